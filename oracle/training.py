@@ -28,9 +28,8 @@ from recipe_core.estimates.columns.training import (
     TrainingCases,
     TrainingSetting,
 )
-from recipe_core.estimates.training.activations import BYTES, boundary_bytes
+from recipe_core.estimates.training.activations import BYTES, FP32_LOSS, boundary_bytes
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes
-from recipe_core.estimates.training.loss_pieces import FP32_LOSS
 from recipe_core.estimates.training.memory import PARTS, parameters_by_stage
 from recipe_core.estimates.training.peak_memory import hsdp_groups
 from recipe_core.estimates.training.stages import stage_layer_counts

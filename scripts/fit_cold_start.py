@@ -33,7 +33,11 @@ from recipe_core.calibration.validation.cold_starts import (
     predict_start,
     source_half,
 )
-from recipe_core.estimates.measured.starts import PUBLISHED_STARTS, MeasuredStart, published_starts
+from recipe_core.estimates.measured.starts import (
+    PUBLISHED_STARTS,
+    MeasuredStart,
+    published_starts,
+)
 from recipe_core.estimates.serving.cold_start import kernels_of
 from recipe_core.estimates.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
 from recipe_core.hardware.cluster import device_profile

@@ -185,7 +185,12 @@ class BandFile(DataRow):
                 return self._by_key[key]
         return self._by_key[(metric, *(None for _ in KEYS))]
 
-    def covariance(self, metrics: Sequence[str], sigmas: Sequence[float]) -> Float:
+    def errors(self, metrics: Sequence[str], bands: Sequence[Band]) -> tuple[Float, Float]:
+        """Covariances of the common and of the independent part of the errors of some figures."""
+        common = self._covariance(metrics, [band.common for band in bands])
+        return common, self._covariance(metrics, [band.independent for band in bands])
+
+    def _covariance(self, metrics: Sequence[str], sigmas: Sequence[float]) -> Float:
         """Covariances of the errors of some figures with these standard deviations."""
         corr = np.array(
             [
@@ -239,6 +244,8 @@ def better_score(
         return np.asarray(np.where(sigma > 0, gain / sigma, certain))
 
 
-def normal_probability(scores: Float) -> list[float]:
-    """The standard normal distribution function of some scores."""
-    return [0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()]
+def normal_probability(scores: Float) -> Float:
+    """The standard normal distribution at every score; each different one is computed once."""
+    different, places = np.unique(scores, return_inverse=True)
+    chances = [0.5 * math.erfc(-score / math.sqrt(2)) for score in different.tolist()]
+    return np.array(chances)[places]

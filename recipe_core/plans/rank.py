@@ -186,7 +186,7 @@ def beats(table: PlanTable, rows: Sequence[int] | Int, beside: int) -> list[floa
     common cancel. None where only one of the two has a price, and cost is a goal.
     """
     index = np.asarray(rows, dtype=np.int64)
-    chances = normal_probability(_better_scores(table, index, beside))
+    chances = normal_probability(_better_scores(table, index, beside)).tolist()
     comparable = _alike_priced(table, index, beside).tolist()
     return [chance if alike else None for chance, alike in zip(chances, comparable, strict=True)]
 
@@ -211,7 +211,7 @@ def beats_elsewhere(
         (ranking.errors(setting), ranking.errors(setting_beside)),
         shared=ranking.software(setting) == ranking.software(setting_beside),
     )
-    return normal_probability(score)[0]
+    return float(normal_probability(score)[0])
 
 
 def count_ties(table: PlanTable) -> int:

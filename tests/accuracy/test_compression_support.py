@@ -14,7 +14,7 @@ from recipe_core.accuracy.runners import VOID, families, family_of, hardware_gro
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.runs import published_runs
-from recipe_core.estimates.rules.applied_formats import weights_refusal
+from recipe_core.estimates.serving.accuracy import weights_refusal
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_settings import requested_engine, serving_setting

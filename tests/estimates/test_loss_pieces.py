@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from recipe_core.estimates.columns.training import RECOMPUTE
-from recipe_core.estimates.training.loss_pieces import (
+from recipe_core.estimates.training.activations import (
     head_gradient_bytes,
     head_products,
     hidden_gradient_bytes,

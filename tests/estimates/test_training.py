@@ -10,8 +10,8 @@ from oracle.training import fsdp_traffic
 from recipe_core.base.units import GIB
 from recipe_core.estimates.columns.training import SCHEDULES, training_cases
 from recipe_core.estimates.training.activations import in_flight, layer_bytes
-from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.memory import training_memory
+from recipe_core.estimates.training.phases import decide_loss_chunks
 from recipe_core.estimates.training.run import goodput, interval_s
 from recipe_core.estimates.training.schedule import bubble_micro_batches, training_step_parts
 from recipe_core.estimates.training.stages import stage_layer_counts

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from recipe_core.accuracy.published import Retained
-from recipe_core.estimates.rules.applied_formats import ROUNDED, applied_techniques
 from recipe_core.estimates.serving import accuracy
-from recipe_core.estimates.serving.accuracy import accuracy_of
+from recipe_core.estimates.serving.accuracy import ROUNDED, accuracy_of, applied_techniques
 from recipe_core.models.variants import base_checkpoint, stored_as
 from recipe_core.plans.alternatives import find_alternatives
 from recipe_core.plans.evaluation import band_ends

@@ -286,7 +286,7 @@ def count_comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.
             np.abs(estimated), np.ones((len(estimated), 1)), unit_scale, (error, error), shared=True
         )
         better = 0.5 + 0.5 * np.sign(estimated) * np.sign(measured)
-        outcomes += zip(normal_probability(scores), better.tolist(), strict=True)
+        outcomes += zip(normal_probability(scores).tolist(), better.tolist(), strict=True)
     table = pd.DataFrame(outcomes, columns=["probability", "better"])
     places = np.searchsorted(BINS[1:-1], table.probability, side="right")
     out = table.groupby(places).agg(

@@ -11,11 +11,11 @@ from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.spec import titles_on
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, no_such_cache
 from recipe_core.estimates.rules import placement
-from recipe_core.estimates.rules.applied_formats import weight_only_technique, weights_refusal
 from recipe_core.estimates.rules.kernels import Known, kernel_support_of, untuned_support
 from recipe_core.estimates.rules.kv_offload import offload_rules
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.widths import indivisible_refusal, width_rules
+from recipe_core.estimates.serving.accuracy import weight_only_technique, weights_refusal
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import CompressedAttention, GroupedAttention, LatentAttention, MoeMlp

@@ -87,9 +87,7 @@ def _bands_of(values: tuple[tuple[str, str], ...], spread: float) -> dict[str, B
 def serving_errors(setting: Setting) -> tuple[Float, Float]:
     """Covariances of the common and of the independent part of the errors of ``METRICS``."""
     by_metric = bands_of(setting)
-    of_metrics = [by_metric[metric] for metric in METRICS]
-    common = serving_bands().covariance(METRICS, [of.common for of in of_metrics])
-    return common, serving_bands().covariance(METRICS, [of.independent for of in of_metrics])
+    return serving_bands().errors(METRICS, [by_metric[metric] for metric in METRICS])
 
 
 def serving_uncertainty(setting: Setting, column: str) -> Uncertain | None:

@@ -25,11 +25,11 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.estimates.serving.pools import Pools
 from recipe_core.estimates.serving.rates import Serving
+from recipe_core.estimates.serving.simulate import TimeScales
 
 STEPS, PROMPTS, EITHER = range(3)
 
@@ -84,18 +84,15 @@ def time_factor(shares: TimeShares, scales: Scales) -> Float:
 
 
 @dataclass(frozen=True, slots=True)
-class Corrected(Columns):
+class Corrected(TimeScales):
     """What scales made of an estimate: factors on its figures, and what they rest on.
 
-    ``latency``: on that of a request. ``rate``: on rates, of the simulation too.
+    ``latency``: on that of a request.
     ``width_shares``: what runs leave of the half-width of a figure's band on a log scale.
     """
 
     scales: Scales
-    ttft: Float
-    tpot: Float
     latency: Float
-    rate: Float
     width_shares: dict[str, Float]
 
     def basis(self, figure: str, case: int) -> str | None:
@@ -155,7 +152,7 @@ def correct_serving(
     width_shares["output_tokens_per_s_per_gpu"] = width_shares["output_tokens_per_s"]
     with np.errstate(invalid="ignore"):
         ttft, latency = ttft_s / served.ttft_s, latency_s / served.request_latency_s
-    return scaled, Corrected(scales, ttft, scales.steps, latency, rate, width_shares)
+    return scaled, Corrected(ttft, scales.steps, rate, scales, latency, width_shares)
 
 
 def correct_pools(pools: Pools, corrected: Corrected) -> Pools:

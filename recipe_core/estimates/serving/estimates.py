@@ -42,7 +42,6 @@ from recipe_core.estimates.serving.simulate import (
     TYPICAL,
     Simulation,
     Spread,
-    TimeScales,
     simulate_serving,
 )
 from recipe_core.estimates.serving.starts import (
@@ -97,10 +96,9 @@ class Estimates(Judged["ServingEstimate"]):
             return self
         cases, time_scales = self.cases.take(rows), None
         if self.corrected is not None:
-            changed = self.corrected.take(rows)
-            time_scales = TimeScales(changed.ttft, changed.tpot, changed.rate)
+            time_scales = self.corrected.take(rows)
             if self.setting.mode == "open":  # as slow as solved: see ``corrections``
-                cases = replace(cases, load=cases.load / changed.rate)
+                cases = replace(cases, load=cases.load / time_scales.rate)
         ran = simulate_serving(
             self.setting,
             cases,

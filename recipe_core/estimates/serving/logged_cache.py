@@ -1,4 +1,4 @@
-"""What an engine logs of its cache when it starts, by its own rule, beside what the cache holds.
+"""What an estimate says of caches: what they hold, find, and what an engine logs of its own.
 
 vLLM's "Maximum concurrency" divides its pool by a request of the longest context with the tokens
 that steps in flight may hold in its windows: it charges every request for them, although they are
@@ -12,6 +12,7 @@ size was that of blocks shared out evenly to the groups of layers (``_report_kv_
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +27,65 @@ from recipe_core.estimates.serving.cache import (
 )
 from recipe_core.estimates.serving.cache_blocks import Grouped
 from recipe_core.estimates.serving.memory import Memory
+
+if TYPE_CHECKING:
+    from recipe_core.estimates.serving.estimates import Estimates
+
+
+def held_notes(setting: Setting, cases: Cases) -> Iterator[list[str]]:
+    """How often each token's cache is held, where tp is more than there are KV heads."""
+    cached = [
+        a
+        for layer, _ in setting.model.kinds
+        if (a := layer.attention) is not None and a.kv_values_per_head
+    ]
+    heads = max((a.kv_heads for a in cached), default=0)
+    heads_text = "1 KV head" if heads == 1 else f"{heads} KV heads"
+    for tp in cases.tp.tolist():
+        yield (
+            [f"Each cached token is held {tp // heads} times: {heads_text} over tp {tp}."]
+            if heads and tp // heads > 1
+            else []
+        )
+
+
+def cache_notes(e: Estimates) -> Iterator[list[str]]:
+    """Sentences on the share that each case finds, and where; none without reuse."""
+    cached, offload = e.cached, e.setting.offload
+    if cached is None:
+        yield from ([] for _ in range(len(e)))
+        return
+    shared = _about_host(e)
+    if e.setting.reuse is None:
+        shared.append(
+            "Without workload.prefix_reuse, tiers below the devices find nothing: only what they "
+            "cost is counted."
+        )
+        yield from (list(shared) for _ in range(len(e)))
+        return
+    device = cached.device
+    columns = (device.seen_tokens, device.hit, cached.hit)
+    for free_tokens, device_hit, total_hit in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        whose = "all replicas" if e.setting.reuse.affinity else "a replica"
+        out = [
+            f"The cache of {whose} has {free_tokens:,.0f} tokens free for reuse: "
+            f"{device_hit:.0%} found."
+        ]
+        if offload is not None and cached.tiers:
+            names = " and ".join(cached.tiers)
+            out.append(f"With {names}, {total_hit:.0%} of the prompts' tokens are found.")
+        yield [*out, *shared]
+
+
+def _about_host(e: Estimates) -> list[str]:
+    """That the host's memory is unknown, where blocks go there."""
+    node = e.setting.cluster.device.node
+    if e.setting.offload is None or node.host_memory_bytes is not None:
+        return []
+    return ["The profile does not state the host's memory: check that it holds the blocks."]
+
 
 # The first release of vLLM whose size in tokens follows from its number of requests (vllm#40691).
 COUNTED_RIGHT = "0.21.0"

@@ -31,7 +31,6 @@ from recipe_core.estimates.serving.cache import (
     shared_blocks,
     shares_blocks,
 )
-from recipe_core.estimates.serving.host_layers import host_weight_bytes
 from recipe_core.estimates.serving.towers import (
     Held,
     capture_shortfall,
@@ -44,6 +43,7 @@ from recipe_core.estimates.serving.weights import (
     adapter_bytes,
     draft_layer,
     draft_weight_bytes,
+    host_weight_bytes,
     layer_weight_bytes,
     stage_layer_bounds,
     vocabulary_bytes,

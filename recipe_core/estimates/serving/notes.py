@@ -18,14 +18,13 @@ from recipe_core.base.units import gib, seconds_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
 from recipe_core.estimates.serving.cache import assumed_layout
-from recipe_core.estimates.serving.cache_notes import cache_notes, held_notes
 from recipe_core.estimates.serving.continuous_batching import (
     decode_step,
     idle_step,
     prompt_chunks,
     prompt_step,
 )
-from recipe_core.estimates.serving.logged_cache import logged_notes
+from recipe_core.estimates.serving.logged_cache import cache_notes, held_notes, logged_notes
 from recipe_core.estimates.serving.memory import Memory, has_collectives
 from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit

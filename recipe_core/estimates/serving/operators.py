@@ -33,10 +33,14 @@ from recipe_core.estimates.roofline import experts_s, operator_s
 from recipe_core.estimates.rules.kernels import untuned_time
 from recipe_core.estimates.rules.own_options import NONE
 from recipe_core.estimates.serving.cache import kv_token_bytes, request_state_bytes
-from recipe_core.estimates.serving.host_layers import host_layers_s
 from recipe_core.estimates.serving.routing import crowding, distinct_experts
 from recipe_core.estimates.serving.towers import encoding_s
-from recipe_core.estimates.serving.weights import adapter_bytes, expert_ranks, padded_vocabulary
+from recipe_core.estimates.serving.weights import (
+    adapter_bytes,
+    expert_ranks,
+    host_layers_s,
+    padded_vocabulary,
+)
 from recipe_core.hardware.cluster import host_speed
 from recipe_core.hardware.host import link_rates
 from recipe_core.hardware.profile import Family

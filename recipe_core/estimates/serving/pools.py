@@ -29,6 +29,7 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.network import send_s
 from recipe_core.estimates.serving.cache import Counted, context_bytes
 from recipe_core.estimates.serving.continuous_batching import (
+    Flow,
     decode_step,
     prompt_chunks,
     prompts_a_step,
@@ -36,7 +37,13 @@ from recipe_core.estimates.serving.continuous_batching import (
 )
 from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.estimates.serving.operators import Parts, Step, total
-from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit, to_client
+from recipe_core.estimates.serving.rates import (
+    Serving,
+    active_replicas,
+    flow_serving,
+    resident_limit,
+    to_client,
+)
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.estimates.serving.weights import draft_layer
 
@@ -294,19 +301,15 @@ def _pools_serving(line: _Line, state: _State, highest_per_s: Float, limit: Floa
         name: seconds / tokens_per_step(cases.draft_tokens, cases.acceptance)
         for name, seconds in state.step.items()
     }
-    ttft_s, tpot_s = total(prefill), total(decode)
-    return Serving(
-        ttft_s=ttft_s,
-        tpot_s=tpot_s,
-        request_latency_s=ttft_s + (cases.output_tokens - 1) * tpot_s,
-        output_tokens_per_s=state.requests_per_s * cases.output_tokens,
+    unstable = cases.load >= highest_per_s if mode == "open" else None
+    flow = Flow(
         resident=state.decoding,
-        unstable=cases.load >= highest_per_s
-        if mode == "open"
-        else np.zeros(len(cases), dtype=bool),
+        decoding=state.decoding,
+        requests_per_s=state.requests_per_s,
         decode=decode,
         prefill=prefill,
-        decoding=state.decoding,
-        step_s=total(state.step),
-        prompt_s=np.zeros(len(cases)),  # prompts ride on no decode step
+        step_s=step_s,
+        prompt_s=zero,  # prompts ride on no decode step
+        full_step_s=step_s,
     )
+    return flow_serving(cases, flow, prefill, state.requests_per_s, unstable)

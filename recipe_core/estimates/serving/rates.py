@@ -88,7 +88,7 @@ def solve_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
     if setting.mode == "offline":
         waiting = waiting / 2  # the queue drains: on average a request has seen half of it
     prefill = {**flow.prefill, "engine_queue": waiting / flow.requests_per_s}
-    served = _flow_serving(cases, flow, prefill, replicas * flow.requests_per_s)
+    served = flow_serving(cases, flow, prefill, replicas * flow.requests_per_s)
     return to_client(setting, cases, served)
 
 
@@ -134,9 +134,10 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
     )
 
 
-def _flow_serving(
+def flow_serving(
     cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
 ) -> Serving:
+    """How a flow through each replica serves, with ``prefill`` as clients see it."""
     ttft_s, tpot_s = total(prefill), flow.tpot_s
     return Serving(
         ttft_s=ttft_s,
@@ -220,7 +221,7 @@ def _serve_open_loop(setting: Setting, cases: Cases, limit: Float) -> Serving:
     arriving = cases.load / cases.replicas
     capacity, flow = arriving_flow(setting, cases, limit)
     requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
-    return _flow_serving(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
+    return flow_serving(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
 
 
 def _serve_static_batch(setting: Setting, cases: Cases) -> Serving:
@@ -236,4 +237,4 @@ def _serve_static_batch(setting: Setting, cases: Cases) -> Serving:
     latency = ttft_s + (cases.output_tokens - 1) * tpot_s
     step_s, rate = tpot_s * yields, batch / latency
     flow = Flow(batch, batch, rate, decode, prefill, step_s, ttft_s / batch, step_s)
-    return _flow_serving(cases, flow, prefill, replicas * flow.requests_per_s)
+    return flow_serving(cases, flow, prefill, replicas * flow.requests_per_s)

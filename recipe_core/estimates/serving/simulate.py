@@ -74,7 +74,7 @@ class Simulation(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class TimeScales:
+class TimeScales(Columns):
     """Factors on the times and rates of a simulation, one number per case."""
 
     ttft: Float

@@ -20,6 +20,7 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_shipped
 from recipe_core.base.units import chance_text, gib
+from recipe_core.estimates.bands import normal_probability
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kernels import kernel_support_of
 from recipe_core.estimates.rules.widths import unknown_cuts, unproven_blocks
@@ -146,12 +147,12 @@ def claim_probability(setting: Setting, shares: Float) -> Float:
     reported_bytes = device.told_memory_bytes
     if device.unified:
         free = device.usable_memory_bytes - reported_bytes * shares
-        return _normal(free / (errors.unified * reported_bytes))
+        return normal_probability(free / (errors.unified * reported_bytes))
     if device.runtime not in errors.held:  # nobody told; on one MI300X all of it was free
         return np.where(shares > FREE_UNTOLD, errors.unknown, 1.0)
     unclaimed, driver_use = reported_bytes * np.maximum(1 - shares, 0), errors.held[device.runtime]
     median = driver_use.bytes + driver_use.share * reported_bytes
-    return _normal(np.log(np.maximum(unclaimed, 1.0) / median) / driver_use.spread)
+    return normal_probability(np.log(np.maximum(unclaimed, 1.0) / median) / driver_use.spread)
 
 
 def fullest_share(setting: Setting, probability: float) -> float:
@@ -186,13 +187,6 @@ def claim_doubt(setting: Setting, share: float) -> list[str]:
     """The sentence that a claim is uncertain; none where it is surely free, or surely not."""
     chance = claim_probability(setting, np.array([share]))
     return [claim_text(setting, share)] if bool(is_serving_uncertain(chance)[0]) else []
-
-
-def _normal(score: Float) -> Float:
-    """The standard normal distribution at every score; each different one is computed once."""
-    scores, places = np.unique(score, return_inverse=True)
-    chances = [0.5 * math.erfc(-z / math.sqrt(2)) for z in scores.tolist()]
-    return np.array(chances)[places]
 
 
 def kernel_probability(setting: Setting) -> float:

@@ -14,7 +14,6 @@ from recipe_core.estimates.columns.rollout import Sampling
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.rules.refusal import Judged, Refusal
 from recipe_core.estimates.rules.training_rules import in_phase, training_refusals
-from recipe_core.estimates.training.loss_chunks import decide_loss_chunks
 from recipe_core.estimates.training.memory import Memory
 from recipe_core.estimates.training.operators import (
     flops_per_token,
@@ -23,6 +22,7 @@ from recipe_core.estimates.training.operators import (
 )
 from recipe_core.estimates.training.phases import (
     PhaseEstimates,
+    decide_loss_chunks,
     estimate_phases,
     estimate_steps,
     waiting_s,

@@ -10,15 +10,15 @@ the last stage. Fragmentation is a share of what is allocated and freed within a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
-from recipe_core.estimates.columns.columns import Columns
+from recipe_core.estimates.columns.columns import Columns, map_columns
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, training_cases
-from recipe_core.estimates.training.activations import BYTES, in_flight
+from recipe_core.estimates.training.activations import BYTES, in_flight, is_eager, logits_at_once
 from recipe_core.estimates.training.communicators import process_usable_bytes
 from recipe_core.estimates.training.frozen_base import (
     adapter_sizes,
@@ -28,7 +28,6 @@ from recipe_core.estimates.training.frozen_base import (
     split_ranks,
     weight_bytes,
 )
-from recipe_core.estimates.training.loss_pieces import is_eager, logits_at_once
 from recipe_core.estimates.training.optimizer_states import (
     offload_states,
     optimizer_state_bytes,
@@ -82,7 +81,7 @@ class Memory(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class RankParameters:
+class RankParameters(Columns):
     """Parameters on one rank before states are sharded, of shape (cases, stages).
 
     vocabulary: those of embedding and head.
@@ -92,9 +91,6 @@ class RankParameters:
     experts: Float
     vocabulary: Float
     adapters: Float
-
-
-RANK_PARTS = tuple(part.name for part in fields(RankParameters))
 
 
 def layer_parameters(
@@ -142,7 +138,7 @@ def parameters_by_stage(setting: TrainingSetting, cases: TrainingCases) -> RankP
         table * (first + heads + looked_up),
         adapters,
     )
-    return replace(rank, **{name: with_mirror(cases, getattr(rank, name)) for name in RANK_PARTS})
+    return map_columns(partial(with_mirror, cases), rank)
 
 
 def prediction_parameters(setting: TrainingSetting, cases: TrainingCases) -> Float:

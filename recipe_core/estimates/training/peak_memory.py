@@ -26,20 +26,18 @@ from recipe_core.estimates.training.activations import (
     BYTES,
     NORM_UPCAST,
     boundary_bytes,
+    head_gradient_bytes,
+    hidden_gradient_bytes,
     in_flight,
+    in_pieces,
+    is_eager,
     layer_bytes,
+    logit_bytes,
     mlp_bytes,
     on_device,
     saved_bytes,
 )
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes, matrix_bytes
-from recipe_core.estimates.training.loss_pieces import (
-    head_gradient_bytes,
-    hidden_gradient_bytes,
-    in_pieces,
-    is_eager,
-    logit_bytes,
-)
 from recipe_core.estimates.training.unsharded_peak import working_bytes
 
 # Share of what the block saved that is gone when all its weights have gradients; the other half are

@@ -19,7 +19,7 @@ from recipe_core.estimates.prediction import (
     number_rows,
     positive_rows,
 )
-from recipe_core.estimates.training.loss_pieces import pieces_text
+from recipe_core.estimates.training.activations import pieces_text
 from recipe_core.estimates.training.memory import PARTS
 from recipe_core.estimates.training.results import (
     Reinforced,

@@ -72,9 +72,8 @@ def _metric_band(setting: TrainingSetting, metric: str) -> Band:
 
 def training_errors(setting: TrainingSetting) -> tuple[Float, Float]:
     """Covariances of the common and of the independent part of the errors of ``METRICS``."""
-    of_metrics = [training_band(setting, metric) for metric in METRICS]
-    common = training_bands().covariance(METRICS, [of.common for of in of_metrics])
-    return common, training_bands().covariance(METRICS, [of.independent for of in of_metrics])
+    bands = [training_band(setting, metric) for metric in METRICS]
+    return training_bands().errors(METRICS, bands)
 
 
 def training_uncertainty(setting: TrainingSetting, column: str) -> Uncertain | None:
@@ -136,7 +135,7 @@ def training_start_probability(
     """
     factors = training_band(setting, "peak_memory_bytes").factors
     some = np.maximum(usable_bytes, 1.0)
-    fits = np.array(normal_probability(scores_below(factors, some / peak_bytes)))
+    fits = normal_probability(scores_below(factors, some / peak_bytes))
     fits = np.where(usable_bytes > 0, fits, 0.0)
     return fits if setting.cluster.device.announced is None else fits * start_errors().unknown
 

@@ -22,9 +22,14 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.ledger import fold_factors
 from recipe_core.estimates.network import all_gather_s, rank_group
 from recipe_core.estimates.roofline import operator_s
-from recipe_core.estimates.training.activations import BYTES, recomputed_modules, recomputed_share
+from recipe_core.estimates.training.activations import (
+    BYTES,
+    head_products,
+    logit_bytes,
+    recomputed_modules,
+    recomputed_share,
+)
 from recipe_core.estimates.training.frozen_base import dequantize_s
-from recipe_core.estimates.training.loss_pieces import head_products, logit_bytes
 from recipe_core.estimates.training.operators import (
     elementwise_s,
     expert_work,

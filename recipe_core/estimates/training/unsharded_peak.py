@@ -19,18 +19,16 @@ from recipe_core.estimates.training.activations import (
     BYTES,
     MLP_PARTS,
     boundary_bytes,
+    head_gradient_bytes,
+    hidden_gradient_bytes,
     in_flight,
+    is_eager,
     kept_bytes,
     layer_bytes,
+    logit_bytes,
     mlp_bytes,
     on_device,
     saved_bytes,
-)
-from recipe_core.estimates.training.loss_pieces import (
-    head_gradient_bytes,
-    hidden_gradient_bytes,
-    is_eager,
-    logit_bytes,
 )
 from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.models.spec import Attention, GroupedAttention, Layer, LinearAttention
