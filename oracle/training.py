@@ -30,9 +30,9 @@ from recipe_core.estimates.columns.training import (
 )
 from recipe_core.estimates.training.activations import BYTES, FP32_LOSS, boundary_bytes
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes
-from recipe_core.estimates.training.memory import PARTS, parameters_by_stage
+from recipe_core.estimates.training.memory import PARTS
 from recipe_core.estimates.training.peak_memory import hsdp_groups
-from recipe_core.estimates.training.stages import stage_layer_counts
+from recipe_core.estimates.training.stages import parameters_by_stage, stage_layer_counts
 
 if TYPE_CHECKING:
     from recipe_core.estimates.training.estimates import TrainingEstimates

@@ -167,11 +167,16 @@ def build_estimates(
     ]
 
 
-def number_rows(columns: Mapping[Any, Float], count: int) -> list[dict[Any, float]]:
-    """The numbers of each row by the names of their columns."""
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    named_rows = [dict(zip(columns, numbers, strict=True)) for numbers in rows]
-    return named_rows if columns else [{} for _ in range(count)]
+def named_rows(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]:
+    """What each row has, by the names of the columns."""
+    for values in zip(*columns.values(), strict=True):
+        yield dict(zip(columns, values, strict=True))
+
+
+def number_rows(columns: Mapping[str, Float], count: int) -> list[dict[str, float]]:
+    """The same of arrays, of which there may be none."""
+    lists = {name: column.tolist() for name, column in columns.items()}
+    return [*named_rows(lists)] if columns else [{} for _ in range(count)]
 
 
 def positive_rows(columns: Mapping[str, Float], count: int) -> list[dict[str, float]]:

@@ -6,9 +6,10 @@ import pytest
 from oracle.training import fsdp_traffic
 from recipe_core.estimates.columns.training import RECOMPUTE
 from recipe_core.estimates.training.frozen_base import dequantize_s, frozen_base_bytes
-from recipe_core.estimates.training.memory import parameters_by_stage, training_memory
+from recipe_core.estimates.training.memory import training_memory
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes, update_bytes
 from recipe_core.estimates.training.schedule import training_step_parts
+from recipe_core.estimates.training.stages import parameters_by_stage
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.training_settings import training_settings
 from tests.fixtures.rows import over, table

@@ -11,11 +11,10 @@ from recipe_core.base.units import GIB
 from recipe_core.estimates.columns.training import SCHEDULES, training_cases
 from recipe_core.estimates.training.activations import in_flight, layer_bytes
 from recipe_core.estimates.training.memory import training_memory
-from recipe_core.estimates.training.phases import decide_loss_chunks
+from recipe_core.estimates.training.phases import decide_loss_chunks, elastic_nodes, next_smaller
 from recipe_core.estimates.training.run import goodput, interval_s
 from recipe_core.estimates.training.schedule import bubble_micro_batches, training_step_parts
 from recipe_core.estimates.training.stages import stage_layer_counts
-from recipe_core.estimates.training.time_limits import elastic_nodes, next_smaller
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import front_of_columns

@@ -142,12 +142,10 @@ class _Path:
 
 
 def _tier_paths(
-    setting: Setting, offload: Offload, connector: KvWay, cases: Cases
+    offload: Offload, cases: Cases, blocks: _Blocks, link_s: Float
 ) -> dict[Tier, _Path]:
-    """Ways from every tier, with rates of the link and of stores."""
-    blocks, zero = token_bytes(setting, cases), np.zeros(len(cases))
-    to_device, _ = link_rates(setting.cluster.device)
-    link_s = blocks.device_bytes / (to_device * connector.link_share)
+    """Ways from every tier, over a link that takes ``link_s`` a token, with rates of stores."""
+    zero = np.zeros(len(cases))
     out: dict[Tier, _Path] = {"host": _Path(link_s, 0.0, zero, zero)}
     devices = (cases.tp * cases.pp).astype(float)
     nodes = np.ceil(devices / cases.per_node)
@@ -170,9 +168,10 @@ def _tier_paths(
     return out
 
 
-def _tier_capacities(setting: Setting, offload: Offload, cases: Cases) -> dict[Tier, Float]:
+def _tier_capacities(
+    setting: Setting, offload: Offload, cases: Cases, blocks: _Blocks
+) -> dict[Tier, Float]:
     """Tokens that each tier holds, as a server or as all servers see it (one per case)."""
-    blocks = token_bytes(setting, cases)
     together = setting.reuse is not None and setting.reuse.affinity
     copies = cases.replicas if together else np.ones(len(cases))
     out: dict[Tier, Float] = {}
@@ -217,12 +216,12 @@ class Tiers:
 
     def __init__(self, setting: Setting, offload: Offload, connector: KvWay, cases: Cases) -> None:
         self.setting, self.offload, self.connector, self.cases = setting, offload, connector, cases
-        self.paths = _tier_paths(setting, offload, connector, cases)
-        self.capacities = _tier_capacities(setting, offload, cases)
-        blocks = token_bytes(setting, cases)
-        self.device_bytes = blocks.device_bytes
-        _, back = link_rates(setting.cluster.device)
-        self.save_s = blocks.device_bytes / (back * connector.link_share)
+        self.blocks = token_bytes(setting, cases)
+        there, back = link_rates(setting.cluster.device)
+        link_s = self.blocks.device_bytes / (there * connector.link_share)
+        self.paths = _tier_paths(offload, cases, self.blocks, link_s)
+        self.capacities = _tier_capacities(setting, offload, cases, self.blocks)
+        self.save_s = self.blocks.device_bytes / (back * connector.link_share)
 
     def added(self, device: DeviceCache) -> dict[Tier, Float]:
         """Share of prompt tokens that each tier finds beyond those above it."""
@@ -256,13 +255,12 @@ class Tiers:
             written_share = self._kept(hit, added, rate.per_s * path.store_save_s)
             hit_added = added * written_share
             tokens = hit_added * self.cases.input_tokens
-            out[tier] = self._one(tier, hit_added, written_share, rate)
             with_it = replace(self.cases, prefix_hit=hit + hit_added)
             without = replace(self.cases, prefix_hit=hit)
             hit = hit + hit_added
-            out[tier] = replace(
-                out[tier], recompute_s_per_token=self._recompute(with_it, without, tokens)
-            )
+            recompute_s = self._recompute(with_it, without, tokens)
+            use = self._one(tier, hit_added, written_share, rate)
+            out[tier] = replace(use, recompute_s_per_token=recompute_s)
         return out, hit
 
     def _kept(self, hit: Float, added: Float, token_s: Float) -> Float:
@@ -279,7 +277,7 @@ class Tiers:
 
     def _one(self, tier: Tier, hit_added: Float, written_share: Float, rate: _Rate) -> TierUse:
         path, tokens = self.paths[tier], hit_added * self.cases.input_tokens
-        server_bytes = self.device_bytes * self.cases.tp * self.cases.pp
+        server_bytes = self.blocks.device_bytes * self.cases.tp * self.cases.pp
         servers = self.cases.replicas
         zero = np.zeros(len(self.cases))
         return TierUse(
@@ -327,8 +325,7 @@ class Tiers:
         return prefix_cache, self._costs(uses, hit, waits_s, saved_s)
 
     def _written(self, tier: Tier, use: TierUse, tokens_per_s: Float) -> TierUse:
-        blocks = token_bytes(self.setting, self.cases)
-        bytes_per_token = blocks.server_bytes if tier == "host" else blocks.stored_bytes
+        bytes_per_token = self.blocks.server_bytes if tier == "host" else self.blocks.stored_bytes
         return replace(use, write_bytes_per_s=tokens_per_s * use.written_share * bytes_per_token)
 
     def _costs(

@@ -278,6 +278,14 @@ def _kernel_s(
     return seconds if time == 1 else fold_factors(time * seconds)
 
 
+def _elementwise_s(
+    setting: Setting, flops: Float, moved_bytes: Float, kernels: float, label: str
+) -> Float:
+    """Seconds of elementwise work on activations, which no engine has a kernel of its own for."""
+    device, dtype = setting.cluster.device, setting.model.dtype
+    return operator_s(device, "elementwise", dtype, flops, moved_bytes, kernels, label=label)
+
+
 def _kernel_time(setting: Setting, kernel: Kernel, stored_dtype: str = "any") -> float:
     """Time of the engine's kernel over that of the device's profile."""
     architecture = setting.cluster.device.architecture
@@ -322,15 +330,8 @@ def _surrounding_parts(
     parts = {"all_reduce": blocks * reduce_s}
     if layer.streams > 1:
         parts["hyper_connections"] = blocks * _hyper_connection(setting, rows, layer)
-    parts["norms"] = operator_s(
-        setting.cluster.device,
-        "elementwise",
-        setting.model.dtype,
-        values,
-        moved,
-        2.0 * blocks,
-        label="Norms, residuals, activations",
-    )
+    label = "Norms, residuals, activations"
+    parts["norms"] = _elementwise_s(setting, values, moved, 2.0 * blocks, label)
     return parts
 
 
@@ -346,10 +347,7 @@ def _hyper_connection(setting: Setting, rows: Float, layer: Layer) -> Float:
     inputs, outputs = float(layer.streams * hidden), float(layer.stream_weights)
     weigh = _matmul(setting, "norm", rows, inputs, outputs, "Stream weights")
     mixed, moved = rows * (extra + layer.streams**2) * hidden, rows * extra * hidden * b
-    device, dtype = setting.cluster.device, setting.model.dtype
-    return weigh + operator_s(
-        device, "elementwise", dtype, 2 * mixed, moved, 2.0, label="Mix of streams"
-    )
+    return weigh + _elementwise_s(setting, 2 * mixed, moved, 2.0, "Mix of streams")
 
 
 def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attention) -> Parts:
@@ -494,7 +492,7 @@ def _compressed_attention(
 
     Entries are all of them, or those that the indexer selects.
     """
-    b, device, dtype = setting.activation_bytes, setting.cluster.device, setting.model.dtype
+    b, dtype = setting.activation_bytes, setting.model.dtype
     wide = a.heads / cases.tp * 2 * a.head_dim
     entry_bytes = a.entry_bytes(bytes_per_value(setting.kv_dtype))
     pairs = step.prefill_tokens * _attended_tokens(a, step.prefill_context)
@@ -510,8 +508,8 @@ def _compressed_attention(
         per_token = a.state_values_per_token + a.index_state_values_per_token
         values = step.rows * (1 + a.series) * per_token
         moved = values * STATE_VALUE_BYTES
-        parts["compressor"] = operator_s(
-            device, "elementwise", dtype, 4 * values, moved, 2.0 * a.series, label="Compressor"
+        parts["compressor"] = _elementwise_s(
+            setting, 4 * values, moved, 2.0 * a.series, "Compressor"
         )
     if a.index_heads:
         parts["indexer"] = fold_factors(
@@ -555,9 +553,7 @@ def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention
     """
     state, values = request_state_bytes(setting, a, cases.tp), a.state_values / cases.tp
     moved = 2 * state * (step.sequences + np.minimum(step.prefill_tokens, 1.0))
-    device, dtype = setting.cluster.device, setting.model.dtype
-    flops = 4 * step.rows * values
-    return operator_s(device, "elementwise", dtype, flops, moved, 2.0, label="Update of the state")
+    return _elementwise_s(setting, 4 * step.rows * values, moved, 2.0, "Update of the state")
 
 
 def _expert_parts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Parts:
@@ -642,21 +638,14 @@ def _token_exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) 
 
 def _end_parts(setting: Setting, cases: Cases, step: Step, tp: Group, reduce_s: Float) -> Parts:
     """Embedding, head, and the hand-over between pipeline stages."""
-    hidden, b, dtype = setting.model.hidden, setting.activation_bytes, setting.model.dtype
+    hidden, b = setting.model.hidden, setting.activation_bytes
     vocabulary = padded_vocabulary(setting.model.vocabulary) / cases.tp
     rows_bytes = hidden * b * step.rows
     islands = rank_group(setting.cluster, cases, cases.tp * cases.pp).remote
     crossed = np.minimum(islands, cases.pp) - 1  # stage boundaries that are between islands
     across = crossed / np.maximum(cases.pp - 1, 1)
     hand_over = send_s(setting.cluster, across, rows_bytes / cases.tp)
-    lookup = operator_s(
-        setting.cluster.device,
-        "elementwise",
-        dtype,
-        np.zeros(1),
-        2 * rows_bytes,
-        label="Embedding lookup",
-    )
+    lookup = _elementwise_s(setting, np.zeros(1), 2 * rows_bytes, 1.0, "Embedding lookup")
     parts = {"embedding": lookup + reduce_s, "pipeline": (cases.pp - 1) * hand_over}
     if setting.model.generates:  # a vector or a score needs no logits
         logits = all_gather_s(setting.cluster, tp, vocabulary * cases.tp * b * step.sampled)

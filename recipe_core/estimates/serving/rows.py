@@ -19,6 +19,7 @@ from recipe_core.estimates.prediction import (
     all_figures,
     build_estimates,
     build_parts,
+    named_rows,
     number_rows,
     positive_rows,
 )
@@ -150,8 +151,7 @@ def _running_case_parts(
     elif explained:  # the steps of two pools are of two kinds
         causes = causes_of_times(e.setting, e.cases, e.serving)
         columns["causes_s"] = _time_parts(Causes, causes["decode"], causes["prefill"], len(e))
-    for values in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values, strict=True))
+    yield from named_rows(columns)
 
 
 def _serving_intervals(

@@ -25,6 +25,7 @@ from recipe_core.estimates.training.phases import (
     decide_loss_chunks,
     estimate_phases,
     estimate_steps,
+    time_rules,
     waiting_s,
 )
 from recipe_core.estimates.training.reinforcement import (
@@ -43,7 +44,6 @@ from recipe_core.estimates.training.starts import (
     training_doubt_text,
     training_start_probability,
 )
-from recipe_core.estimates.training.time_limits import time_rules
 from recipe_core.models.tensors import compute_dtype
 
 if TYPE_CHECKING:

@@ -5,7 +5,9 @@ and the fp32 master copy over the ranks of a shard, stage 2 gradients too, stage
 What a layer needs unsharded while it is computed is the ``gathered`` part: the current unit, the
 prefetched one, and a unit's gradient before it is scattered; without such units 16-bit gradients
 before they are added. Activations: `activations`. The loss needs ``loss_bytes`` for each logit on
-the last stage. Fragmentation is a share of what is allocated and freed within a step.
+the last stage. Fragmentation is a share of what is allocated and freed within a step. Beside what
+torch counts each group of ranks has a communicator with buffers of its own (NCCL, issues 864 and
+964); those of the first group are in ``context_bytes``.
 """
 
 from __future__ import annotations
@@ -16,16 +18,13 @@ from functools import partial
 import numpy as np
 
 from recipe_core.base.arrays import Float, add
-from recipe_core.estimates.columns.columns import Columns, map_columns
+from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting, training_cases
 from recipe_core.estimates.training.activations import BYTES, in_flight, is_eager, logits_at_once
-from recipe_core.estimates.training.communicators import process_usable_bytes
 from recipe_core.estimates.training.frozen_base import (
-    adapter_sizes,
     buffer_bytes,
     gathered_weight_bytes,
     matrix_bytes,
-    split_ranks,
     weight_bytes,
 )
 from recipe_core.estimates.training.optimizer_states import (
@@ -34,9 +33,15 @@ from recipe_core.estimates.training.optimizer_states import (
     table_state_bytes,
 )
 from recipe_core.estimates.training.peak_memory import Stage, fullest_moment
-from recipe_core.estimates.training.stages import by_length, stage_layer_counts, with_mirror
+from recipe_core.estimates.training.stages import (
+    RankParameters,
+    by_length,
+    layer_parameters,
+    parameters_by_stage,
+    stage_layer_counts,
+    with_mirror,
+)
 from recipe_core.estimates.training.unsharded_peak import loss_or_layer, offloaded_activations
-from recipe_core.models.spec import Layer
 
 # Parts of a device's memory, as a person calls them.
 MEMORY_TITLES = {
@@ -78,77 +83,6 @@ class Memory(Columns):
     def stages_of(self, i: int) -> Float:
         """All parts together by stage, of one case."""
         return add(part[i] for part in self.parts.values())
-
-
-@dataclass(frozen=True, slots=True)
-class RankParameters(Columns):
-    """Parameters on one rank before states are sharded, of shape (cases, stages).
-
-    vocabulary: those of embedding and head.
-    """
-
-    dense: Float
-    experts: Float
-    vocabulary: Float
-    adapters: Float
-
-
-def layer_parameters(
-    setting: TrainingSetting, cases: TrainingCases, layer: Layer
-) -> tuple[Float, Float]:
-    """Dense and expert parameters of a layer on one rank (one of each per case)."""
-    dense = experts = np.zeros(len(cases))
-    for item in layer.tensors(setting.model.hidden):
-        share = item.numel / split_ranks(cases, item)
-        if item.shard == "experts":
-            experts = experts + share
-        else:
-            dense = dense + share
-    return dense, experts
-
-
-def parameters_by_stage(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
-    """Parameters of each stage on one rank, of shape (cases, stages).
-
-    A tied head is copied where it is on another stage than the embedding. So is the embedding on
-    the last stage for multi-token prediction, unless a pipeline that is fed from both ends has
-    both there (arXiv:2412.19437, section 3.2.3).
-    """
-    model = setting.model
-    count, first, last = stage_layer_counts(setting, cases)
-    layers = [
-        ((*layer_parameters(setting, cases, kind), adapter_sizes(setting, cases, kind)), n)
-        for kind, n in model.kinds
-    ]
-    dense, experts, adapters = (
-        add(sizes[k] * n for sizes, n in layers)[:, None] * count / len(model.layers)
-        for k in range(3)
-    )
-    extras = [item.numel / split_ranks(cases, item) for item in model.extras] or [
-        np.zeros(len(cases))
-    ]
-    table = (model.vocabulary * model.hidden / cases.tp)[:, None]
-    heads = last * ~((first > 0) & model.tied_embeddings)
-    apart = (first == 0) & ~cases.has("dualpipe")[:, None] & ~np.asarray(model.tied_embeddings)
-    looked_up = last * apart * (setting.mtp_layers > 0)
-    ahead = setting.mtp_layers * prediction_parameters(setting, cases)[:, None]
-    rank = RankParameters(
-        dense + first * add(extras)[:, None] + last * (model.hidden + ahead),
-        experts,
-        table * (first + heads + looked_up),
-        adapters,
-    )
-    return map_columns(partial(with_mirror, cases), rank)
-
-
-def prediction_parameters(setting: TrainingSetting, cases: TrainingCases) -> Float:
-    """Parameters of multi-token prediction beside its layer, on one rank (one per case).
-
-    The projection of a hidden state with an embedding, 2h × h, and three norms (arXiv:2412.19437,
-    equation 21).
-    """
-    hidden = setting.model.hidden
-    return np.asarray(2 * hidden * hidden / cases.tp + 3 * hidden)
 
 
 def _gathered_bytes(setting: TrainingSetting, cases: TrainingCases, rank: RankParameters) -> Float:
@@ -403,3 +337,27 @@ def _reserve_bytes(
 
 # The ZeRO stage from which a state is divided.
 _STAGES = {"parameters": 3, "gradients": 2, "optimizer": 1, "master": 1}
+
+
+# Communicators
+
+# Runtimes whose library (NCCL, RCCL) keeps buffers on the device.
+_LIBRARIES = ("cuda", "rocm")
+
+
+def communicator_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Bytes of the communicators of a rank beside its first (one per case).
+
+    Groups: tensor, pipeline, context and expert parallelism, and replicas.
+    """
+    kinds = (cases.tp, cases.pp, cases.cp, cases.ep, cases.replicas)
+    groups = np.sum([np.asarray(ranks) > 1 for ranks in kinds], axis=0)
+    buffered = setting.cluster.device.runtime in _LIBRARIES
+    each_bytes = setting.calibration.communicator_bytes.value if buffered else 0.0
+    return np.asarray(each_bytes * np.maximum(groups - 1, 0), dtype=float)
+
+
+def process_usable_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Bytes of a device that its process's tensors can have (one per case)."""
+    outside = setting.calibration.context_bytes.value + communicator_bytes(setting, cases)
+    return np.asarray(setting.cluster.device.usable_memory_bytes - outside)

@@ -16,11 +16,13 @@ from recipe_core.estimates.prediction import (
     all_figures,
     build_estimates,
     build_parts,
+    named_rows,
     number_rows,
     positive_rows,
 )
 from recipe_core.estimates.training.activations import pieces_text
 from recipe_core.estimates.training.memory import PARTS
+from recipe_core.estimates.training.phases import elastic_nodes
 from recipe_core.estimates.training.results import (
     Reinforced,
     RunShares,
@@ -35,7 +37,6 @@ from recipe_core.estimates.training.results import (
     TrainingStage,
 )
 from recipe_core.estimates.training.starts import training_band
-from recipe_core.estimates.training.time_limits import elastic_nodes
 from recipe_core.models.spec import DRAFTS_UNCOUNTED
 
 if TYPE_CHECKING:
@@ -103,8 +104,7 @@ def _running_job_parts(e: TrainingEstimates) -> Iterator[dict[str, Any]]:
         "basis": [dict.fromkeys(of_row, "computed") | price for of_row in intervals],
         "breakdown_s": build_parts(StepParts, step=positive_rows(e.parts, len(e))),
     }
-    for values in zip(*columns.values(), strict=True):
-        yield dict(zip(columns, values, strict=True))
+    yield from named_rows(columns)
 
 
 def _step_figures(e: TrainingEstimates) -> list[TrainingFigures]:

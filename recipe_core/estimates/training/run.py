@@ -3,7 +3,7 @@
 Checkpoints are written every T seconds with T = sqrt(2 · stall · mean time between failures) (Young
 1974); Daly's second-order terms (Daly 2006) matter little where failures are rare. Training stalls
 while a checkpoint is written or, where it is written in the background, while it is copied to the
-host. T is at most half a day, and shorter where a start has a time limit (``time_limits.py``).
+host. T is at most half a day, and shorter where a start has a time limit (``phases.py``).
 Goodput is the share of time that steps take,
 
     ended / (1 + slow + evaluation) / (1 + stall/T) / (1 + (down + T/2 + behind) / MTBF)
@@ -28,9 +28,10 @@ from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.training import Failures, TrainingCases, TrainingSetting
 from recipe_core.estimates.training.memory import adapter_parameters
 from recipe_core.estimates.training.optimizer_states import optimizer_state_bytes
-from recipe_core.estimates.training.phases import PhaseEstimates, evaluation_s
-from recipe_core.estimates.training.time_limits import (
+from recipe_core.estimates.training.phases import (
+    PhaseEstimates,
     end_rate,
+    evaluation_s,
     longest_interval_s,
     lost_share,
     next_smaller,

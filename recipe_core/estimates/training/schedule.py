@@ -14,13 +14,15 @@ from recipe_core.estimates.network import all_gather_s, all_reduce_s, rank_group
 from recipe_core.estimates.training.activations import BYTES
 from recipe_core.estimates.training.frozen_base import gathered_weight_bytes
 from recipe_core.estimates.training.frozen_base import launched_s as dequantize_launch_s
-from recipe_core.estimates.training.memory import (
-    RankParameters,
-    parameters_by_stage,
-    stored_parameters,
-)
+from recipe_core.estimates.training.memory import stored_parameters
 from recipe_core.estimates.training.optimizer_states import copied_s, update_s
-from recipe_core.estimates.training.stages import by_length, stage_layer_counts, with_mirror
+from recipe_core.estimates.training.stages import (
+    RankParameters,
+    by_length,
+    parameters_by_stage,
+    stage_layer_counts,
+    with_mirror,
+)
 from recipe_core.estimates.training.steps import Parts, Work, ends_work, layer_work, recomputed_s
 from recipe_core.estimates.training.unsharded_peak import offloaded_activations
 from recipe_core.models.spec import MoeMlp

@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds.
+"""Which layers a pipeline stage holds, and their parameters on a rank.
 
 ``even``: the same number of layers in each, the first ones take the remainder. ``reserved``: where
 layers do not fill the chunks but layers and both ends do, embedding and loss count as a layer each
@@ -11,12 +11,16 @@ first stages hold more layers than last ones. With several chunks a stage, ``cos
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.estimates.columns.columns import Columns, map_columns
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.models.spec import MoeMlp
+from recipe_core.estimates.training.frozen_base import adapter_sizes, split_ranks
+from recipe_core.models.spec import Layer, MoeMlp
 
 
 def stage_layer_counts(
@@ -94,3 +98,77 @@ def _head_layers(setting: TrainingSetting) -> float:
                 active = layer.mlp.top_k / layer.mlp.experts
             per_layer += n * tensor.numel * active
     return model.vocabulary * model.hidden * len(model.layers) / per_layer
+
+
+# Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class RankParameters(Columns):
+    """Parameters on one rank before states are sharded, of shape (cases, stages).
+
+    vocabulary: those of embedding and head.
+    """
+
+    dense: Float
+    experts: Float
+    vocabulary: Float
+    adapters: Float
+
+
+def layer_parameters(
+    setting: TrainingSetting, cases: TrainingCases, layer: Layer
+) -> tuple[Float, Float]:
+    """Dense and expert parameters of a layer on one rank (one of each per case)."""
+    dense = experts = np.zeros(len(cases))
+    for item in layer.tensors(setting.model.hidden):
+        share = item.numel / split_ranks(cases, item)
+        if item.shard == "experts":
+            experts = experts + share
+        else:
+            dense = dense + share
+    return dense, experts
+
+
+def parameters_by_stage(setting: TrainingSetting, cases: TrainingCases) -> RankParameters:
+    """Parameters of each stage on one rank, of shape (cases, stages).
+
+    A tied head is copied where it is on another stage than the embedding. So is the embedding on
+    the last stage for multi-token prediction, unless a pipeline that is fed from both ends has
+    both there (arXiv:2412.19437, section 3.2.3).
+    """
+    model = setting.model
+    count, first, last = stage_layer_counts(setting, cases)
+    layers = [
+        ((*layer_parameters(setting, cases, kind), adapter_sizes(setting, cases, kind)), n)
+        for kind, n in model.kinds
+    ]
+    dense, experts, adapters = (
+        add(sizes[k] * n for sizes, n in layers)[:, None] * count / len(model.layers)
+        for k in range(3)
+    )
+    extras = [item.numel / split_ranks(cases, item) for item in model.extras] or [
+        np.zeros(len(cases))
+    ]
+    table = (model.vocabulary * model.hidden / cases.tp)[:, None]
+    heads = last * ~((first > 0) & model.tied_embeddings)
+    apart = (first == 0) & ~cases.has("dualpipe")[:, None] & ~np.asarray(model.tied_embeddings)
+    looked_up = last * apart * (setting.mtp_layers > 0)
+    ahead = setting.mtp_layers * prediction_parameters(setting, cases)[:, None]
+    rank = RankParameters(
+        dense + first * add(extras)[:, None] + last * (model.hidden + ahead),
+        experts,
+        table * (first + heads + looked_up),
+        adapters,
+    )
+    return map_columns(partial(with_mirror, cases), rank)
+
+
+def prediction_parameters(setting: TrainingSetting, cases: TrainingCases) -> Float:
+    """Parameters of multi-token prediction beside its layer, on one rank (one per case).
+
+    The projection of a hidden state with an embedding, 2h × h, and three norms (arXiv:2412.19437,
+    equation 21).
+    """
+    hidden = setting.model.hidden
+    return np.asarray(2 * hidden * hidden / cases.tp + 3 * hidden)

@@ -23,10 +23,10 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.training.estimates import TrainingEstimates
 from recipe_core.estimates.training.memory import training_memory
 from recipe_core.estimates.training.operators import flops_per_token
+from recipe_core.estimates.training.phases import elastic_nodes
 from recipe_core.estimates.training.reinforcement import at_longest
 from recipe_core.estimates.training.stages import stage_layer_counts
 from recipe_core.estimates.training.starts import memory_rule
-from recipe_core.estimates.training.time_limits import elastic_nodes
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.training.sources import RAY_NODE, reward_files
 from recipe_core.models.spec import Attention, MoeMlp

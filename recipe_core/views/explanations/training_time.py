@@ -15,7 +15,7 @@ from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, Sum, only_number, recorded_sums, recording
 from recipe_core.estimates.training.estimates import TrainingEstimates
-from recipe_core.estimates.training.memory import parameters_by_stage, stored_parameters
+from recipe_core.estimates.training.memory import stored_parameters
 from recipe_core.estimates.training.optimizer_states import copied_s
 from recipe_core.estimates.training.reinforcement import Reinforcement, at_mean, work_batches
 from recipe_core.estimates.training.results import PHASE_TITLES, STEP_TITLES
@@ -25,6 +25,7 @@ from recipe_core.estimates.training.schedule import (
     parts_of_length,
     training_step_parts,
 )
+from recipe_core.estimates.training.stages import parameters_by_stage
 from recipe_core.plans.plan import Plan
 from recipe_core.views.explanations.operators import (
     Constant,
