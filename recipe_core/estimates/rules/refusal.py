@@ -30,6 +30,12 @@ class Refusal:
         return Refusal(self.code, self.broken[rows], lambda i: self.say(int(rows[i])))
 
 
+def indivisible_refusal(code: str, broken: Bool, subject: str, **degrees: Int) -> Refusal:
+    """That the ranks of a degree, which is named, cannot cut something evenly."""
+    ((name, ranks),) = degrees.items()
+    return Refusal(code, broken, lambda i: f"{subject} not divisible by {name} {ranks[i]}")
+
+
 class Judged(Columns, Generic[Result]):
     """Estimates of many cases, with the rules that refuse some of them."""
 

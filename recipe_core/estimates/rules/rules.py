@@ -13,8 +13,8 @@ from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, no_such_
 from recipe_core.estimates.rules import placement
 from recipe_core.estimates.rules.kernels import Known, kernel_support_of, untuned_support
 from recipe_core.estimates.rules.kv_offload import offload_rules
-from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.estimates.rules.widths import indivisible_refusal, width_rules
+from recipe_core.estimates.rules.refusal import Refusal, indivisible_refusal
+from recipe_core.estimates.rules.widths import width_rules
 from recipe_core.estimates.serving.accuracy import weight_only_technique, weights_refusal
 from recipe_core.hardware.cluster import no_kernels
 from recipe_core.hardware.profile import Device
@@ -259,12 +259,12 @@ def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     mixers = [a for layer, _ in model.kinds if (a := layer.attention) is not None]
     for heads, kv_heads in sorted({(a.heads, a.kv_heads) for a in mixers}):
         divisible = heads % cases.tp == 0
-        yield indivisible_refusal("heads", ~divisible, f"{heads} attention heads are", cases)
+        yield indivisible_refusal("heads", ~divisible, f"{heads} attention heads are", tp=cases.tp)
         yield _kv_head_rule(kv_heads, divisible, cases)
     groups = min((a.o_groups for a in mixers if isinstance(a, CompressedAttention)), default=None)
     if groups:
         yield indivisible_refusal(
-            "output-groups", groups % cases.tp != 0, f"{groups} output groups are", cases
+            "output-groups", groups % cases.tp != 0, f"{groups} output groups are", tp=cases.tp
         )
     layers = len(model.layers)
     yield Refusal(

@@ -16,7 +16,7 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_code,
 )
-from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.rules.refusal import Refusal, indivisible_refusal
 from recipe_core.models.spec import MoeMlp
 from recipe_core.request.phases import Phase
 
@@ -70,16 +70,10 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         (a.heads for layer, _ in model.kinds if (a := layer.attention) is not None), default=0
     )
     if heads:
-        yield Refusal(
-            "heads",
-            heads % cases.tp != 0,
-            lambda i: f"{heads} attention heads are not divisible by tp {cases.tp[i]}",
-        )
-    yield Refusal(
-        "hidden",
-        model.hidden % cases.tp != 0,
-        lambda i: f"hidden size {model.hidden} is not divisible by tp {cases.tp[i]}",
-    )
+        subject = f"{heads} attention heads are"
+        yield indivisible_refusal("heads", heads % cases.tp != 0, subject, tp=cases.tp)
+    subject = f"hidden size {model.hidden} is"
+    yield indivisible_refusal("hidden", model.hidden % cases.tp != 0, subject, tp=cases.tp)
     width = min(
         (
             m.intermediate
@@ -89,11 +83,8 @@ def _model_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         default=0,
     )
     if width:
-        yield Refusal(
-            "width",
-            width % cases.tp != 0,
-            lambda i: f"feed-forward width {width} is not divisible by tp {cases.tp[i]}",
-        )
+        subject = f"feed-forward width {width} is"
+        yield indivisible_refusal("width", width % cases.tp != 0, subject, tp=cases.tp)
     yield from _stage_rules(setting, cases)
     yield from _expert_rank_rules(setting, cases)
 
@@ -131,11 +122,8 @@ def _expert_rank_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterat
         )
         return
     ranks = cases.tp * cases.cp * cases.dp
-    yield Refusal(
-        "experts",
-        moe.experts % cases.ep != 0,
-        lambda i: f"{moe.experts} experts are not divisible by ep {cases.ep[i]}",
-    )
+    subject = f"{moe.experts} experts are"
+    yield indivisible_refusal("experts", moe.experts % cases.ep != 0, subject, ep=cases.ep)
     yield Refusal(
         "expert-ranks",
         ranks % cases.ep != 0,

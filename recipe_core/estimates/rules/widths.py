@@ -11,7 +11,7 @@ from recipe_core.base.arrays import Bool
 from recipe_core.engines.support import Answer
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kernels import replies_on_cuts
-from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.estimates.rules.refusal import Refusal, indivisible_refusal
 from recipe_core.models.spec import GroupedAttention, Layer, MoeMlp, Role, Stored
 
 # What goes into the projection after the heads.
@@ -20,11 +20,6 @@ OUTPUT = "attention output"
 FINEST_BLOCK = 32
 # What holds of cut blocks where nobody asked the engine.
 _BLOCK = Answer("no")
-
-
-def indivisible_refusal(code: str, broken: Bool, subject: str, cases: Cases) -> Refusal:
-    """That tensor parallelism cannot cut something evenly."""
-    return Refusal(code, broken, lambda i: f"{subject} not divisible by tp {cases.tp[i]}")
 
 
 def width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
@@ -40,7 +35,7 @@ def width_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     for (name, width), formats in _by_width(setting, cases):
         uneven = np.any([cut for _, cut in formats], axis=0) & (width % cases.tp != 0)
         if name != OUTPUT:  # whose heads have a rule of their own
-            yield indivisible_refusal("width", uneven, f"the {name} width {width} is", cases)
+            yield indivisible_refusal("width", uneven, f"the {name} width {width} is", tp=cases.tp)
         for stored, cut in formats if proven else ():
             if stored and _scale_inputs(stored):
                 yield _cut_refusal(
