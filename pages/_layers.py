@@ -52,7 +52,7 @@ def draw_layers(spec: ModelSpec) -> None:
     """The table beside the bars."""
     load_pages()  # the first page can be drawn before these are there
     from recipe_core.views.catalog import model_view
-    from recipe_core.views.charts import parameter_bars
+    from recipe_core.views.charts.parts import parameter_bars
 
     left, right = st.columns(2, gap="large")
     with left:

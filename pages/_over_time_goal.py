@@ -18,7 +18,7 @@ from recipe_core.request.metrics import limits_by_name, timed_limits
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.presets import TimeLimits, published_time_limits
 from recipe_core.scaling.scenario import start_of
-from recipe_core.views import charts
+from recipe_core.views.charts.policies import start_phases
 from recipe_core.views.glossary import term_help
 from recipe_core.views.over_time import start_savings, start_sentence, time_limits_text
 
@@ -169,7 +169,7 @@ def draw_start_phases(start: Mapping[str, Any]) -> None:
     """The phases of a start, and what shortens it."""
     st.markdown(common.escape(start_sentence(start)))
     st.plotly_chart(
-        charts.start_phases(start, dark=common.dark()),
+        start_phases(start, dark=common.dark()),
         key="over-time-start-chart",
         alt="Phases of a cold start, in seconds from the order of a replica",
     )

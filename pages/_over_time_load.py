@@ -18,8 +18,8 @@ from recipe_core.request.edit import range_of
 from recipe_core.request.link import START_LOADS
 from recipe_core.request.over_time import DAY_S, HOUR_S, MOST_RATES, OverTime
 from recipe_core.scaling.traces.loads import Load, build_load, shape_names
-from recipe_core.views import charts
 from recipe_core.views import traces as views
+from recipe_core.views.charts.over_time import hours_of_week, rates_over_time
 from recipe_core.views.over_time import week_time
 
 START_SHAPE = "azure-conversation"
@@ -273,14 +273,14 @@ def draw_load_charts() -> None:
     tabs = st.tabs(names if load.span_s > DAY_S else names[:1], key="over-time-load")
     with tabs[0]:
         st.plotly_chart(
-            charts.rates_over_time(rates, load.interval_s, load.start_hour, dark=dark),
+            rates_over_time(rates, load.interval_s, load.start_hour, dark=dark),
             key="over-time-rates-chart",
             alt=f"Requests per second through {long_duration(load.span_s)}",
         )
     for tab in tabs[1:]:
         with tab:
             st.plotly_chart(
-                charts.hours_of_week(rates, load.interval_s, load.start_hour, dark=dark),
+                hours_of_week(rates, load.interval_s, load.start_hour, dark=dark),
                 key="over-time-week-chart",
                 alt="Mean requests per second by day of the week and hour",
             )

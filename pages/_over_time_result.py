@@ -16,8 +16,15 @@ from recipe_core.request.metrics import column_metric
 from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.result import PolicyAnswer
 from recipe_core.scaling.summary import simulated_of
-from recipe_core.views import charts
 from recipe_core.views import over_time as view
+from recipe_core.views.charts.over_time import (
+    first_tokens,
+    load_and_capacity,
+    money_so_far,
+    replicas_over_time,
+    within_limits,
+)
+from recipe_core.views.charts.policies import cost_against_share, policy_costs
 from recipe_core.views.columns import styled
 
 Json = Mapping[str, Any]
@@ -25,27 +32,27 @@ Drawn = Callable[..., Any]
 CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
     "capacity": (
         "Load and capacity",
-        charts.load_and_capacity,
+        load_and_capacity,
         "Requests per second that arrive, and what the ready replicas serve within the limits",
     ),
     "replicas": (
         "Replicas",
-        charts.replicas_over_time,
+        replicas_over_time,
         "Replicas that are ready and that start, and how many the policy wants",
     ),
     "first": (
         column_metric("ttft_s").title,
-        charts.first_tokens,
+        first_tokens,
         f"Mean {column_metric('ttft_s').label}, with its limit",
     ),
     "share": (
         "Requests within the limits",
-        charts.within_limits,
+        within_limits,
         "Share of the requests of each interval that kept the limits, with the wanted share",
     ),
     "cost": (
         "Cost so far",
-        charts.money_so_far,
+        money_so_far,
         "What the policy and both bounds have cost since the load began",
     ),
 }
@@ -126,14 +133,14 @@ def draw_policy_charts(answer: Json, selected_name: str) -> None:
     with left:
         st.markdown("**Cost of each policy**")
         st.plotly_chart(
-            charts.policy_costs(answer, selected_name, dark=dark),
+            policy_costs(answer, selected_name, dark=dark),
             key="over-time-costs",
             alt="Cost of each policy, with both bounds as lines",
         )
     with right:
         st.markdown("**Cost against requests within the limits**")
         st.plotly_chart(
-            charts.cost_against_share(answer, selected_name, dark=dark),
+            cost_against_share(answer, selected_name, dark=dark),
             key="over-time-tradeoff",
             alt="Cost of each policy and bound against the share of requests within the limits",
         )

@@ -13,8 +13,13 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.request.over_time import OverTime
 from recipe_core.scaling.traces.loads import shape_names
 from recipe_core.scaling.traces.trace import Trace
-from recipe_core.views import charts
-from recipe_core.views.charts.trace import alt_text
+from recipe_core.views.charts.over_time import (
+    alt_text,
+    arrival_gaps,
+    hits_by_cache,
+    lengths_density,
+    requests_over_time,
+)
 from recipe_core.views.traces import TraceLook, look_at_trace, shape_title, trace_rows
 
 MOST_MB = 16
@@ -83,19 +88,19 @@ def draw_trace_look(look: TraceLook) -> None:
 def trace_figures(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
     """Figures of the trace with what they show, by their titles."""
     load, dark = look.load, common.dark()
-    views = {"Rate of the trace": (charts.requests_over_time(load, dark=dark), alt_text(load))}
+    views = {"Rate of the trace": (requests_over_time(load, dark=dark), alt_text(load))}
     if isinstance(load, Trace):
         views["Lengths"] = (
-            charts.lengths_density(load, dark=dark),
+            lengths_density(load, dark=dark),
             "How many requests have which lengths of prompt and answer",
         )
         views["Gaps"] = (
-            charts.arrival_gaps(load, dark=dark),
+            arrival_gaps(load, dark=dark),
             "How many gaps between requests are longer, beside a Poisson process",
         )
     if hit := look.facts.get("prefix_hit"):
         views["Prefix reuse"] = (
-            charts.hits_by_cache(hit, dark=dark),
+            hits_by_cache(hit, dark=dark),
             "Share of prompt tokens found in prefix caches of each size",
         )
     return views

@@ -17,8 +17,9 @@ from recipe_core.base.documented import description_of
 from recipe_core.request.edit import range_of
 from recipe_core.request.first_error import first_error
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
-from recipe_core.views import charts, size_text
+from recipe_core.views import size_text
 from recipe_core.views import size_view as view
+from recipe_core.views.charts.size import growth_costs, owned_or_rented
 
 Json = Mapping[str, Any]
 MODELS = {
@@ -155,7 +156,7 @@ def draw_growth(answer: Json, row: Json) -> None:
     ]
     st.markdown(common.escape(" ".join(sentences)))
     st.plotly_chart(
-        charts.growth_costs(answer, view.key(row), dark=common.dark()),
+        growth_costs(answer, view.key(row), dark=common.dark()),
         key="size-growth-chart",
         alt="Cost of each month by device while the load grows",
     )
@@ -182,7 +183,7 @@ def draw_purchase(_: Json, row: Json) -> None:
     st.markdown(common.escape(" ".join(sentences)))
     if "rented" in row["purchase"]:
         st.plotly_chart(
-            charts.owned_or_rented(row["purchase"], dark=common.dark()),
+            owned_or_rented(row["purchase"], dark=common.dark()),
             key="size-purchase-chart",
             alt="What owning and renting have cost until the end of each month",
         )

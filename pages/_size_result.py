@@ -15,8 +15,15 @@ from recipe_core.request.edit import change
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.open_hardware import take_size_row
 from recipe_core.request.size import SizeRequest
-from recipe_core.views import charts, columns
+from recipe_core.views import columns
 from recipe_core.views import size_view as view
+from recipe_core.views.charts.size import (
+    axes_of,
+    confidence_curves,
+    cost_against,
+    cost_bars,
+    limit_of,
+)
 
 Json = Mapping[str, Any]
 
@@ -173,7 +180,7 @@ def draw_refused_devices(answer: Json) -> None:
 def draw_sizing_charts(answer: Json, request: SizeRequest, row: Json) -> None:
     """Cost by device or against a limit, confidence by count; only the open one is drawn."""
     limited = any(device_row["confidence"] is not None for device_row in answer["devices"])
-    axes = charts.axes_of(answer)
+    axes = axes_of(answer)
     views = {"Cost": lambda: draw_cost_bars(answer, row)}
     if axes:
         views["Cost against a limit"] = lambda: draw_cost_against(answer, request, row, axes)
@@ -189,7 +196,7 @@ def draw_sizing_charts(answer: Json, request: SizeRequest, row: Json) -> None:
 def draw_cost_bars(answer: Json, row: Json) -> None:
     """Cost of a month by device."""
     st.plotly_chart(
-        charts.cost_bars(answer, view.key(row), dark=common.dark()),
+        cost_bars(answer, view.key(row), dark=common.dark()),
         key="size-costs",
         alt=f"Cost of a month of {len(answer['devices'])} devices",
     )
@@ -210,11 +217,11 @@ def draw_cost_against(answer: Json, request: SizeRequest, row: Json, axes: list[
         )
     axis = axis or axes[0]
     st.plotly_chart(
-        charts.cost_against(
+        cost_against(
             answer,
             axis,
             view.key(row),
-            limit=getattr(request.objective.limits, charts.limit_of(axis).name),
+            limit=getattr(request.objective.limits, limit_of(axis).name),
             dark=common.dark(),
         ),
         key="size-against",
@@ -226,7 +233,7 @@ def draw_cost_against(answer: Json, request: SizeRequest, row: Json, axes: list[
 def draw_confidence_curves(answer: Json, request: SizeRequest, row: Json) -> None:
     """Confidence against the number of devices."""
     st.plotly_chart(
-        charts.confidence_curves(
+        confidence_curves(
             answer, view.key(row), confidence=request.objective.confidence, dark=common.dark()
         ),
         key="size-confidence",

@@ -23,7 +23,7 @@ from recipe_core.recipe.comparison import OtherEngine, other_engines
 from recipe_core.request.link import link_omissions
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.by_hand import TITLES, node_commands, read_addresses, target_uses
-from recipe_core.views import columns, overview, snippets
+from recipe_core.views import columns, exports, overview
 from recipe_core.views.estimates import figure_rows
 
 BY_HAND = "by hand"
@@ -293,24 +293,24 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
         widgets.code(f"{address}?{urlencode(common.screen_link_query())}")
     with cli:
         st.caption("With the request saved as request.yaml:")
-        widgets.code("\n".join(snippets.command_line(parameters, name)))
+        widgets.code("\n".join(exports.command_line(parameters, name)))
     with curl:
         st.caption("Download this bundle from the API on this port:")
-        widgets.code(snippets.build_request_curl(base, request, parameters, name))
+        widgets.code(exports.build_request_curl(base, request, parameters, name))
     with python:
         st.caption("The same with Python's standard library:")
-        widgets.code(snippets.python(base, request, parameters, name))
+        widgets.code(exports.python(base, request, parameters, name))
     with agent:
         st.caption(
             "Agents use the Model Context Protocol, on this server or as a local program. "
             "Client configuration:"
         )
-        widgets.code(snippets.agent(base))
+        widgets.code(exports.agent(base))
         st.caption(
             "The call that builds this bundle. "
             "Its answer lists the files and names the resource with the zip:"
         )
-        widgets.code(snippets.tool_call(request, parameters))
+        widgets.code(exports.tool_call(request, parameters))
 
 
 def draw_bundle_tabs(bundle: Bundle, request: PlanRequest) -> None:

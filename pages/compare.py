@@ -19,8 +19,8 @@ from recipe_core.plans.plan_json import (
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.splits import find_row, is_known, row_reasons, row_request
 from recipe_core.request import split_key
-from recipe_core.views import charts
 from recipe_core.views.charts import front
+from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.glossary import term_help
 from recipe_core.views.plan_words import (
     against_best,
@@ -143,12 +143,10 @@ def draw_scatter(plan: Plan) -> None:
             help="Eight of ten measured runs are expected within the lines at the best tradeoffs",
         )
         pins = list(common.pins())
-        export.chart_menu(
-            "tradeoff", lambda: charts.tradeoff(plan, x, y, pins=pins, by=by, bands=bands)
-        )
+        export.chart_menu("tradeoff", lambda: tradeoff(plan, x, y, pins=pins, by=by, bands=bands))
     measured = " against ".join(plan.measures[name].title.lower() for name in (x, y))
     st.plotly_chart(
-        charts.tradeoff(plan, x, y, pins=pins, by=by, bands=bands, dark=common.dark()),
+        tradeoff(plan, x, y, pins=pins, by=by, bands=bands, dark=common.dark()),
         key="frontier",
         on_select=pin_clicked,
         selection_mode="points",

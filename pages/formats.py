@@ -8,8 +8,8 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.request.describe import request_summary
 from recipe_core.request.metrics import limits_by_name
-from recipe_core.views import charts
 from recipe_core.views import formats as view
+from recipe_core.views.charts.formats import accuracy_against, hidden_count, support_matrix
 from recipe_core.views.columns import styled
 from recipe_core.views.glossary import term_help
 
@@ -122,7 +122,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
         )
         split = chosen_split("formats-chart-split")
     rows, axis = view.shown_techniques(answer), name or view.AXES[0]
-    figure = charts.accuracy_against(
+    figure = accuracy_against(
         rows,
         axis,
         split,
@@ -134,7 +134,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
         key="formats-accuracy",
         alt=f"Accuracy kept by {len(rows)} techniques against {view.figure_metric(axis).title}",
     )
-    hidden = charts.hidden_count(rows, axis, split)
+    hidden = hidden_count(rows, axis, split)
     st.caption(
         "Left is better, up is better. Lines are the ranges in which eight of ten measured "
         "scores are expected."
@@ -232,9 +232,7 @@ def draw_support_matrix(answer: judging.Json) -> None:
     if words:
         st.dataframe(view.matrix_frame(cells), alt=alt)
     else:
-        st.plotly_chart(
-            charts.support_matrix(cells, dark=common.dark()), key="formats-cells", alt=alt
-        )
+        st.plotly_chart(support_matrix(cells, dark=common.dark()), key="formats-cells", alt=alt)
     st.caption(
         common.escape(
             " · ".join(f"{letter} {name}: {view.MEANINGS[name]}" for name, letter in LETTERS)

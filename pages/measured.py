@@ -12,8 +12,13 @@ from recipe_core.calibration.place import calibration_stamp
 from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Overlay
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.views import charts
 from recipe_core.views import measured as view
+from recipe_core.views.charts.measured import (
+    PREDICTED_BY,
+    measured_against,
+    parts_against,
+    ratios_by_group,
+)
 from recipe_core.views.columns import Column, known_columns, styled
 
 MINE, PUBLISHED = "Mine", "Published"
@@ -85,15 +90,15 @@ def draw_measured_charts(compared: RunsCompared) -> None:
         )
         which = st.segmented_control(
             "Predicted by",
-            list(charts.PREDICTED_BY),
+            list(PREDICTED_BY),
             default="corrected",
-            format_func=charts.PREDICTED_BY.__getitem__,
+            format_func=PREDICTED_BY.__getitem__,
             required=True,
             key="measured-which",
         )
     rows = view.rows_of_figure(compared, figure or view.measured_figures(compared)[0])
     st.plotly_chart(
-        charts.measured_against(rows, which or "corrected", dark=common.dark()),
+        measured_against(rows, which or "corrected", dark=common.dark()),
         key="measured-scatter",
         alt=f"{len(rows)} measured values against their predictions, with bands",
     )
@@ -107,7 +112,7 @@ def draw_measured_charts(compared: RunsCompared) -> None:
     )
     groups = [view.GROUPS[group or "Engine version"](row) for row in rows]
     st.plotly_chart(
-        charts.ratios_by_group(rows, groups, dark=common.dark()),
+        ratios_by_group(rows, groups, dark=common.dark()),
         key="measured-ratios",
         alt=f"Measured over predicted by {(group or 'Engine version').lower()}",
     )
@@ -129,7 +134,7 @@ def draw_run_parts(rows: list[ComparedFigure]) -> None:
         help="First the one that is predicted worst",
     )
     st.plotly_chart(
-        charts.parts_against(timed[run or worst], dark=common.dark()),
+        parts_against(timed[run or worst], dark=common.dark()),
         key="measured-parts",
         alt="The parts of the predicted time above the measured time",
     )

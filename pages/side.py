@@ -18,7 +18,8 @@ from recipe_core.request.shelf import (
     rename_on_shelf,
 )
 from recipe_core.targets.by_hand import wrap_typed_words
-from recipe_core.views import charts, side_by_side
+from recipe_core.views import side_by_side
+from recipe_core.views.charts.measured import choice_points
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.side_by_side import NOTHING, Choice, Line
 
@@ -247,7 +248,7 @@ def draw_choice_chart(choices: Sequence[Choice], baseline: int) -> None:
             help="What the camera of the chart saves",
         )
     title = title if title in titles else titles[0]
-    figure = charts.choice_points(choices, title, baseline, dark=common.dark())
+    figure = choice_points(choices, title, baseline, dark=common.dark())
     st.plotly_chart(
         figure,
         key="side-chart",

@@ -163,14 +163,14 @@ def offers_text(offers: Sequence[Offer]) -> str:
 def offer_columns(today: date | None = None) -> list[Column[Offer]]:
     """Price offers: dollars, devices, terms and the doubts about them on a day."""
     return [
-        Column("$/device-hour", lambda offer: offer.usd_per_device_hour, "{:.4g}".format),
-        Column("$/machine-hour", lambda offer: offer.usd_per_machine_hour, "{:.4g}".format),
+        Column("$/device-hour", "usd_per_device_hour", "{:.4g}".format),
+        Column("$/machine-hour", "usd_per_machine_hour", "{:.4g}".format),
         Column("devices", _devices_text),
-        Column("device", lambda offer: offer.device, align="left"),
-        Column("commitment", lambda offer: offer.terms, align="left"),
+        Column("device", "device", align="left"),
+        Column("commitment", "terms", align="left"),
         Column("region", lambda offer: offer.region or "not stated", align="left"),
-        Column("date", lambda offer: offer.date, align="left"),
-        Column("name", lambda offer: offer.name, align="left"),
+        Column("date", "date", align="left"),
+        Column("name", "name", align="left"),
         Column("marks", lambda offer: ", ".join(offer.marks(today)), align="left"),
     ]
 
@@ -202,7 +202,6 @@ def _dtype_support(device: Device) -> dict[str, dict[str, Any]]:
 
 
 def _format_verdicts(device: Device, row: DtypeSupport) -> dict[str, str]:
-    """Verdicts of engines that state one on a format: yes, no, emulated or unknown."""
     writer = {"bitsandbytes nf4": "bitsandbytes", "GGUF": "gguf"}.get(row.encoding or "", "")
     verdicts: dict[str, str] = {}
     for name in engine_names():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -36,7 +36,9 @@ class Column(Generic[Row]):
 
     Attributes:
         title: heads the column, with the unit where ``show`` writes none.
-        get: the value in a row: a number by which tables sort, or a text; None where unknown.
+        source: the value in a row: a number by which tables sort, or a text; None where unknown.
+            A function of the row, or a field's name, of a field in it ``load.mean``; what a
+            mapping lacks is unknown.
         show: the text of a known value.
         align: where texts of a terminal end.
         help: explains the title, on pages.
@@ -45,7 +47,7 @@ class Column(Generic[Row]):
     """
 
     title: str
-    get: Callable[[Row], Any]
+    source: Callable[[Row], Any] | str
     show: Callable[[Any], str] = str
     align: Align = "right"
     help: str = ""
@@ -55,6 +57,16 @@ class Column(Generic[Row]):
     @property
     def key(self) -> str:
         return self.name or self.title
+
+    def get(self, row: Row) -> Any:
+        if callable(self.source):
+            return self.source(row)
+        value: Any = row
+        for name in self.source.split("."):
+            if value is None:
+                break
+            value = value.get(name) if isinstance(value, Mapping) else getattr(value, name)
+        return value
 
     def text(self, row: Row) -> str:
         """The cell of a row."""
@@ -114,7 +126,6 @@ def _head_lines(title: str) -> tuple[str, str]:
 
 
 def _fold(columns: Sequence[Column[Any]], cells: Sequence[Sequence[str]], width: int) -> str:
-    """The same table with cells over several lines."""
     # imported here: rich takes longer than most plans, and only wide tables need it
     from rich.box import SIMPLE
     from rich.console import Console

@@ -168,7 +168,7 @@ def _judgement(answer: Json) -> str:
 
 # Engines of a folder of deployment files.
 FOLDER: tuple[Column[Json], ...] = (
-    Column("File", lambda answer: answer["source"], align="left"),
+    Column("File", "source", align="left"),
     Column("Kind", lambda answer: answer.get("kind") or "", align="left"),
     Column("Engine", lambda answer: (answer.get("engine") or {}).get("name") or "", align="left"),
     Column("Model", _model_text, align="left"),

@@ -37,14 +37,14 @@ def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
     loop = answer.get("reinforcement")
     if not loop:
         return
-    updates = loop["updates"]
-    yield f"phases of a step ({loop['answers']:,} answers, {_counted_noun(updates, 'update')}):"
+    updates = f"{loop['updates']:,} update{'s' * (loop['updates'] > 1)}"
+    yield f"phases of a step ({loop['answers']:,} answers, {updates}):"
     for name, label in PHASE_TITLES.items():
         seconds = loop["phases_s"].get(name, 0.0)
         if seconds > 0:
             yield f"  {label:26} {seconds_text(seconds):>14}{_more(name, loop)}"
     yield (
-        f"rollout: {_counted_noun(loop['rollout_copies'], loop['rollout_engine'])} with tp "
+        f"rollout: {loop['rollout_copies']:,} × {loop['rollout_engine']} with tp "
         f"{loop['rollout_tp']}, {loop['rollout_in_flight']:,.0f} answers in flight each, "
         f"{token_rate_text(loop['rollout_tokens_per_s'])} while full"
     )
@@ -58,7 +58,6 @@ def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _more(name: str, loop: Mapping[str, Any]) -> str:
-    """What to know of a phase behind its time."""
     if name == "rollout" and loop["rollout_tail_s"] > 0:
         return f"   {seconds_text(loop['rollout_tail_s'])} of it for the longest answers alone"
     if name == "weight_sync":
@@ -67,17 +66,9 @@ def _more(name: str, loop: Mapping[str, Any]) -> str:
 
 
 def _offloaded_text(loop: Mapping[str, Any]) -> str:
-    """States that are on the host meanwhile."""
     if not loop["offloaded_bytes"]:
         return ""
     return f"; {gib(loop['offloaded_bytes'])} of states wait in the host's memory"
-
-
-def _counted_noun(number: int, noun: str) -> str:
-    """``1 update``, ``4 updates``; an engine's name has no plural."""
-    if noun == "update":
-        return f"{number:,} {noun}{'s' if number > 1 else ''}"
-    return f"{number:,} × {noun}"
 
 
 # Expected failures below which nobody cares how many.
@@ -92,37 +83,31 @@ _CAN_RUN = {
 # --- figures -------------------------------------------------------------------------------------
 
 
+# A metric, its value where it is known, and the name of its basis.
+Figure = tuple[Metric, float | None, str]
+
+
 def figure_rows(kind: str, estimate: Mapping[str, Any]) -> list[TextRow]:
     """Figures of an estimate with ranges and basis, then money, power and accuracy."""
-    rest = _serving_figures(estimate) if kind == "serving" else _training_figures(estimate)
-    return [*text_rows(kind, estimate), *rest]
+    figures = _serving_figures(estimate) if kind == "serving" else _training_figures(estimate)
+    parts = {"usd_per_hour": estimate["cost"], "watts": estimate["energy"]}
+    hourly = [(column_metric(name), part.get(name), "") for name, part in parts.items()]
+    rows = [
+        metric_row(estimate, metric, value, basis)
+        for metric, value, basis in (*figures, *hourly)
+        if value is not None
+    ]
+    accuracy = estimate.get("accuracy") if kind == "serving" else None
+    return [*text_rows(kind, estimate), *rows, *_retained_accuracy_row(accuracy)]
 
 
-def _figure_row(
-    estimate: Mapping[str, Any],
-    metric: Metric,
-    value: float | None,
-    basis: str = "",
-) -> Iterator[TextRow]:
-    """A figure; none where it is unknown."""
-    if value is not None:
-        yield metric_row(estimate, metric, value, basis)
-
-
-def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+def _serving_figures(estimate: Mapping[str, Any]) -> Iterator[Figure]:
     cost, tokens = estimate["cost"], token_cost_metric(estimate)
     if not is_pooled_estimate(estimate):
         output = column_metric("output_tokens_per_s_per_gpu")
-        yield from _figure_row(estimate, output, estimate["serving"][output.column])
+        yield output, estimate["serving"][output.column], ""
     if cost["usd_per_hour"] is not None:
-        yield from _figure_row(estimate, tokens, cost[tokens.column], "usd_per_hour")
-    yield from _hourly(estimate)
-    yield from _retained_accuracy_row(estimate.get("accuracy"))
-
-
-def _hourly(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
-    for part, name in (("cost", "usd_per_hour"), ("energy", "watts")):
-        yield from _figure_row(estimate, column_metric(name), estimate[part].get(name))
+        yield tokens, cost[tokens.column], "usd_per_hour"
 
 
 def _retained_accuracy_row(accuracy: Mapping[str, Any] | None) -> Iterator[TextRow]:
@@ -137,17 +122,15 @@ def _retained_accuracy_row(accuracy: Mapping[str, Any] | None) -> Iterator[TextR
         yield TextRow(metric.title, value, low, high, names)
 
 
-def _training_figures(estimate: Mapping[str, Any]) -> Iterator[TextRow]:
+def _training_figures(estimate: Mapping[str, Any]) -> Iterator[Figure]:
     run, measures = estimate.get("run") or {}, metrics_of("training")
     # recipes of earlier versions have no HFU, and those without recomputation none of their own
     for name in ("mfu", "hfu"):
-        yield from _figure_row(estimate, measures[name], estimate["training"].get(name))
-    yield from _figure_row(estimate, measures["goodput"], run.get("goodput") or None)
+        yield measures[name], estimate["training"].get(name), ""
+    yield measures["goodput"], run.get("goodput") or None, ""
     if wall_s := run.get("wall_s"):
-        yield from _figure_row(estimate, time_to_finish(wall_s), wall_s)
-    usd_run = estimate["cost"].get("usd")
-    yield from _figure_row(estimate, measures["usd_run"], usd_run, "usd_per_hour")
-    yield from _hourly(estimate)
+        yield time_to_finish(wall_s), wall_s, ""
+    yield measures["usd_run"], estimate["cost"].get("usd"), "usd_per_hour"
 
 
 def range_of_row(row: TextRow) -> str:
@@ -157,10 +140,10 @@ def range_of_row(row: TextRow) -> str:
 
 # Columns of ``figure_rows``.
 FIGURES: list[Column[TextRow]] = [
-    Column("Figure", lambda row: row.label, align="left"),
-    Column("Estimate", lambda row: row.value),
+    Column("Figure", "label", align="left"),
+    Column("Estimate", "value"),
     Column("Likely range", range_of_row),
-    Column("Basis", lambda row: row.basis, align="left"),
+    Column("Basis", "basis", align="left"),
 ]
 
 
@@ -191,9 +174,7 @@ def _used_memory_text(memory: Mapping[str, Any]) -> str:
 
 
 def estimate_text(
-    candidate: Mapping[str, Any],
-    answer: Mapping[str, Any],
-    rows: Iterable[tuple[str, str]] = (),
+    candidate: Mapping[str, Any], answer: Mapping[str, Any], rows: Iterable[tuple[str, str]] = ()
 ) -> str:
     """The estimate of one split for serving or training, with bands.
 
@@ -225,7 +206,6 @@ def _align_figures(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _step_part_lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """The parts of a step, the longest first."""
     yield "parts of a step:"
     parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
     for name, seconds in parts:
@@ -236,7 +216,6 @@ def _step_part_lines(answer: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _whole_run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
-    """The whole run and its phases, what takes its time, failures and checkpoints."""
     lines, phases = [], run.get("phases") or []
     if run["wall_s"]:
         several = f" in {len(phases)} phases" if phases else ""
@@ -262,7 +241,6 @@ def _whole_run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[st
 
 
 def _spares(run: Mapping[str, Any]) -> str:
-    """The probability that a spare node takes over, where nodes stand by."""
     if run.get("spares_suffice") is None:
         return ""
     return f"; a spare takes over with a probability of {chance_text(run['spares_suffice'])}"

@@ -1,15 +1,100 @@
-"""Tables and charts as files to take away."""
+"""Answers to take away: tables and charts as files, and requests as commands and programs."""
 
 from __future__ import annotations
 
+import json
 import re
+from pprint import pformat
 from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
 
+from recipe_core.base import quoting
+from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.style import LIGHT
+
+_PYTHON = """import json
+import urllib.request
+
+body = {body}
+request = urllib.request.Request(
+    {address},
+    data=json.dumps(body).encode(),
+    headers={{"Content-Type": "application/json"}},
+)
+with urllib.request.urlopen(request) as answer, open({file}, "wb") as bundle:
+    bundle.write(answer.read())
+"""
+
+
+def changed_parameters(parameters: Parameters) -> dict[str, Any]:
+    return parameters.model_dump(mode="json", exclude_defaults=True)
+
+
+def body(request: PlanRequest, parameters: Parameters) -> dict[str, Any]:
+    """The body of the API's /build and /recipe: the request, with changed parameters."""
+    values = changed_parameters(parameters)
+    return {"request": request.to_json(), "parameters": values} if values else request.to_json()
+
+
+def build_request_curl(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
+    """A command that stores the bundle; ``base`` is the server's address."""
+    text = json.dumps(body(request, parameters), ensure_ascii=False)
+    words = [
+        "curl",
+        "--fail-with-body",
+        "-sS",
+        f"{base}/api/v1/build",
+        "-H",
+        "Content-Type: application/json",
+        "-d",
+        text,
+    ]
+    return quoting.quote_command([*words, "-o", f"{name}.zip"])
+
+
+def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
+    """A program of the standard library alone that stores the bundle."""
+    values = pformat(body(request, parameters), sort_dicts=False, width=100)
+    return _PYTHON.format(
+        body=values, address=repr(f"{base}/api/v1/build"), file=repr(f"{name}.zip")
+    )
+
+
+def agent(base: str) -> str:
+    """The configuration of an MCP client: this server, and a local program without a server."""
+    servers = {
+        "recipe-builder": {"type": "http", "url": f"{base}/mcp"},
+        "recipe-builder-local": {"command": "recipe", "args": ["mcp"]},
+    }
+    return json.dumps({"mcpServers": servers}, indent=2)
+
+
+def tool_call(request: PlanRequest, parameters: Parameters) -> str:
+    """The message with which an agent asks for the bundle."""
+    call = {"name": "build", "arguments": {"recipe": body(request, parameters)}}
+    return json.dumps(
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call},
+        indent=2,
+        ensure_ascii=False,
+    )
+
+
+def command_line(parameters: Parameters, name: str) -> list[str]:
+    """Commands for a request that is saved as request.yaml."""
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in changed_parameters(parameters).items()
+    }
+    place = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
+    return [
+        "recipe plan request.yaml --top 5",
+        quoting.quote_command(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
+        quoting.quote_command(["recipe", "check", f"{name}.zip"]),
+    ]
+
 
 # Formats in which a browser saves a chart.
 PICTURES = ("png", "svg")
@@ -39,12 +124,14 @@ def picture_config(name: str, picture: str) -> dict[str, Any]:
     }
 
 
+def light_chart(figure: go.Figure, **layout: Any) -> go.Figure:
+    """A chart as on paper, whatever the page's theme."""
+    plain = {"template": "plotly_white", "paper_bgcolor": LIGHT.paper, "plot_bgcolor": LIGHT.paper}
+    return go.Figure(figure).update_layout(**plain, **layout)
+
+
 def chart_page(figure: go.Figure, name: str) -> bytes:
     """A chart as one HTML file that works without a network; about 5 MB, most of it plotly."""
-    plain = go.Figure(figure)
-    plain.update_layout(
-        template="plotly_white", paper_bgcolor=LIGHT.paper, plot_bgcolor=LIGHT.paper
-    )
     config = picture_config(name, PICTURES[0]) | {"responsive": True}
-    text: str = plotly.io.to_html(plain, full_html=True, include_plotlyjs=True, config=config)
+    text: str = plotly.io.to_html(light_chart(figure), config=config)
     return text.encode()

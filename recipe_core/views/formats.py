@@ -45,13 +45,7 @@ SHOWN = (
     *("output_tokens_per_s", "usd_per_million_output_tokens", "joules_per_token"),
 )
 # Figures that accuracy is drawn against.
-AXES = (
-    "usd_per_million_output_tokens",
-    "tpot_s",
-    "ttft_s",
-    "joules_per_token",
-    "weights_bytes",
-)
+AXES = ("usd_per_million_output_tokens", "tpot_s", "ttft_s", "joules_per_token", "weights_bytes")
 ACCURACY = column_metric("accuracy").title
 SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split for it"}
 FILES = "gguf_"
@@ -76,7 +70,6 @@ def format_advice_text(answer: Json) -> str:
 
 
 def _reason_lines(answer: Json) -> Iterator[str]:
-    """Techniques without figures, those with one reason in one line."""
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in answer["formats"]:
         if row["same_split"] is None:
@@ -216,17 +209,13 @@ def technique_columns(
         split: ``same_split`` or ``best_split``, of ``SPLITS``.
         reasons: with a column of why a technique does not run.
     """
-
-    def best_split(row: Json) -> str | None:
-        return row["best_split"]["split"] if row["best_split"] else None
-
     columns: list[Column[Json]] = [
-        Column("#", lambda row: row["rank"], "{:.0f}".format, help="By the objective"),
-        Column("Technique", lambda row: row["title"], align="left"),
-        Column("Runs", lambda row: row["verdict"], align="left"),
+        Column("#", "rank", "{:.0f}".format, help="By the objective"),
+        Column("Technique", "title", align="left"),
+        Column("Runs", "verdict", align="left"),
         Column(ACCURACY, kept_accuracy),
         *(_figure_column(name, values=values, split=split) for name in SHOWN),
-        Column("Best split for it", best_split, align="left"),
+        Column("Best split for it", "best_split.split", align="left"),
         Column("Best at", lambda row: ", ".join(map(_goal_title, row["best_at"])), align="left"),
         Column("Checkpoint", lambda row: ", ".join(row["checkpoints"]), help="That already is it"),
     ]
@@ -240,21 +229,10 @@ def _goal_title(goal: str) -> str:
 
 
 def _figure_column(name: str, *, values: bool, split: str) -> Column[Json]:
-    def value(row: Json) -> float | None:
-        figure = technique_figure(row, name, split)
-        return None if figure is None else figure["value"]
-
-    metric = figure_metric(name)
+    metric, source = figure_metric(name), f"{split}.figures.{name}"
     if values:
-        return Column(metric.head, value, metric.show, help=metric.title)
-    return Column(
-        metric.head, lambda row: figure_ratio(row, name, split), ratio_text, help=metric.title
-    )
-
-
-def _pair_ratio(pair: Json, source: str, name: str) -> float | None:
-    ratio: float | None = (pair[source] or {}).get(name)
-    return ratio
+        return Column(metric.head, f"{source}.value", metric.show, help=metric.title)
+    return Column(metric.head, f"{source}.ratio", ratio_text, help=metric.title)
 
 
 # Pairs of techniques.
@@ -264,26 +242,22 @@ PAIRS: tuple[Column[Json], ...] = (
         lambda pair: " + ".join(techniques()[name].title for name in pair["techniques"]),
         align="left",
     ),
-    Column("Effect", lambda pair: pair["effect"], align="left"),
+    Column("Effect", "effect", align="left"),
     Column(
         figure_metric("usd_per_million_output_tokens").head,
-        lambda pair: _pair_ratio(pair, "estimated", "usd_per_million_output_tokens"),
+        "estimated.usd_per_million_output_tokens",
         ratio_text,
         help="Both estimated at once",
     ),
     Column(
         "By product",
-        lambda pair: _pair_ratio(pair, "product", "usd_per_million_output_tokens"),
+        "product.usd_per_million_output_tokens",
         ratio_text,
         help="What each alone would give, multiplied",
     ),
-    Column(
-        figure_metric("cache_tokens").head,
-        lambda pair: _pair_ratio(pair, "estimated", "cache_tokens"),
-        ratio_text,
-    ),
+    Column(figure_metric("cache_tokens").head, "estimated.cache_tokens", ratio_text),
     Column(ACCURACY, lambda pair: _retained_text(pair["retained"])),
-    Column("Why", lambda pair: pair["sentence"], align="left"),
+    Column("Why", "sentence", align="left"),
 )
 
 

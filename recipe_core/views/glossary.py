@@ -43,7 +43,6 @@ class Term(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_metric(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """With what the registry says of the metric."""
         column = values.get("metric")
         if column is None:
             return values

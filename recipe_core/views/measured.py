@@ -197,45 +197,27 @@ def rank_numbers(numbers: Sequence[LearnedNumber]) -> list[LearnedNumber]:
 
 ERRORS: tuple[Column[FigureErrors | LeftOneOut], ...] = (
     Column("Figure", lambda errors: measured_title(errors.figure), align="left"),
-    Column("Runs", lambda errors: errors.runs, "{:,.0f}".format),
-    Column("Median error", lambda errors: errors.before, "{:.1%}".format, help="Of the formulas"),
+    Column("Runs", "runs", "{:,.0f}".format),
+    Column("Median error", "before", "{:.1%}".format, help="Of the formulas"),
     Column(
-        "With the other runs",
-        lambda errors: errors.after,
-        "{:.1%}".format,
-        help="Each run is predicted without itself",
+        "With the other runs", "after", "{:.1%}".format, help="Each run is predicted without itself"
     ),
 )
 IN_BAND: tuple[Column[FigureErrors], ...] = (
     Column(
         "In band",
-        lambda errors: errors.in_band_before,
+        "in_band_before",
         "{:.1%}".format,
         help="Of the formulas alone: 80 % are expected",
     ),
-    Column(
-        "In band, with the others",
-        lambda errors: errors.in_band_after,
-        "{:.1%}".format,
-        help="80 % are expected",
-    ),
+    Column("In band, with the others", "in_band_after", "{:.1%}".format, help="80 % are expected"),
 )
 NUMBERS: tuple[Column[LearnedNumber], ...] = (
     Column("Time of", lambda number: SCALES[number.scale], align="left"),
     Column("Scope", lambda number: f"{number.scope}: {', '.join(number.of)}", align="left"),
-    Column(
-        "×",
-        lambda number: number.factor,
-        "{:.3g}".format,
-        help="On the times of the formulas; factors multiply",
-    ),
+    Column("×", "factor", "{:.3g}".format, help="On the times of the formulas; factors multiply"),
     Column("80 %", lambda number: f"{number.low:.3g} to {number.high:.3g}"),
-    Column(
-        "Credibility",
-        lambda number: number.weight,
-        "{:.0%}".format,
-        help="How far the runs settle the factor",
-    ),
+    Column("Credibility", "weight", "{:.0%}".format, help="How far the runs settle the factor"),
     Column("Runs", lambda number: len(number.runs), "{:,.0f}".format),
 )
 
@@ -250,24 +232,20 @@ def run_columns(*, sources: bool) -> list[Column[Entry]]:
 
     columns: list[Column[Entry]] = [
         Column("State", state, align="left"),
-        Column("Run", lambda entry: entry.id, align="left"),
-        Column("Name", lambda entry: entry.name, align="left"),
-        Column("Device", lambda entry: entry.device, align="left"),
+        Column("Run", "id", align="left"),
+        Column("Name", "name", align="left"),
+        Column("Device", "device", align="left"),
         Column(
             "Engine",
             lambda entry: f"{entry.engine} {version_in_text(entry.version)}".strip(),
             align="left",
         ),
         *map(_measured_column, FIGURES),
-        Column("Measured on", lambda entry: entry.measured.date),
-        Column(
-            "Counts until",
-            lambda entry: entry.expires,
-            help="Drivers, images and clocks move on",
-        ),
+        Column("Measured on", "measured.date"),
+        Column("Counts until", "expires", help="Drivers, images and clocks move on"),
     ]
     if sources:
-        columns.append(Column("From", lambda entry: entry.source, align="left"))
+        columns.append(Column("From", "source", align="left"))
     return columns
 
 

@@ -18,13 +18,13 @@ from recipe_core.views.traces import request_rate, traffic_sentence
 
 PHASES: tuple[Column[Json], ...] = (
     Column("Phase", lambda phase: phase["name"].replace("_", " ").capitalize(), align="left"),
-    Column("Time", lambda phase: phase["seconds"], long_duration),
+    Column("Time", "seconds", long_duration),
     Column(
         "Likely",
         lambda phase: f"{long_duration(phase['low_s'])} to {long_duration(phase['high_s'])}",
         help="Eight of ten starts",
     ),
-    Column("Basis", lambda phase: phase["basis"], align="left"),
+    Column("Basis", "basis", align="left"),
 )
 
 
@@ -268,16 +268,13 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
     return [
         Column("Policy", lambda policy: policy_title(policy["name"]), align="left"),
         Column("Keeps limits", keeps, align="left", help=f"For {required} of the requests"),
-        Column("$ a month", lambda policy: policy["usd_per_month"], "{:,.0f}".format),
+        Column("$ a month", "usd_per_month", "{:,.0f}".format),
         Column(
-            "GPU-hours",
-            lambda policy: policy["gpu_hours"],
-            lambda hours: significant(hours, 4),
-            help="Of the whole time",
+            "GPU-hours", "gpu_hours", lambda hours: significant(hours, 4), help="Of the whole time"
         ),
         Column(
             "Within limits",
-            lambda policy: policy["attainment"]["value"],
+            "attainment.value",
             percent_text,
             help="Share of requests that keep every limit on time",
         ),
@@ -285,7 +282,7 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
         Column("Replicas", _replica_span, help="Fewest and most"),
         Column(
             "Cold starts",
-            lambda policy: policy["cold_starts"],
+            "cold_starts",
             "{:,.0f}".format,
             help="Replicas started after the beginning",
         ),
@@ -294,18 +291,8 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
             lambda policy: _worst_time(answer, policy),
             help="When the fewest requests kept the limits",
         ),
-        Column(
-            "Of peak cost",
-            lambda policy: policy["against"].get("always_peak"),
-            "{:.0%}".format,
-            help=BOUNDS["always_peak"],
-        ),
-        Column(
-            "× clairvoyant",
-            lambda policy: policy["against"].get("clairvoyant"),
-            "{:.2f}".format,
-            help=BOUNDS["clairvoyant"],
-        ),
+        Column("Of peak cost", "against.always_peak", "{:.0%}".format, help=BOUNDS["always_peak"]),
+        Column("× clairvoyant", "against.clairvoyant", "{:.2f}".format, help=BOUNDS["clairvoyant"]),
     ]
 
 

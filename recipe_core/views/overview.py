@@ -114,7 +114,6 @@ def _recipe_devices_text(recipe: Recipe, request: PlanRequest) -> str:
 
 
 def _confidence(request: PlanRequest, chance: float | None) -> dict[str, str]:
-    """The probability that the limits hold, and the requested one; nothing without limits."""
     confidence = request.objective.confidence
     if not limit_texts(request.objective.limits):
         return {}
@@ -145,10 +144,10 @@ def option_origins(recipe: Recipe) -> list[Origin]:
 
 # Columns of ``option_origins``.
 ORIGINS: list[Column[Origin]] = [
-    Column("Kind", lambda row: row.kind, align="left"),
-    Column("Option", lambda row: row.name, align="left"),
-    Column("Value", lambda row: row.value, align="left"),
-    Column("Set by", lambda row: row.layer, align="left"),
+    Column("Kind", "kind", align="left"),
+    Column("Option", "name", align="left"),
+    Column("Value", "value", align="left"),
+    Column("Set by", "layer", align="left"),
     Column("Why", lambda row: LAYER_TEXTS[row.layer], align="left"),
 ]
 

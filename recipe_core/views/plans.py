@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -144,26 +143,26 @@ def front_of_devices(plan: Plan, x: str, y: str) -> Bool:
 
 def split_columns(plan: Plan) -> list[Column[Record]]:
     """Every column of a plan's splits; rows are records of ``split_values``."""
-    columns = [Column[Record]("Split", itemgetter("split"), align="left", name="split")]
+    columns = [Column[Record]("Split", "split", align="left", name="split")]
     for name, title in GROUPS.items():
         if name not in plan.measures:
-            columns.append(Column(title, itemgetter(name), align="left", name=name))
+            columns.append(Column(title, name, align="left", name=name))
     states = "Holds the whole load at once, starts and queues, or may not start"
     sure = "Probability that all limits hold, if the split were measured"
     columns += [
-        Column("State", itemgetter("state"), align="left", help=states, name="state"),
-        Column("Sure", itemgetter("sure"), _sure_text, help=sure, name="sure"),
+        Column("State", "state", align="left", help=states, name="state"),
+        Column("Sure", "sure", _sure_text, help=sure, name="sure"),
     ]
     for name, measure in plan.measures.items():
         title = measure.column_title
         show = amount_text if measure.show is amount_text else significant
-        columns.append(Column(title, itemgetter(name), show, help=measure.help, name=name))
+        columns.append(Column(title, name, show, help=measure.help, name=name))
         if plan.measures[name].band is not None:
             likely = f"{name}_likely"
             text = "Eight of ten measured runs are expected there"
             title = f"{measure.head}, likely"
-            columns.append(Column(title, itemgetter(likely), align="left", help=text, name=likely))
-    return [*columns, Column("Front", itemgetter("front"), align="left", name="front")]
+            columns.append(Column(title, likely, align="left", help=text, name=likely))
+    return [*columns, Column("Front", "front", align="left", name="front")]
 
 
 def _sure_text(value: float) -> str:
@@ -191,7 +190,6 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
 
 
 def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
-    """The table, then how sure its first row is."""
     first = int(plan.order[0])
     yield _split_table(plan, top)
     if plan.uncertain[first]:
@@ -212,7 +210,6 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
 
 
 def _split_table(plan: Plan, top: int) -> str:
-    """The first ranked splits: engine and formats, measures that count, state and front."""
     rows = plan.order[:top].tolist()
     groups = {"engine", "weight_dtype", *plan.differs}
     values = split_values(plan, rows)
@@ -232,13 +229,12 @@ def _split_table(plan: Plan, top: int) -> str:
         dict(zip(values, cells, strict=True)) for cells in zip(*values.values(), strict=True)
     ]
     by_name = {column.key: column for column in split_columns(plan)}
-    by_name["rank"] = Column("Rank", itemgetter("rank"))
+    by_name["rank"] = Column("Rank", "rank")
     columns = [by_name[name] for name in dict.fromkeys([*names, "front"])]
     return terminal(records, [column for column in columns if any(map(column.get, records))])
 
 
 def _beaten_text(plan: Plan, top: int) -> str:
-    """The probability with which the first split beats each of the next ones."""
     rivals = plan.order[1 : min(top, BEATEN_SHOWN + 1)]
     chances = enumerate(beats(plan, rivals, int(plan.order[0])) if len(rivals) else (), 2)
     beaten = [

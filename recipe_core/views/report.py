@@ -28,11 +28,13 @@ from recipe_core.request.describe import request_summary
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.split_key import candidate_key, split_name
 from recipe_core.targets.by_hand import TITLES, node_commands, read_addresses, target_uses
-from recipe_core.views import charts, overview
+from recipe_core.views import overview
+from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.charts.style import LIGHT
 from recipe_core.views.charts.views import Chart, Focus, Table, views_of
 from recipe_core.views.columns import Column, Row, cell_texts
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
+from recipe_core.views.exports import light_chart
 
 _CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
 _FONT = {"family": "system-ui, sans-serif", "size": 13, "color": LIGHT.ink}
@@ -84,13 +86,9 @@ def _chart_markup(figure: go.Figure, place: str) -> Markup:
 
     Plotly writes its JSON so that no text can end the script.
     """
-    light = go.Figure(figure)
-    light.update_layout(
-        template="plotly_white", font=_FONT, paper_bgcolor=LIGHT.paper, plot_bgcolor=LIGHT.paper
-    )
     return Markup(  # noqa: S704
         plotly.io.to_html(
-            light,
+            light_chart(figure, font=_FONT),
             full_html=False,
             include_plotlyjs=False,
             config=_CONFIG,
@@ -121,15 +119,19 @@ def report_sections(
 
     ``plan``: the one its split was chosen from (None: left out). ``addresses``: of its nodes.
     """
+    recipe = bundle.recipe
     alternatives = [] if plan is None else [_alternatives_section(bundle, plan, pins)]
+    origins = _report_table(overview.option_origins(recipe), overview.ORIGINS)
+    writer = f"Written by {recipe.built_by}. Digest of the recipe: {recipe.digest}."
+    request = ("request.yaml", to_yaml(recipe.request))
     return [
         _decision_section(bundle, plan),
         _expected_section(bundle),
         *alternatives,
         *_view_sections(bundle, plan, pins),
         _start_section(bundle, addresses),
-        _origins_section(bundle),
-        _request_section(bundle),
+        Section("Option provenance", tables=(origins,)),
+        Section("Reproduce it", (writer,), code=(request,)),
     ]
 
 
@@ -214,7 +216,7 @@ def _tradeoff_charts(plan: Plan, pins: Sequence[str]) -> list[Chart]:
         note += " Hourglasses start, but do not hold the whole load at once."
     if plan.uncertain.any():
         note += " Of open triangles memory is too close to tell whether they start."
-    figure = charts.tradeoff(plan, x, y, pins=pins)
+    figure = tradeoff(plan, x, y, pins=pins)
     return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]
 
 
@@ -239,14 +241,3 @@ def _start_section(bundle: Bundle, addresses: Sequence[str]) -> Section:
     tables = [Table("Targets", ("Target", "Start", "Stop"), rows)] if rows else []
     tables += [Table("Unavailable targets", ("Target", "Why"), refused)] if refused else []
     return Section("Deploy", tables=tuple(tables), code=tuple(code))
-
-
-def _origins_section(bundle: Bundle) -> Section:
-    table = _report_table(overview.option_origins(bundle.recipe), overview.ORIGINS)
-    return Section("Option provenance", tables=(table,))
-
-
-def _request_section(bundle: Bundle) -> Section:
-    recipe = bundle.recipe
-    words = (f"Written by {recipe.built_by}. Digest of the recipe: {recipe.digest}.",)
-    return Section("Reproduce it", words, code=(("request.yaml", to_yaml(recipe.request)),))

@@ -149,7 +149,6 @@ def _choice_engine_version(plan: Plan, row: int) -> str:
 
 
 def _work(request: PlanRequest) -> dict[str, str]:
-    """The load, and how long requests are or what a step takes."""
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
@@ -186,23 +185,18 @@ def value(choice: Choice, title: str) -> float:
 
     Of a measure in another unit than its column's (cost per month) it is the column's.
     """
-    return _with_band(choice, title)[0]
+    return value_with_band(choice, title)[0]
 
 
-def choice_band(choice: Choice, title: str) -> tuple[float, float]:
-    """The range that eight of ten measured runs are expected in, SI; NaN where it is unknown."""
-    return _with_band(choice, title)[1:]
-
-
-def _with_band(choice: Choice, title: str) -> tuple[float, float, float]:
-    plan, row, nan = choice.plan, choice.row, float("nan")
-    if plan is None:
-        return nan, nan, nan
-    names = {measure.title: name for name, measure in plan.measures.items()}
-    if title in names:
-        low, high = band_ends(plan, names[title], [row])
-        return float(plan.raw(names[title])[row]), float(low[0]), float(high[0])
-    return nan, nan, nan
+def value_with_band(choice: Choice, title: str) -> tuple[float, float, float]:
+    """The same, and the ends of the range that eight of ten measured runs are expected in."""
+    plan, row = choice.plan, choice.row
+    if plan is not None:
+        for name, measure in plan.measures.items():
+            if measure.title == title:
+                low, high = band_ends(plan, name, [row])
+                return float(plan.raw(name)[row]), float(low[0]), float(high[0])
+    return np.nan, np.nan, np.nan
 
 
 def compare_figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
@@ -225,7 +219,7 @@ def _cells(choices: Sequence[Choice], measure: Metric, baseline: int) -> tuple[C
         if not np.isfinite(amounts[n]):
             cells.append(Cell(NOTHING))
             continue
-        low, high = choice_band(choice, measure.title)
+        _, low, high = value_with_band(choice, measure.title)
         has_band = np.isfinite(low) and np.isfinite(high)
         cells.append(
             Cell(
@@ -315,7 +309,6 @@ def cautions(choices: Sequence[Choice]) -> list[str]:
 
 
 def _question(request: PlanRequest) -> dict[str, Any]:
-    """The question that a choice answers."""
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
         step = (workload.global_batch, workload.sequence_length)
@@ -410,7 +403,7 @@ def _choice_row(choice: Choice, plan: Plan) -> dict[str, Any]:
         **_work(choice.request),
     }
     for measure in plan.measures.values():
-        amount, low, high = _with_band(choice, measure.title)
+        amount, low, high = value_with_band(choice, measure.title)
         out[measure.column] = amount
         if measure.column == _PER_HOUR:
             out["usd_per_month"] = amount * HOURS_PER_MONTH

@@ -235,7 +235,6 @@ def _cheapest_month(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _later_lines(answer: Answer, rows: Sequence[Row]) -> Iterator[str]:
-    """Growth, failures and purchase of the best device, as far as the request asks for them."""
     if not rows:
         return
     growth = growth_sentences(rows[0])
@@ -251,7 +250,6 @@ def _later_lines(answer: Answer, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _ladder_lines(answer: Answer, name: str | None) -> Iterator[str]:
-    """Every count of a device."""
     if name is None:
         return
     devices = [device for device in answer.sizing.sized if device.profile.name == name]

@@ -6,7 +6,6 @@ Rows are those of ``Answer.to_json``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
@@ -231,20 +230,16 @@ def size_columns(
 
 def _money_column(name: str, measure: str) -> Column[Row]:
     head = metrics_of("training")[measure].head
-    return Column(head, lambda row: row.get(MONEY[name]), dollars, mark=price_doubt_mark, name=name)
+    return Column(head, MONEY[name], dollars, mark=price_doubt_mark, name=name)
 
 
 def _metric_column(name: str) -> Column[Row]:
     metric = column_metric(name)
-    return Column(metric.head, itemgetter(name), metric.show, name=metric.name)
+    return Column(metric.head, name, metric.show, name=metric.name)
 
 
 def _usd_per_million(row: Row) -> Any:
     return row.get("usd_per_million_tokens", row[MONEY["tokens"]])
-
-
-def _usd_to_win(row: Row) -> Any:
-    return row.get("wins_at", {}).get("usd_per_device_hour")
 
 
 def _largest_load(row: Row) -> str | None:
@@ -280,13 +275,13 @@ _COLUMNS: list[Column[Row]] = [
     _money_column("month", "usd_month"),
     Column(_TOKENS.head, _usd_per_million, _TOKENS.show, mark=price_doubt_mark, name="tokens"),
     _money_column("run", "usd_run"),
-    Column(column_metric("wall_s").head, lambda row: row.get("wall_s"), days, name="wall"),
+    Column(column_metric("wall_s").head, "wall_s", days, name="wall"),
     *map(_metric_column, ("watts", "joules_per_token")),
-    Column("Sure", itemgetter("confidence"), chance_text, help=_SURE, name="confidence"),
+    Column("Sure", "confidence", chance_text, help=_SURE, name="confidence"),
     Column("Carries", _largest_load, help="Largest load within the limits", name="carries"),
     Column("Holds", _holds_text, align="left", name="holds"),
     Column("Worth it", _pays_text, align="left", help="Nothing cheaper is as sure", name="pays"),
-    Column("Wins below", _usd_to_win, usd, help=_CHEAPEST, name="wins"),
+    Column("Wins below", "wins_at.usd_per_device_hour", usd, help=_CHEAPEST, name="wins"),
     Column("Price from", price_text, align="left", help="Offer, date, and doubts", name="price"),
 ]
 # Devices that hold the limits and have no price, with the price below which each would win.
@@ -297,13 +292,13 @@ UNPRICED: list[Column[Row]] = [
     Column("Split", lambda row: split_name(row["split"]), align="left"),
     Column(
         "Cheapest below",
-        lambda row: row.get("usd_per_device_hour_to_win"),
+        "usd_per_device_hour_to_win",
         lambda price: f"{usd(price)} per device-hour",
     ),
 ]
 # Devices on which nothing holds, the likeliest first.
 REFUSED: list[Column[Row]] = [
-    Column("Device", lambda row: row["title"], align="left"),
+    Column("Device", "title", align="left"),
     Column("Why", reasons, align="left"),
 ]
 

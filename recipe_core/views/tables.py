@@ -51,8 +51,8 @@ def named_columns(plan: Plan) -> dict[str, str]:
 
 def group_titles(plan: Plan, name: str) -> tuple[str, ...]:
     """The options of a filter by one of ``differing``: the groups of feasible splits."""
-    titles, codes = group_rows(plan, name, at_most=None).told(plan.order)
-    return tuple(titles[code] for code in np.unique(codes))
+    groups = group_rows(plan, name, at_most=None)
+    return tuple(groups.titles[code] for code in np.unique(groups.codes[plan.order]))
 
 
 def device_counts(plan: Plan) -> list[int]:
@@ -74,8 +74,9 @@ def filtered(plan: Plan, filters: Filters) -> Int:
     keep = np.ones(len(rows), dtype=np.bool_)
     for name, picked in filters.by:
         if picked and name in plan.differs:
-            titles, codes = group_rows(plan, name, at_most=None).told(rows)
-            keep &= np.isin(codes, [titles.index(title) for title in picked if title in titles])
+            groups = group_rows(plan, name, at_most=None)
+            codes = [code for code, title in enumerate(groups.titles) if title in picked]
+            keep &= np.isin(groups.codes[rows], codes)
     if filters.states:
         by_state = _in_state(plan, rows)
         keep &= np.any([by_state[name] for name in filters.states if name in by_state], axis=0)

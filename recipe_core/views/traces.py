@@ -24,12 +24,12 @@ from recipe_core.views.columns import Column, terminal
 Json = Mapping[str, Any]
 LENGTHS = ("mean", "p50", "p90", "p95", "p99", "max")
 SHAPES: tuple[Column[Json], ...] = (
-    Column("Name", lambda week: week["name"], align="left"),
-    Column("Title", lambda week: week["title"], align="left"),
-    Column("Clock", lambda week: week["clock"], align="left"),
-    Column("Busiest hour", lambda week: week["busiest_hour"], "{:.2f}".format),
-    Column("Quietest", lambda week: week["quietest_hour"], "{:.2f}".format),
-    Column("Weekday : weekend", lambda week: week["weekday_to_weekend"], "{:.2f}".format),
+    Column("Name", "name", align="left"),
+    Column("Title", "title", align="left"),
+    Column("Clock", "clock", align="left"),
+    Column("Busiest hour", "busiest_hour", "{:.2f}".format),
+    Column("Quietest", "quietest_hour", "{:.2f}".format),
+    Column("Weekday : weekend", "weekday_to_weekend", "{:.2f}".format),
 )
 
 

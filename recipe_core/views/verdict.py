@@ -174,7 +174,6 @@ def _verb(plan: Plan, *, singular: bool) -> str:
 
 
 def _only_split_text(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
-    """The state of a plan's only split."""
     if holding:
         return f"The only split {_verb(plan, singular=True)}{_within_limits_text(plan)}"
     if queueing:
@@ -259,7 +258,6 @@ def nearest(plan: Plan) -> tuple[str, str]:
 
 
 def _verdict_facts(plan: Plan, row: int) -> Iterator[str]:
-    """Money by the hour and the month, then the range of each limited or main figure."""
     money = money_text(plan, row)
     if money:
         yield money

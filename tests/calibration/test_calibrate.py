@@ -30,8 +30,8 @@ from recipe_core.estimates.measured.runs import published_runs
 from recipe_core.plans.plans import estimate_batch
 from recipe_core.recipe.build import redecide
 from recipe_core.sizing.answer import Answer
-from recipe_core.views import charts
 from recipe_core.views import measured as view
+from recipe_core.views.charts.measured import measured_against, parts_against, ratios_by_group
 from tests.calibration.test_own_runs import request, run, times_as_estimated, tpot
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
@@ -336,17 +336,17 @@ def test_runs_are_compared_with_what_formulas_say_and_with_each_other_but_not_th
 def test_charts_and_tables_show_every_run_its_group_its_parts_and_what_counts(compared, tmp_path):
     rows = view.rows_of_figure(compared, "tpot_s")
     for which in ("formulas", "corrected"):
-        _, inside, outside = charts.measured_against(rows, which).data
+        _, inside, outside = measured_against(rows, which).data
         assert len(inside.x) + len(outside.x) == len(rows)
         for trace in (inside, outside):
             ends = (trace.error_x.array, trace.error_x.arrayminus)
             for x, y, plus, minus in zip(trace.x, trace.y, *ends, strict=True):
                 assert (x - minus <= y <= x + plus) == (trace is inside)
     groups = [view.GROUPS["Model"](row) for row in rows]
-    points, medians, *_ = charts.ratios_by_group(rows, groups).data
+    points, medians, *_ = ratios_by_group(rows, groups).data
     assert sorted(medians.y) == sorted(set(groups))
     assert list(points.x) == [row.measured / row.formulas.value for row in rows]
-    *parts, whole = (trace.x[0] / 1e3 for trace in charts.parts_against(rows[0]).data)
+    *parts, whole = (trace.x[0] / 1e3 for trace in parts_against(rows[0]).data)
     assert [sum(parts), whole] == pytest.approx([rows[0].formulas.value, rows[0].measured])
     added = Overlay.at(tmp_path).add(incoming(RUNS)).overlay
     *_, source = view.run_columns(sources=True)

@@ -32,7 +32,7 @@ from recipe_core.calibration.trials.tune import Budget, tune
 from recipe_core.payload.launcher.procs import Processes, Stat
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.comparison import diff_recipes
-from recipe_core.views.trials import tune_text
+from recipe_core.views.reconciliation import tune_text
 from tests.conftest import make_request
 from tests.fixtures.bundles import usual_signals, with_variable
 from tests.fixtures.experiments import ALONE, BENCH_S, Servers

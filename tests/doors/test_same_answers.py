@@ -32,7 +32,7 @@ from recipe_core.doors.mcp import pack_body, unpack_body
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.request.schema import PlanRequest, describe_field
 from recipe_core.targets import Parameters, form
-from recipe_core.views import snippets
+from recipe_core.views import exports
 from recipe_core.views.catalog import document_schema
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import answered, asked, error_of
@@ -272,7 +272,7 @@ def sent(url: str, data: bytes) -> bytes:
 def test_snippets_send_what_the_page_builds(place: Parameters, monkeypatch, tmp_path) -> None:
     request = make_request()
     built = zip_bytes(make_recipe(request, Additions(parameters=place)))
-    words = shlex.split(snippets.build_request_curl(BASE, request, place, "name"))
+    words = shlex.split(exports.build_request_curl(BASE, request, place, "name"))
     options = dict(pairwise(words))
     assert options["-o"] == "name.zip"
     url = next(word for word in words if word.startswith("http"))
@@ -281,11 +281,11 @@ def test_snippets_send_what_the_page_builds(place: Parameters, monkeypatch, tmp_
         "urllib.request.urlopen", lambda asked: io.BytesIO(sent(asked.full_url, asked.data))
     )
     monkeypatch.chdir(tmp_path)
-    exec(compile(snippets.python(BASE, request, place, "name"), "snippet", "exec"), {})
+    exec(compile(exports.python(BASE, request, place, "name"), "snippet", "exec"), {})
     assert (tmp_path / "name.zip").read_bytes() == built
     (tmp_path / "name.zip").unlink()
     (tmp_path / "request.yaml").write_text(json.dumps(request.to_json()))
-    for line in snippets.command_line(place, "name"):
+    for line in exports.command_line(place, "name"):
         program, *rest = shlex.split(line)
         assert program == "recipe"
         assert recipe(*rest, cwd=tmp_path).returncode == 0, line
@@ -293,10 +293,10 @@ def test_snippets_send_what_the_page_builds(place: Parameters, monkeypatch, tmp_
 
 
 def test_only_what_was_filled_in_is_sent() -> None:
-    values: dict[str, Any] = snippets.body(make_request(), Parameters())
+    values: dict[str, Any] = exports.body(make_request(), Parameters())
     assert "parameters" not in values
     filled = {"port": 9000, "namespace": "llm", "node_selector": {"pool": "a"}}
-    assert snippets.body(make_request(), PLACE)["parameters"] == filled
+    assert exports.body(make_request(), PLACE)["parameters"] == filled
 
 
 # Descriptions

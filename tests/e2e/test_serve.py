@@ -16,7 +16,7 @@ from recipe_core.bundle.write import zip_bytes
 from recipe_core.doors.settings import variable
 from recipe_core.recipe import Additions, make_recipe
 from recipe_core.targets import Parameters
-from recipe_core.views import snippets
+from recipe_core.views import exports
 from tests.conftest import make_request, request_values
 from tests.fixtures.agents import finished
 from tests.fixtures.command_line import recipe
@@ -49,8 +49,8 @@ def test_page_and_api_answer_on_one_port(server, tmp_path, tiny_config):
 
 def test_agents_ask_on_the_same_port(server: Server) -> None:
     """With what the page tells them to be configured with, and to send."""
-    where = json.loads(snippets.agent(server.url))["mcpServers"]["recipe-builder"]["url"]
-    message = json.loads(snippets.tool_call(make_request(), Parameters(port=9000)))
+    where = json.loads(exports.agent(server.url))["mcpServers"]["recipe-builder"]["url"]
+    message = json.loads(exports.tool_call(make_request(), Parameters(port=9000)))
 
     async def asked() -> Any:
         async with Client(where) as client:

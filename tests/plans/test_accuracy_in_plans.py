@@ -22,7 +22,7 @@ from recipe_core.plans.serving_settings import requested_engine, serving_setting
 from recipe_core.plans.splits import row_reasons
 from recipe_core.request.edit import change
 from recipe_core.request.presets import aims, request_aim
-from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
+from recipe_core.views.charts.formats import cost_against_loss, three_axes
 from recipe_core.views.explanations.formats import format_points
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table

@@ -180,7 +180,7 @@ def test_a_metric_is_a_row_and_a_column(package):
     package.insert(columns, beside, COLUMN)
     assert len(package.touched) <= 3
     read = f"""
-from recipe_core.views.charts import tradeoff
+from recipe_core.views.charts.front import tradeoff
 from recipe_core.request.metrics import metrics_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.plans.plans import plan_splits

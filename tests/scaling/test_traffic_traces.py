@@ -21,8 +21,13 @@ from recipe_core.scaling.traces.formats.published import chain_roots
 from recipe_core.scaling.traces.formats.table import time_column
 from recipe_core.scaling.traces.read import FORMATS, read_load, read_trace
 from recipe_core.scaling.traces.trace import Rates, Trace
-from recipe_core.views import charts
-from recipe_core.views.charts.trace import alt_text
+from recipe_core.views.charts.over_time import (
+    alt_text,
+    arrival_gaps,
+    hits_by_cache,
+    lengths_density,
+    requests_over_time,
+)
 from tests.fixtures.catalogues import table
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
@@ -257,23 +262,23 @@ def test_a_workload_and_shapes_are_shown():
 
 def test_figures_show_the_trace_gaps_beside_a_poisson_process_and_little():
     made = read(TEXT)
-    rates = charts.requests_over_time(made).data[-1].y
+    rates = requests_over_time(made).data[-1].y
     assert sum(rates) * 60 == pytest.approx(len(made))
-    assert max(charts.requests_over_time(made).data[0].y) == 4
-    density = charts.lengths_density(made).data[0]
+    assert max(requests_over_time(made).data[0].y) == 4
+    density = lengths_density(made).data[0]
     assert np.nansum(density.customdata) == pytest.approx(1)
-    hits = charts.hits_by_cache(describe_trace(made)["prefix_hit"])
+    hits = hits_by_cache(describe_trace(made)["prefix_hit"])
     assert hits.data[0].y[-1] > 0.9
     assert alt_text(made).startswith("Requests per second over")
     for dark in (False, True):
-        own, poisson = charts.arrival_gaps(made, dark=dark).data
+        own, poisson = arrival_gaps(made, dark=dark).data
         assert (np.diff(own.y) <= 0).all()
         assert (np.diff(poisson.y) < 0).all()
         assert own.name == "this trace"
     ones = np.ones(1, dtype=np.int64)
     single = Trace(np.zeros(1), ones, ones)
-    assert len(charts.arrival_gaps(single).data) == 0
-    assert len(charts.lengths_density(single).data) == 2
-    assert len(charts.requests_over_time(single).data[-1].y) == 1
+    assert len(arrival_gaps(single).data) == 0
+    assert len(lengths_density(single).data) == 2
+    assert len(requests_over_time(single).data[-1].y) == 1
     rates = Rates(np.arange(1.0, 4), 600.0, np.zeros(3, dtype=np.bool_))
-    assert charts.requests_over_time(rates).data[0].y.tolist() == [1, 2, 3]
+    assert requests_over_time(rates).data[0].y.tolist() == [1, 2, 3]

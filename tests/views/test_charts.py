@@ -17,15 +17,15 @@ from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.plans.splits import find_row, row_key, row_keys, row_reasons, row_state
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.views import charts, tables
+from recipe_core.views import tables
 from recipe_core.views.charts import degrees as degree_charts
 from recipe_core.views.charts import front, views
 from recipe_core.views.charts.curves import load_curves, scaling_curve, swings, use_curves
 from recipe_core.views.charts.degrees import heatmap, parallel, passing
 from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars, waterfall
 from recipe_core.views.charts.style import palette
-from recipe_core.views.explanations import curves, tornado
-from recipe_core.views.explanations.timeline import timeline
+from recipe_core.views.explanations import curves, formats
+from recipe_core.views.explanations.training_time import timeline
 from recipe_core.views.plan_words import capacity_bytes, likely_text, row_usable_bytes
 from tests.conftest import LLAMA_70B
 from tests.estimates import test_caches as caches
@@ -61,7 +61,7 @@ def test_every_feasible_split_is_in_the_tradeoff_once_and_in_its_state():
     titles = {name: state.title for name, state in front.states(splits).items()}
     titles.pop("beyond")
     for x in ("tpot", "interactivity", "usd", "ttft"):
-        traces = drawn(charts.tradeoff(splits, x, "per_gpu"))
+        traces = drawn(front.tradeoff(splits, x, "per_gpu"))
         states = {name: keys(traces[title]) for name, title in titles.items()}
         every = sorted(row_key(splits, int(row)) for row in splits.order)
         assert sorted(key for some in states.values() for key in some) == every
@@ -71,14 +71,14 @@ def test_every_feasible_split_is_in_the_tradeoff_once_and_in_its_state():
     splits = planned(BESIDE, ("options.loads", (16, 512)), LONG)
     assert front.group_names(splits) == ["device", "load"]
     for by in ("device", "load", "none"):  # whatever colours tell
-        shown = keys(*points(charts.tradeoff(splits, "tpot", "per_gpu", by=by)))
+        shown = keys(*points(front.tradeoff(splits, "tpot", "per_gpu", by=by)))
         assert sorted(shown) == sorted(row_key(splits, int(row)) for row in splits.order)
 
 
 def test_states_differ_by_symbol_and_colour_and_devices_by_size():
     splits = planned(("objective.limits.tpot_ms", 120.0), ("workload.concurrency", 384), LONG)
     pins = ["vllm.bf16.bf16.tp8.pp1.dp1.ep1"]
-    traces = drawn(charts.tradeoff(splits, "tpot", "per_gpu", pins=pins))
+    traces = drawn(front.tradeoff(splits, "tpot", "per_gpu", pins=pins))
     titles = [*(state.title for state in front.states(splits).values()), "Pinned"]
     marked = [traces[title] for title in titles]
     for look in ("symbol", "color"):
@@ -90,17 +90,17 @@ def test_states_differ_by_symbol_and_colour_and_devices_by_size():
 
 
 def test_a_limit_is_a_line_and_the_front_a_staircase_without_pins_that_are_gone():
-    figure = charts.tradeoff(planned(LIMITED), "tpot", "per_gpu")
+    figure = front.tradeoff(planned(LIMITED), "tpot", "per_gpu")
     assert figure.layout["shapes"][0]["x0"] == 40.0
     assert min(drawn(figure)["Over a limit"]["x"]) > 40
     assert " limit 40.0 ms" in [note["text"] for note in figure.layout.annotations]
     for limited in (planned(LIMITED), planned(LIMITED, BESIDE)):
-        inverse = charts.tradeoff(limited, "interactivity", "per_gpu")
+        inverse = front.tradeoff(limited, "interactivity", "per_gpu")
         assert inverse.layout["shapes"][0]["x0"] == 25.0
-    assert not charts.tradeoff(planned(), "tpot", "per_gpu").layout.shapes
+    assert not front.tradeoff(planned(), "tpot", "per_gpu").layout.shapes
     pins = ["vllm.bf16.bf16.tp99.pp1.dp1.ep1", "nonsense"]
     for x, y, shape, falling in table("charts", "fronts"):
-        figure = charts.tradeoff(planned(), x, y, pins=pins)
+        figure = front.tradeoff(planned(), x, y, pins=pins)
         steps = figure.data[0]
         assert steps["line"]["shape"] == shape
         assert list(steps["x"]) == sorted(steps["x"])
@@ -117,7 +117,7 @@ def test_many_points_are_thinned_but_the_front_stays(monkeypatch):
     assert len(many.order) > front.MAX_POINTS
     for splits, most in ((many, front.MAX_POINTS), (planned(), 5)):
         monkeypatch.setattr(front, "MAX_POINTS", most)
-        traces = drawn(charts.tradeoff(splits, "tpot", "per_gpu", by="none"))
+        traces = drawn(front.tradeoff(splits, "tpot", "per_gpu", by="none"))
         best = traces.pop("Best tradeoffs")
         assert all(len(trace["x"]) <= most for trace in traces.values())
         on = np.flatnonzero(front_of_measures(splits, "tpot", "per_gpu"))
@@ -129,7 +129,7 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
     splits = planned(BESIDE)
     assert splits.shown.axes == ("interactivity", "per_gpu")
     assert planned().shown.axes == ("tpot", "per_gpu")
-    figure = charts.tradeoff(splits, *splits.shown.axes)
+    figure = front.tradeoff(splits, *splits.shown.axes)
     assert {"H100 SXM5", "MI300X"} < set(legend(figure))
     fronts = diamonds(figure)
     assert len({trace.marker.color for trace in fronts}) == 2
@@ -144,9 +144,9 @@ def test_devices_have_a_front_each_and_what_differs_is_what_colours_tell():
         splits = planned((f"options.{field}", tuple(values)))
         assert front.group_names(splits) == [name]
         assert set(front.group_rows(splits, name).titles) == set(titles)
-        assert set(titles) < set(legend(charts.tradeoff(splits, "tpot", "per_gpu")))
+        assert set(titles) < set(legend(front.tradeoff(splits, "tpot", "per_gpu")))
     assert front.first_grouping(planned()) == front.ALONE
-    alone = legend(charts.tradeoff(planned(LONG), "tpot", "per_gpu"))
+    alone = legend(front.tradeoff(planned(LONG), "tpot", "per_gpu"))
     assert alone == ["Over a limit", "May not start", "Holds the load", "Best tradeoffs"]
 
 
@@ -157,7 +157,7 @@ def test_more_groups_than_colours_are_the_best_and_the_others_and_none_is_hidden
     assert len(told.titles) == front.COLOURED + 1
     assert told.titles[-1] == "Others (2)"
     assert told.titles[told.codes[splits.best_row]] == cluster_title(splits, splits.best_row)
-    traces = points(charts.tradeoff(splits, *splits.shown.axes))
+    traces = points(front.tradeoff(splits, *splits.shown.axes))
     assert len(keys(*traces)) == len(splits.order) + len(rows_beyond_limits(splits))
     others = {trace.marker.color for trace in traces if trace.legendgroup == told.titles[-1]}
     assert palette(dark=False).muted in others
@@ -186,7 +186,7 @@ def test_colours_of_groups_are_distinct_and_seen_on_the_page_without_webgl():
             assert (high + 0.05) / (low + 0.05) >= 3
     # WebGL takes seconds without a GPU, and the report's policy forbids what it compiles
     for splits in (planned(), training()):
-        tradeoff, names = charts.tradeoff(splits, *splits.shown.axes), splits.shown.listed[:3]
+        tradeoff, names = front.tradeoff(splits, *splits.shown.axes), splits.shown.listed[:3]
         figures = [tradeoff, parallel(splits, names), heatmap(splits, names[2])]
         types = {trace.type for figure in figures for trace in figure.data}
         assert not [name for name in types if name.endswith("gl") or name == "parcoords"]
@@ -217,12 +217,12 @@ def test_bands_of_rows_are_those_of_their_estimates(make):
 
 def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     splits = planned()
-    (best,) = diamonds(charts.tradeoff(splits, "interactivity", "per_gpu"))
+    (best,) = diamonds(front.tradeoff(splits, "interactivity", "per_gpu"))
     low, high = band_ends(splits, "interactivity", [find_row(splits, key) for key in keys(best)])
     assert best.x + best.error_x.array == pytest.approx(high)
     assert best.x - best.error_x.arrayminus == pytest.approx(low)
     assert "likely" in best.customdata[0][2]
-    without = charts.tradeoff(splits, "interactivity", "per_gpu", bands=False)
+    without = front.tradeoff(splits, "interactivity", "per_gpu", bands=False)
     assert all(trace.error_x.array is None for trace in points(without))
     row = splits.best_row
     low, high = (float(end[0]) * 1e3 for end in band_ends(splits, "tpot", [row]))
@@ -400,7 +400,7 @@ def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
     ideal, best = scaling_curve(scaled, [split_label(run, row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
     assert best["text"][0] == "100%"
-    base, moves = tornado.tornado(splits, splits.best_row, "tpot")
+    base, moves = formats.tornado(splits, splits.best_row, "tpot")
     less, more = swings(base, moves, splits.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}
     assert less["x"][0] + base * 1e3 == pytest.approx(moves[0].less * 1e3)
@@ -434,7 +434,7 @@ def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_key
     registered_chart,
 ):
     assert palette(dark=True) != palette(dark=False)
-    dark, light = (charts.tradeoff(planned(), "tpot", "per_gpu", dark=on) for on in (True, False))
+    dark, light = (front.tradeoff(planned(), "tpot", "per_gpu", dark=on) for on in (True, False))
     assert dark != light
     assert all(registered_chart in views.views_of(splits) for splits in (planned(), training()))
     with pytest.raises(ValueError, match="devices"):

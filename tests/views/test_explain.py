@@ -20,8 +20,8 @@ from recipe_core.request.link import DEFAULT
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.curves import frontier_lines
-from recipe_core.views.charts.split_tables import frontier_table
 from recipe_core.views.charts.style import palette
+from recipe_core.views.charts.views import frontier_table
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import (
     INTERACTIVITIES,
@@ -31,10 +31,14 @@ from recipe_core.views.explanations.curves import (
     scaling,
     usd_per_million_by_use,
 )
+from recipe_core.views.explanations.formats import FIGURES, tornado
 from recipe_core.views.explanations.serving_time import DECODING, REACHED, STARTING
-from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline, timeline
-from recipe_core.views.explanations.tornado import FIGURES, tornado
-from recipe_core.views.explanations.training_time import STEP
+from recipe_core.views.explanations.training_time import (
+    STEP,
+    best_with_pipeline,
+    step_timeline,
+    timeline,
+)
 from tests.calibration.test_own_runs import request as own_request
 from tests.calibration.test_own_runs import taught, times_as_estimated
 from tests.fixtures.catalogues import table

@@ -5,10 +5,19 @@ import pytest
 
 from recipe_core.base.units import percent_text
 from recipe_core.request.over_time import DAY_S
-from recipe_core.views import charts
 from recipe_core.views import over_time as view
-from recipe_core.views.charts.over_time import part, so_far, weekly
-from recipe_core.views.charts.policies import missed
+from recipe_core.views.charts.over_time import (
+    first_tokens,
+    hours_of_week,
+    load_and_capacity,
+    money_so_far,
+    part,
+    replicas_over_time,
+    so_far,
+    weekly,
+    within_limits,
+)
+from recipe_core.views.charts.policies import cost_against_share, missed, policy_costs, start_phases
 from recipe_core.views.columns import column_frame
 from tests.fixtures.over_time import CAPACITY, answer, policy, rates, start, without_price
 from tests.fixtures.rows import table
@@ -22,46 +31,46 @@ DAY = view.days_of_load(WEEK["load"])["Tue"]
 @pytest.mark.parametrize("window", [WHOLE, DAY], ids=["week", "day"])
 @pytest.mark.parametrize("dark", [False, True])
 def test_every_curve_covers_its_window(window, dark):
-    curves = (charts.load_and_capacity, charts.replicas_over_time, charts.first_tokens)
-    for draw in (*curves, charts.within_limits, charts.money_so_far):
+    curves = (load_and_capacity, replicas_over_time, first_tokens)
+    for draw in (*curves, within_limits, money_so_far):
         for trace in draw(WEEK, KEDA, window, dark=dark).data:
             assert trace.x[0].startswith(f"2024-01-0{2 if window == DAY else 1}T00:00:00")
             assert len(trace.x) == len(trace.y) == round((window[1] - window[0]) / 3600) + 1
 
 
 def test_ready_replicas_are_capacity_limits_are_lines_and_hours_without_requests_gaps():
-    load, capacity = charts.load_and_capacity(WEEK, KEDA, WHOLE).data
+    load, capacity = load_and_capacity(WEEK, KEDA, WHOLE).data
     assert list(load.y[:-1]) == pytest.approx(rates(7))
     assert capacity.y[12] == KEDA["series"]["ready"][12] * CAPACITY
-    ready, starting, wanted = charts.replicas_over_time(WEEK, KEDA, DAY).data
+    ready, starting, wanted = replicas_over_time(WEEK, KEDA, DAY).data
     assert ready.stackgroup == starting.stackgroup
     assert starting.fillpattern.shape
     assert wanted.stackgroup is None
     there = np.add(ready.y, starting.y)
     assert np.all(there[:-1] == np.array(wanted.y[:-1]))
-    layout = charts.first_tokens(WEEK, KEDA, WHOLE).layout
+    layout = first_tokens(WEEK, KEDA, WHOLE).layout
     assert layout.shapes[0].y0 == 2.0
     assert "2.00 s" in layout.annotations[0].text
     quiet = policy("keda", [1] * 24, [0.0] * 3 + [1.0] * 21)
-    share = charts.within_limits(WEEK, quiet, (0.0, DAY_S)).data[0]
+    share = within_limits(WEEK, quiet, (0.0, DAY_S)).data[0]
     assert list(share.y[:4]) == [None, None, None, 100.0]
-    assert charts.within_limits(WEEK, HPA, WHOLE).layout.shapes[0].y0 == 99.0
+    assert within_limits(WEEK, HPA, WHOLE).layout.shapes[0].y0 == 99.0
 
 
 def test_cost_so_far_ends_at_the_whole_cost_and_without_a_price_at_the_hours():
     paid = (WEEK["bounds"]["always_peak"], KEDA, WEEK["bounds"]["clairvoyant"])
-    for cost, trace in zip(paid, charts.money_so_far(WEEK, KEDA, WHOLE).data, strict=True):
+    for cost, trace in zip(paid, money_so_far(WEEK, KEDA, WHOLE).data, strict=True):
         assert trace.y[0] == 0
         assert trace.y[-1] == pytest.approx(cost["usd"])
         assert list(trace.y) == sorted(trace.y)
     _, paid = so_far(KEDA["series"], KEDA["usd"], DAY)
     assert 0 < paid[0] < paid[-1] < KEDA["usd"]
     found = without_price(answer())
-    assert charts.policy_costs(found).layout.xaxis.title.text == "GPU-hours"
+    assert policy_costs(found).layout.xaxis.title.text == "GPU-hours"
     hours = [KEDA["gpu_hours"], FIXED["gpu_hours"]]
-    assert list(charts.cost_against_share(found).data[0].y) == hours
+    assert list(cost_against_share(found).data[0].y) == hours
     assert "GPU-hours" in view.over_time_verdict(found)[1]
-    money = charts.money_so_far(found, found["policies"][0], WHOLE)
+    money = money_so_far(found, found["policies"][0], WHOLE)
     assert money.data[1].y[-1] == pytest.approx(KEDA["gpu_hours"])
 
 
@@ -79,19 +88,19 @@ def test_many_intervals_and_hours_of_a_week_are_drawn_as_fewer_that_keep_counts_
     tuesday = weekly(np.ones(24), 3600.0, 24)
     assert np.isnan(tuesday[0]).all()
     assert (tuesday[1] == 1).all()
-    drawn = charts.hours_of_week([1.0] * 24, 3600.0, 24).data[0]
+    drawn = hours_of_week([1.0] * 24, 3600.0, 24).data[0]
     assert (drawn.z[0][0], drawn.z[1][0]) == (None, 1.0)
 
 
 def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover():
-    figure = charts.policy_costs(WEEK, "keda")
+    figure = policy_costs(WEEK, "keda")
     keeps, misses = figure.data[:2]
     assert list(keeps.x) == [KEDA["usd_per_month"], FIXED["usd_per_month"]]
     assert list(keeps.y) == ["<b>KEDA</b>", "Fixed number"]
     assert misses.marker.pattern.shape
     bounds = [bound["usd_per_month"] for bound in WEEK["bounds"].values()]
     assert {shape.x0 for shape in figure.layout.shapes} == set(bounds)
-    figure = charts.cost_against_share(WEEK, "keda")
+    figure = cost_against_share(WEEK, "keda")
     keeps, misses, lines = figure.data
     assert misses.x[0] == pytest.approx(1 - HPA["attainment"]["value"])
     assert list(lines.y) == bounds
@@ -99,7 +108,7 @@ def test_bars_are_costs_and_names_that_find_no_room_are_left_to_the_hover():
     assert figure.layout.xaxis.range[0] > figure.layout.xaxis.range[1]  # more to the right
     assert keeps.marker.size[0] > keeps.marker.size[1]
     crowd = [{**KEDA, "name": name} for name in ("keda", "kpa", "hpa", "skyserve")]
-    points = charts.cost_against_share(answer(policies=crowd), "skyserve").data[0]
+    points = cost_against_share(answer(policies=crowd), "skyserve").data[0]
     named = dict(zip(points.text, points.textposition, strict=True))
     named.pop("")
     assert named == {"<b>SkyServe</b>": "top center", "KEDA": "bottom center"}
@@ -131,7 +140,7 @@ def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is
     assert days["Wed"] == (1.5 * DAY_S, 2 * DAY_S)
     assert list(view.days_of_load({"span_s": 3600.0, "start_hour": 0})) == ["Whole"]
     assert "Mon, week 2" in view.days_of_load({"span_s": 8 * DAY_S, "start_hour": 0})
-    *phases, whole = charts.start_phases(start()).data
+    *phases, whole = start_phases(start()).data
     assert [bar.name for bar in phases] == ["Node", "Image", "Weights"]
     assert sum(bar.x[0] for bar in phases) == whole.x[0] == whole.error_x.array[0] == 195.0
     shares = table("over_time_charts", "shares")  # below all none reads as all

@@ -15,8 +15,8 @@ from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, link_omissions
 from recipe_core.targets.by_hand import start_command, start_words
-from recipe_core.views import charts
 from recipe_core.views import side_by_side as side
+from recipe_core.views.charts.measured import choice_points
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.plan_words import plan_band_text
 from recipe_core.views.side_by_side import NOTHING, Choice, value
@@ -165,7 +165,7 @@ def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup():
     hostile = replace(choice("four"), name='<a href="http://e.example">x</a>')
     several = [*choices("eight", "queues", "run"), hostile]
     title = "Time per output token"
-    whole = json.loads(charts.choice_points(several, title).to_json())
+    whole = json.loads(choice_points(several, title).to_json())
     held, others = whole["data"]
     assert held["name"].startswith("holds")
     assert others["marker"]["symbol"] == "diamond"
@@ -174,4 +174,4 @@ def test_the_chart_marks_bands_and_states_and_reads_no_name_as_markup():
     assert held["x"][0] == pytest.approx(value(several[0], title) * 1e3)
     assert held["error_x"]["array"][0] > 0
     for name in side.measures(several):
-        charts.choice_points(several, name, baseline=3, dark=True).to_json()
+        choice_points(several, name, baseline=3, dark=True).to_json()

@@ -7,8 +7,16 @@ import pytest
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size_devices
-from recipe_core.views import charts, columns, size_text, size_view
-from recipe_core.views.charts.size import cheapest_points
+from recipe_core.views import columns, size_text, size_view
+from recipe_core.views.charts.size import (
+    axes_of,
+    cheapest_points,
+    confidence_curves,
+    cost_against,
+    cost_bars,
+    growth_costs,
+    owned_or_rented,
+)
 from tests.fixtures.rows import table
 
 
@@ -35,14 +43,14 @@ def training():
 def test_a_bar_is_the_cost_of_a_month_in_work_and_idle():
     for found in (answer(), training()):
         rows = sorted(found["devices"], key=lambda row: row["usd_per_month"])
-        bars = charts.cost_bars(found, size_view.key(rows[0])).data
+        bars = cost_bars(found, size_view.key(rows[0])).data
         for n, row in enumerate(rows):
             assert sum(bar.x[n] for bar in bars) == pytest.approx(row["usd_per_month"])
             assert size_view.short(row) in bars[0].y[n]
             assert size_view.money(row, "month") in bars[-1].text[n]
         assert bars[0].y[0].startswith("<b>")
     with_idle = answer()["best"] | {"idle": 1, "devices_rented": 4}
-    work, idle = charts.cost_bars({"devices": [with_idle]}).data
+    work, idle = cost_bars({"devices": [with_idle]}).data
     assert (work.name, idle.name) == ("Devices at work", "Idle devices")
     assert idle.x[0] == pytest.approx(with_idle["usd_per_month"] / 4)
     assert idle.marker.pattern.shape
@@ -53,8 +61,8 @@ def test_cost_falls_along_the_frontier_which_nothing_beats():
     points = [(1.0, 9.0, {}), (2.0, 5.0, {}), (3.0, 6.0, {}), (4.0, 1.0, {})]
     assert [x for x, _, _ in cheapest_points(points)] == [1.0, 2.0, 4.0]
     assert [x for x, _, _ in cheapest_points(points, higher=True)] == [4.0]
-    for axis in charts.axes_of(answer()):
-        figure = charts.cost_against(answer(), axis, limit=40.0)
+    for axis in axes_of(answer()):
+        figure = cost_against(answer(), axis, limit=40.0)
         front = next(trace for trace in figure.data if trace.name == "Cheapest of all devices")
         assert list(front.y) == sorted(front.y, reverse=axis != "tokens_per_s_per_user")
         assert figure.layout.shapes[0].x0 == {
@@ -64,14 +72,14 @@ def test_cost_falls_along_the_frontier_which_nothing_beats():
         open_marks = [trace for trace in figure.data if trace.name.endswith("over a limit")]
         filled = [trace for trace in figure.data if trace.mode == "lines+markers"]
         assert len(open_marks) == len(filled) == len(answer()["devices"])
-    assert charts.axes_of(training()) == ["wall_s"]
-    figure = charts.cost_against(training(), "wall_s", limit=336.0)
+    assert axes_of(training()) == ["wall_s"]
+    figure = cost_against(training(), "wall_s", limit=336.0)
     assert figure.layout.yaxis.title.text == "$ for the run"
     assert training()["best"]["wall_s"] / 3600 in [x for trace in figure.data for x in trace.x]
 
 
 def test_confidence_leaves_out_counts_that_cost_more_for_nothing_and_curves_differ():
-    figure = charts.confidence_curves(answer(), "mi300x", confidence=0.9)
+    figure = confidence_curves(answer(), "mi300x", confidence=0.9)
     assert figure.layout.shapes[0].y0 == 90.0
     curves = {trace.name: trace for trace in figure.data}
     rows = [*answer()["devices"], *answer()["unpriced"]]
@@ -83,7 +91,7 @@ def test_confidence_leaves_out_counts_that_cost_more_for_nothing_and_curves_diff
     widest = max(figure.data, key=lambda trace: trace.line.width)
     assert widest.name == "Instinct MI300X 192 GB"
     for dark in (False, True):
-        figure = charts.confidence_curves(answer(), dark=dark)
+        figure = confidence_curves(answer(), dark=dark)
         named = [trace for trace in figure.data if trace.showlegend]
         for look in ("color", "dash"):
             assert len({trace.line[look] for trace in named}) == len(named)
@@ -91,7 +99,7 @@ def test_confidence_leaves_out_counts_that_cost_more_for_nothing_and_curves_diff
 
 
 def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do():
-    figure = charts.growth_costs(answer(), "mi300x")
+    figure = growth_costs(answer(), "mi300x")
     marks = [trace for trace in figure.data if trace.mode == "markers"]
     for row in answer()["devices"]:
         at = [mark.x[0] for mark in marks if mark.name.startswith(size_view.short(row))]
@@ -102,7 +110,7 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
     cheapest = size_text.cheapest_sentence(answer()["growth"], answer()["devices"])
     assert "Cheapest over all months" in cheapest
     bought = answer()["best"]["purchase"]
-    figure = charts.owned_or_rented(bought)
+    figure = owned_or_rented(bought)
     rented, up_front, written_off = (curve.y for curve in figure.data)
     month = bought["break_even_month"]
     assert figure.layout.shapes[0].x0 == month

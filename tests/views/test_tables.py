@@ -12,7 +12,8 @@ from recipe_core.plans.rank import front_of_measures
 from recipe_core.plans.splits import find_row
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
-from recipe_core.views import charts, exports, tables
+from recipe_core.views import exports, tables
+from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.columns import csv_bytes, parquet_bytes
 from recipe_core.views.plans import HOLDS, QUEUES, UNCERTAIN, split_columns, state_text
 from tests.fixtures.plans import BESIDE, LONG, planned
@@ -122,7 +123,7 @@ def test_files_are_named_after_the_request_and_a_chart_is_one_file_without_a_net
     for asked, known in (("svg", "svg"), ("../exe", "png")):
         assert exports.picture_config("a", asked)["toImageButtonOptions"]["format"] == known
     splits = plan_splits(REQUEST)
-    page = exports.chart_page(charts.tradeoff(splits, *splits.shown.axes), "chart").decode()
+    page = exports.chart_page(tradeoff(splits, *splits.shown.axes), "chart").decode()
     assert page.startswith("<!doctype html>")
     assert "Time per output token (ms)" in page
     assert "<script src=" not in page

@@ -48,7 +48,7 @@ def verify_command(
 ) -> None:
     """Start a bundle and compare its outputs: again, in a batch, unsplit, in other formats."""
     from recipe_core.calibration.trials.verify import Choice, verify_outputs
-    from recipe_core.views.trials import verify_text
+    from recipe_core.views.reconciliation import verify_text
 
     _require_signed([bundle, *(against or ())], public_key)
     try:
@@ -92,7 +92,7 @@ def tune_command(
 ) -> None:
     """Search better settings on this machine by starting and measuring the bundle."""
     from recipe_core.calibration.trials.tune import Budget, tune
-    from recipe_core.views.trials import tune_text
+    from recipe_core.views.reconciliation import tune_text
 
     _require_signed([bundle], public_key)
     budget = Budget(trials, minutes, repeats, patience, splits, timeout_s=timeout)

@@ -14,8 +14,7 @@ from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.request.metrics import Metric, column_metric
-from recipe_core.views.charts.figures import Drawing, axis, categories
-from recipe_core.views.charts.style import DASHES, SYMBOLS
+from recipe_core.views.charts.style import DASHES, SYMBOLS, Drawing, Style, axis, categories
 from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import (
     Crossing,
@@ -24,7 +23,7 @@ from recipe_core.views.explanations.curves import (
     Scaling,
     usd_per_million_by_use,
 )
-from recipe_core.views.explanations.tornado import Swing
+from recipe_core.views.explanations.formats import Swing
 from recipe_core.views.plan_words import shown_limit, used_devices_text
 
 USE = np.linspace(0.05, 1.0, 39)
@@ -83,7 +82,7 @@ def load_curves(
         _add_load_curve(draw, n, name, curve, shown[name], load, load_unit, scale, labels)
     met = {name: crossings[name] for name in curves if crossings and name in crossings}
     _mark_crossings(draw, {k: at for k, at in met.items() if not at.within}, load_unit, scale)
-    return draw.between(
+    return draw.set_axes(
         axis(column_metric("tpot_s").axis, range=[0, scale[0] * 1.12]),
         axis(column_metric("output_tokens_per_s_per_gpu").axis, range=[0, scale[1] * 1.15]),
         420,
@@ -127,15 +126,13 @@ def _add_load_curve(
         ],
         mode="lines+markers+text",
         marker={"symbol": SYMBOLS[n % len(SYMBOLS)], "size": sizes, "color": colour},
-        **draw.beside(_load_labels(curve, runs, current, scale, labels), "top center")
+        **draw.labels(_load_labels(curve, runs, current, scale, labels), "top center")
         | {"textfont": {"color": draw.colours.muted, "size": 11}},
     )
     if len(runs):
         side = "right" if x[-1] > 0.5 * scale[0] else "left"
-        below = {"xanchor": side, "yanchor": "top", "yshift": -8, "showarrow": False}
-        font = {"color": colour, "size": 12}
-        text = f"<b>{name}</b>"
-        draw.figure.add_annotation(x=x[-1], y=y[-1], text=text, font=font, **below)
+        below = {"xanchor": side, "yanchor": "top", "yshift": -8}
+        draw.note(f"<b>{name}</b>", colour, 12, x=x[-1], y=y[-1], **below)
 
 
 def _load_labels(
@@ -171,7 +168,6 @@ def _load_labels(
 def _mark_crossings(
     draw: Drawing, crossings: Mapping[str, Crossing], load_unit: str, scale: Scale
 ) -> None:
-    """Mark where each curve meets the limit; the first one's load and output are written there."""
     if not crossings:
         return
     alarm = draw.colours.alarm
@@ -238,7 +234,7 @@ def frontier_lines(
     across, up = (
         axis(plan.measures[name].axis, rangemode="tozero") for name in ("interactivity", "per_gpu")
     )
-    return draw.between(across, up, 460, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 460, hovermode="closest", showlegend=True)
 
 
 # Cost, cache, device count
@@ -258,7 +254,7 @@ def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) 
         draw.curve(name, USE * 100, price, n, f"<b>{name}</b><br>{hover}", about)
     across = axis("Utilisation (% of paid hours)", range=[0, 102])
     up = axis(column_metric("usd_per_million_output_tokens").axis, range=[0, highest * 6 or 1])
-    return draw.between(across, up, 380, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 380, hovermode="closest", showlegend=True)
 
 
 def reuse_figure(
@@ -277,7 +273,7 @@ def reuse_figure(
         look = {"symbol": SYMBOLS[n % len(SYMBOLS)], "size": 13, "color": colour}
         hover = "<b>%{fullData.name}</b><br>%{customdata[0]}"
         draw.points(title, [size], [hit], look, hover, [[text]])
-    return draw.between(
+    return draw.set_axes(
         {"title": "Cache, tokens of all requests together", "type": "log"},
         {"title": "Prompt tokens found", "tickformat": ".0%", "rangemode": "tozero"},
     )
@@ -312,14 +308,14 @@ def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -
         ],
         mode="lines+markers+text",
         marker={"size": 10, "color": draw.colours.series[0]},
-        **draw.beside([f"{share:.0%}" for share in shares], "top left"),
+        **draw.labels([f"{share:.0%}" for share in shares], "top left"),
     )
     across = axis(
         column_metric("gpus").head, **_log_ticks(best.gpus, [f"{n:,.0f}" for n in best.gpus])
     )
     ticks = [significant(float(value)) for value in tokens]
     up = axis(column_metric("tokens_per_s").axis, **_log_ticks(tokens, ticks))
-    return draw.between(across, up, 400, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 400, hovermode="closest", showlegend=True)
 
 
 def _log_ticks(values: Float, texts: Sequence[str]) -> dict[str, object]:
@@ -353,10 +349,10 @@ def swings(
             base=[middle] * len(moves),
         )
     draw.limit(x=middle, colour=draw.colours.ink, dash=None)
-    top = {"y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left"}
+    top: Style = {"y": 1, "yref": "paper", "yanchor": "bottom", "xanchor": "left"}
     draw.note(f" now {measure.show(base)}", draw.colours.ink, x=middle, **top)
     across, height = axis(measure.axis), 120 + 34 * len(moves)
-    return draw.between(across, categories(), height, barmode="overlay", bargap=0.3)
+    return draw.set_axes(across, categories(), height, barmode="overlay", bargap=0.3)
 
 
 def _swing_text(low: str, high: str) -> str:

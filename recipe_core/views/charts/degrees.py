@@ -17,8 +17,7 @@ from recipe_core.base.units import significant
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.plans.splits import broken_rules
-from recipe_core.views.charts.figures import Drawing, Style
-from recipe_core.views.charts.style import mix
+from recipe_core.views.charts.style import Drawing, Style, mix
 from recipe_core.views.plan_words import rule_titles
 
 # Splits that are drawn, the best ranked.
@@ -62,10 +61,10 @@ def heatmap(plan: Plan, measure: str, *, dark: bool = False) -> go.Figure:
         if v is None
     ]
     crosses = ["✕"] * len(empty)
-    draw.words([tp for tp, _ in empty], [pp for _, pp in empty], crosses, draw.colours.muted)
+    draw.texts([tp for tp, _ in empty], [pp for _, pp in empty], crosses, draw.colours.muted)
     names = {"title": None, "type": "category", "showgrid": False}
     frame = {"margin": {"l": 10, "r": 10, "t": 10, "b": 10}}
-    return draw.between(names, {**names, "autorange": "reversed"}, 130 + 40 * len(pps), frame)
+    return draw.set_axes(names, {**names, "autorange": "reversed"}, 130 + 40 * len(pps), frame)
 
 
 def _has_power_degrees(plan: Plan) -> Bool:
@@ -75,7 +74,6 @@ def _has_power_degrees(plan: Plan) -> Bool:
 
 
 def _best_cells(plan: Plan, measure: str) -> dict[tuple[int, int], int]:
-    """The row with the best value in each cell of tp and pp."""
     values = plan.raw(measure) * (-1 if plan.measures[measure].more_is_better else 1)
     rows = plan.order[np.isfinite(values[plan.order])]
     cells: dict[tuple[int, int], int] = {}
@@ -120,7 +118,7 @@ def parallel(plan: Plan, measures: Sequence[str], *, dark: bool = False) -> go.F
         look = {"color": mix(muted, draw.colours.series[0], share), "width": 1 + share}
         draw.curve(None, x, y, look, "%{text}", text=texts)
     marks = [(n, place, text) for n, axis in enumerate(axes) for place, text in axis.ticks.items()]
-    draw.words(
+    draw.texts(
         [n for n, _, _ in marks],
         [place for _, place, _ in marks],
         [f" {text}" for _, _, text in marks],
@@ -132,7 +130,7 @@ def parallel(plan: Plan, measures: Sequence[str], *, dark: bool = False) -> go.F
     across |= {"ticktext": [axis.title for axis in axes], "tickfont": {"color": ink}}
     up = {"title": None, "visible": False, "range": [-0.05, 1.05]}
     frame = {"margin": {"l": 20, "r": 20, "t": 30, "b": 40}, "showlegend": False}
-    return draw.between(across, up, 420, frame, hovermode="closest")
+    return draw.set_axes(across, up, 420, frame, hovermode="closest")
 
 
 def passing(
@@ -163,7 +161,6 @@ def _axes_of(plan: Plan, measures: Sequence[str]) -> tuple[Int, list[Axis]]:
 
 
 def _degree_axis(name: str, values: Int) -> Axis:
-    """A degree's levels, evenly spaced."""
     levels = np.unique(values)
     step = 1.0 / max(len(levels) - 1, 1)
     places = np.searchsorted(levels, values).astype(np.float64) * step
@@ -172,7 +169,6 @@ def _degree_axis(name: str, values: Int) -> Axis:
 
 
 def _measure_axis(plan: Plan, name: str, rows: Int) -> Axis:
-    """A measure from its least value to its largest."""
     measure, values = plan.measures[name], plan.values(name, rows)
     low, high = (float(values.min()), float(values.max())) if len(rows) else (0.0, 0.0)
     places, ticks = np.full(len(rows), 0.5), {0.5: significant(low)}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import plain_range_text, significant
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan import Plan
@@ -23,8 +23,15 @@ from recipe_core.plans.plan_json import (
 )
 from recipe_core.plans.rank import front_of_measures, rows_beyond_limits
 from recipe_core.plans.splits import find_row, row_keys
-from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
-from recipe_core.views.charts.style import DASHES, Palette, translucent
+from recipe_core.views.charts.style import (
+    DASHES,
+    Drawing,
+    Palette,
+    Style,
+    axis,
+    error_bars,
+    translucent,
+)
 from recipe_core.views.plan_words import shown_limit, used_devices_text
 from recipe_core.views.plans import GROUPS as TITLES
 from recipe_core.views.verdict import starts_text
@@ -45,12 +52,6 @@ class Groups:
     @property
     def several(self) -> bool:
         return len(self.titles) > 1
-
-    def told(self, rows: Int) -> tuple[tuple[str, ...], Int]:
-        return self.titles, np.asarray(self.codes[rows])
-
-    def among(self, group: int) -> Bool:
-        return np.asarray(self.codes == group)
 
 
 ALONE = "none"
@@ -87,7 +88,6 @@ def group_rows(plan: Plan, name: str, at_most: int | None = COLOURED) -> Groups:
 
 
 def _codes(plan: Plan, name: str) -> tuple[tuple[str, ...], Int]:
-    """Titles of groups, and of every row the index of its own."""
     if name == "load":
         loads = np.asarray(plan.columns["load"], dtype=float)
         _, first, codes = np.unique(loads, return_index=True, return_inverse=True)
@@ -171,7 +171,7 @@ def tradeoff(
     chart.add_limits()
     across, up = (axis(plan.measures[name].axis, rangemode="tozero") for name in (x, y))
     look: Style = {"hovermode": "closest", "showlegend": True, "clickmode": "event+select"}
-    return chart.draw.between(across, up, 460, **look)
+    return chart.draw.set_axes(across, up, 460, **look)
 
 
 class _Tradeoff:
@@ -191,12 +191,11 @@ class _Tradeoff:
         }
 
     def _rows_by_state(self) -> dict[str, Int]:
-        """All rows with both measures; those of the front from left to right."""
         plan, (x, y) = self.plan, self.axes
         finite = np.isfinite(plan.raw(x)) & np.isfinite(plan.raw(y))
         on = np.zeros(len(plan), dtype=np.bool_)
         for group in range(len(self.groups.titles)):
-            on |= front_of_measures(plan, x, y, among=self.groups.among(group))
+            on |= front_of_measures(plan, x, y, among=self.groups.codes == group)
         front = np.flatnonzero(on)
         rest = plan.order[finite[plan.order] & ~on[plan.order]]
         return {
@@ -234,11 +233,9 @@ class _Tradeoff:
         """The stairs of each group's front."""
         shape = "vh" if self.plan.measures[self.axes[0]].more_is_better else "hv"
         for group, title in enumerate(self.groups.titles):
-            line, places = (
-                {"shape": shape, **self._line(group)},
-                self._places(self._rows(FRONT, group)),
-            )
-            self.draw.curve(None, *places, line, legendgroup=title or None, showlegend=False)
+            line, legend = {"shape": shape, **self._line(group)}, title or None
+            places = self._places(self._rows(FRONT, group))
+            self.draw.curve(None, *places, line, legendgroup=legend, showlegend=False)
 
     def add_states(self) -> None:
         """The points of every state and group; of one group, states have colours of their own."""
@@ -252,10 +249,8 @@ class _Tradeoff:
                 legend = {"legendgroup": title, "showlegend": False}
                 name = f"{title}, {state.title[0].lower()}{state.title[1:]}"
                 if not several:
-                    colour, name = (
-                        _state_colour(state.name, self.draw.colours),
-                        self._state_title(state),
-                    )
+                    name = self._state_title(state)
+                    colour = _state_colour(state.name, self.draw.colours)
                     legend = {"legendrank": state.rank, "showlegend": True}
                 self._add_points(name, rows, state, colour, legend)
 
@@ -311,7 +306,7 @@ class _Tradeoff:
         if rows:
             ring = {"symbol": "circle-open", "size": 26, "color": colours.series[3]}
             ring["line"] = {"width": 3}
-            names = self.draw.beside(split_labels(plan, rows), "bottom center")
+            names = self.draw.labels(split_labels(plan, rows), "bottom center")
             more = {"mode": "markers+text", "legendrank": 1006, **names}
             self.draw.points("Pinned", *self._places(rows), ring, **more)
 

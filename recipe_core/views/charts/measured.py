@@ -1,18 +1,87 @@
-"""Runs of one's own against their predictions: all figures, ratios by group, and one by parts."""
+"""Runs beside their predictions, and kept choices beside each other, as points with their bands."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from html import escape
 from statistics import median
+from textwrap import wrap
 from typing import Literal
 
+import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.calibration.residuals import ComparedFigure, Prediction
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.request.metrics import Metric, column_metric
-from recipe_core.views.charts.figures import Drawing, axis, categories, error_bars
-from recipe_core.views.charts.style import SYMBOLS
+from recipe_core.views.charts.style import (
+    BELOW,
+    SYMBOLS,
+    Drawing,
+    Style,
+    axis,
+    categories,
+    error_bars,
+)
+from recipe_core.views.side_by_side import Choice, measures, value, value_with_band
+
+# Characters and lines of a name beside an axis; the whole name is in the hover.
+LINE, LINES = 24, 3
+ROW_PX = 54
+LEGEND = {True: "holds its load, or can run", False: "queues, may not start, or is refused"}
+
+
+def choice_points(
+    choices: Sequence[Choice], title: str, baseline: int = 0, *, dark: bool = False
+) -> go.Figure:
+    """A figure of every choice that has it, in order, with the band where measured runs lie.
+
+    Filled marks hold their load, open ones do not; a line stands at the baseline's.
+    """
+    draw, measure = Drawing(dark=dark), measures(choices)[title]
+    values = np.array([value(choice, title) for choice in choices], dtype=np.float64)
+    rows = np.flatnonzero(np.isfinite(values)).tolist()
+    for holds, name in LEGEND.items():
+        some = [n for n in rows if choices[n].holds == holds]
+        if some:
+            _add_choices(draw, name, choices, title, some, holds=holds)
+    if baseline in rows:
+        place, grey = float(values[baseline] * measure.factor), draw.colours.muted
+        draw.limit(x=place, colour=grey, dash="dot", width=1)
+    names = {"tickvals": rows, "ticktext": [_folded(choices[n].name) for n in rows]}
+    across = axis(measure.axis, rangemode="tozero")
+    up = axis(None, autorange="reversed", **names)
+    return draw.set_axes(across, up, 120 + ROW_PX * max(len(rows), 1), BELOW)
+
+
+def _add_choices(
+    draw: Drawing,
+    name: str,
+    choices: Sequence[Choice],
+    title: str,
+    rows: Sequence[int],
+    *,
+    holds: bool,
+) -> None:
+    measure, colours = measures(choices)[title], draw.colours
+    amounts = np.array([value_with_band(choices[n], title) for n in rows])
+    values, low, high = (amounts * measure.factor).T
+    blue = colours.series[0]
+    look: Style = {"size": 11, "line": {"color": blue, "width": 2}}
+    look["color"] = blue if holds else colours.paper
+    look["symbol"] = "circle" if holds else "diamond"
+    texts = draw.labels([measure.show(amount) for amount in amounts[:, 0]], "top center")
+    bars = error_bars(values, low, high, blue, thickness=1.5)
+    more = {"mode": "markers+text", "error_x": bars, **texts}
+    about = [escape(choices[n].name) for n in rows]
+    draw.points(name, values.tolist(), list(rows), look, "%{customdata}<br>%{text}", about, **more)
+
+
+def _folded(name: str) -> str:
+    """A name as an axis shows it: in lines, cut, and never read as markup."""
+    lines = wrap(name, LINE, max_lines=LINES, placeholder=" …")
+    return "<br>".join(escape(line) for line in lines)
+
 
 Predictor = Literal["formulas", "corrected"]
 PREDICTED_BY: dict[Predictor, str] = {
@@ -49,7 +118,7 @@ def measured_against(
         {"title": f"{kind} ({metric.unit.symbol})", "type": "log"}
         for kind in ("Predicted", "Measured")
     )
-    return draw.between(across, up, 460)
+    return draw.set_axes(across, up, 460)
 
 
 def _add_predictions(
@@ -109,7 +178,7 @@ def ratios_by_group(
         draw.points(median_name, middles, names, bar, "%{y}: median %{x:.2f} × predicted")
     draw.limit(x=1, colour=draw.colours.muted, dash="dot", width=1)
     across = {"title": "Measured / predicted", "type": "log"}
-    return draw.between(across, {"type": "category", "title": None}, 150 + 46 * len(names))
+    return draw.set_axes(across, {"type": "category", "title": None}, 150 + 46 * len(names))
 
 
 def parts_against(row: ComparedFigure, *, dark: bool = False) -> go.Figure:
@@ -125,4 +194,4 @@ def parts_against(row: ComparedFigure, *, dark: bool = False) -> go.Figure:
         draw.bars(label, ["predicted"], [seconds * 1e3], n, f"{label}: %{{x:.3g}} ms")
     milliseconds, grey = [row.measured * 1e3], {"color": draw.colours.muted}
     draw.bars(None, ["measured"], milliseconds, grey, "measured: %{x:.3g} ms", showlegend=False)
-    return draw.between(axis("ms"), categories(), 230, barmode="stack", bargap=0.35)
+    return draw.set_axes(axis("ms"), categories(), 230, barmode="stack", bargap=0.35)

@@ -14,9 +14,16 @@ from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import device_word, held_text, split_labels
 from recipe_core.plans.splits import row_keys
-from recipe_core.views.charts.figures import Drawing, Style, axis, categories
-from recipe_core.views.charts.style import BELOW, PLAIN, part_marker
-from recipe_core.views.explanations.timeline import Task
+from recipe_core.views.charts.style import (
+    BELOW,
+    PLAIN,
+    Drawing,
+    Style,
+    axis,
+    categories,
+    part_marker,
+)
+from recipe_core.views.explanations.training_time import Task
 from recipe_core.views.plan_words import capacity_bytes, row_usable_bytes
 
 Parts = Mapping[str, float]
@@ -54,10 +61,10 @@ def waterfall(parts: Parts, names: Mapping[str, str], *, dark: bool = False) -> 
         increasing={"marker": {"color": draw.colours.series[0]}},
         totals={"marker": {"color": draw.colours.series[4]}},
         connector={"line": {"color": draw.colours.muted, "width": 1}},
-        **draw.beside([*alike(values, total), seconds_text(total)]),
+        **draw.labels([*alike(values, total), seconds_text(total)]),
     )
     across = axis(unit, range=[0, total * factor * 1.18 or 1])
-    return draw.between(across, categories(), 70 + 28 * (len(values) + 1), PLAIN)
+    return draw.set_axes(across, categories(), 70 + 28 * (len(values) + 1), PLAIN)
 
 
 def loss_bars(shares: Parts, names: Mapping[str, str], *, dark: bool = False) -> go.Figure:
@@ -65,10 +72,10 @@ def loss_bars(shares: Parts, names: Mapping[str, str], *, dark: bool = False) ->
     draw, ordered = Drawing(dark=dark), _largest_first(shares)
     values = [share * 100 for share in ordered.values()]
     labels = [names.get(name, name) for name in ordered]
-    texts = draw.beside([f"{value:.2f}%" for value in values])
+    texts = draw.labels([f"{value:.2f}%" for value in values])
     draw.bars(None, labels, values, 0, "%{y}<br>%{text}", **texts)
     across = axis("% of the run", range=[0, max(values, default=0.0) * 1.25 or 1])
-    return draw.between(across, categories(), 80 + 28 * len(values), PLAIN)
+    return draw.set_axes(across, categories(), 80 + 28 * len(values), PLAIN)
 
 
 def causes_bars(splits: Sequence[tuple[str, Parts]], *, dark: bool = False) -> go.Figure:
@@ -80,7 +87,7 @@ def causes_bars(splits: Sequence[tuple[str, Parts]], *, dark: bool = False) -> g
         hover = f"%{{y}}<br>{title} %{{customdata}}"
         draw.bars(title, names, seconds * factor, n, hover, [*map(seconds_text, seconds.tolist())])
     stack: Style = {"barmode": "stack", "bargap": 0.35, "legend_traceorder": "normal"}
-    return draw.between(axis(unit), categories(), 110 + 44 * len(splits), **stack)
+    return draw.set_axes(axis(unit), categories(), 110 + 44 * len(splits), **stack)
 
 
 def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
@@ -111,7 +118,7 @@ def pipeline(tasks: Sequence[Task], *, dark: bool = False) -> go.Figure:
             **inside,
         )
     up, height = categories(categoryarray=stages), 120 + 34 * len(stages)
-    return draw.between(axis(unit), up, height, barmode="overlay", bargap=0.12)
+    return draw.set_axes(axis(unit), up, height, barmode="overlay", bargap=0.12)
 
 
 # Memory
@@ -138,10 +145,10 @@ def memory_bars(plan: Plan, rows: Sequence[int], *, dark: bool = False) -> go.Fi
     ends = np.nan_to_num(totals) / GIB
     beyond = np.array([not common or "needs" in text for text in texts], dtype=bool)
     starts = np.where(beyond, np.maximum(ends, capacity), ends)  # never across the lines
-    draw.words(starts, places, texts, textposition="middle right", cliponaxis=False)
+    draw.texts(starts, places, texts, textposition="middle right", cliponaxis=False)
     titles = {"tickvals": places, "ticktext": _bar_titles(plan, rows)}
     widest = float(max([*capacity, *ends], default=1.0))
-    return draw.between(
+    return draw.set_axes(
         axis(f"GiB per {device_word(plan)}", range=[0, widest * 1.34]),
         axis(None, range=[len(rows) - 0.5, -0.5], showgrid=False, **titles),
         150 + 36 * len(rows),
@@ -233,25 +240,21 @@ def stage_bars(
     draw.limit(f"{capacity:.1f} GiB capacity", y=capacity, dash="solid", position="top right")
     up = axis("GiB", range=[0, max(capacity, tallest) * 1.12])
     look = {"barmode": "stack", "bargap": 0.3}
-    return draw.between({"title": None, "type": "category"}, up, 380, BELOW, **look)
+    return draw.set_axes({"title": None, "type": "category"}, up, 380, BELOW, **look)
 
 
 def parameter_bars(parts: Mapping[str, float], *, dark: bool = False) -> go.Figure:
     """Parameters by part of a model, largest first."""
     draw, ordered, total = Drawing(dark=dark), _largest_first(parts), sum(parts.values()) or 1.0
+    values = list(ordered.values())
     draw.bars(
         None,
         [PART_TITLES.get(name, name) for name in ordered],
-        list(ordered.values()),
+        values,
         {"color": draw.colours.series[0]},
         "%{y}<br>%{customdata[0]} parameters, %{customdata[1]}",
-        [[f"{value:,}", f"{value / total:.1%}"] for value in ordered.values()],
-        text=[count_text(value) for value in ordered.values()],
-        textposition="outside",
-        textfont={"color": draw.colours.ink},
-        cliponaxis=False,
+        [[f"{value:,}", f"{value / total:.1%}"] for value in values],
+        **draw.labels([count_text(value) for value in values]),
     )
-    across = {"visible": False, "range": [0, max(parts.values(), default=1.0) * 1.25]}
-    up = {"autorange": "reversed", "type": "category", "title": None}
-    frame = {"margin": {"l": 10, "r": 16, "t": 10, "b": 10}, "showlegend": False}
-    return draw.between(across, up, 40 + 30 * len(ordered), frame, bargap=0.35)
+    across = {"visible": False, "range": [0, max(values, default=1.0) * 1.25]}
+    return draw.set_axes(across, categories(), 40 + 30 * len(values), PLAIN, bargap=0.35)

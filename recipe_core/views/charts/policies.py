@@ -10,8 +10,15 @@ import plotly.graph_objects as go
 
 from recipe_core.base.units import long_duration, percent_text
 from recipe_core.views import over_time as view
-from recipe_core.views.charts.figures import Drawing, Style, axis, error_bars
-from recipe_core.views.charts.style import SYMBOLS, Palette, part_marker
+from recipe_core.views.charts.style import (
+    SYMBOLS,
+    Drawing,
+    Palette,
+    Style,
+    axis,
+    error_bars,
+    part_marker,
+)
 
 Json = Mapping[str, Any]
 # Share of requests beyond the limits below which policies are drawn alike.
@@ -39,7 +46,7 @@ def start_phases(start: Json, *, dark: bool = False) -> go.Figure:
     # no title: on a phone the legend has many rows, and stands where it would be
     across = {"ticksuffix": " s", "rangemode": "tozero", "zeroline": False}
     look = {"barmode": "stack", "hovermode": "closest"}
-    return draw.between(across, {"visible": False}, 230, frame, **look)
+    return draw.set_axes(across, {"visible": False}, 230, frame, **look)
 
 
 def policy_costs(answer: Json, selected: str = "", *, dark: bool = False) -> go.Figure:
@@ -61,7 +68,7 @@ def policy_costs(answer: Json, selected: str = "", *, dark: bool = False) -> go.
                 {**part_marker(colours, n), "color": colours.series[0] if meets else colours.muted},
                 "<b>%{y}</b><br>%{customdata[0]}",
                 [[view.policy_facts(policy)] for policy in some],
-                **draw.beside([_cost_text(policy) for policy in some]),
+                **draw.labels([_cost_text(policy) for policy in some]),
             )
     bounds = {name: float(bound[amount]) for name, bound in answer["bounds"].items()}
     for name, value in bounds.items():
@@ -74,7 +81,7 @@ def policy_costs(answer: Json, selected: str = "", *, dark: bool = False) -> go.
     up["categoryarray"] = [*reversed(names.values())]
     across = axis(amount_title(answer), range=[0, widest * 1.5])
     look: Style = {"bargap": 0.35, "showlegend": True, "barmode": "overlay"}
-    return draw.between(across, up, 110 + 34 * len(rows), **look)
+    return draw.set_axes(across, up, 110 + 34 * len(rows), **look)
 
 
 def amount_field(answer: Json) -> str:
@@ -129,15 +136,15 @@ def cost_against_share(answer: Json, selected: str = "", *, dark: bool = False) 
             _add_policies(draw, label, some, look, selected, amount, places)
     draw.limit(x=target)
     # a note of its own: that of a limit takes no logarithm of its place
-    place = {"x": math.log10(target), "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "top"}
+    place: Style = {"xanchor": "left", "y": 1, "yref": "paper", "yanchor": "top"}
     text = f" wanted {percent_text(answer['attainment_wanted'])}"
-    draw.note(text, colours.alarm, **place)
+    draw.note(text, colours.alarm, x=math.log10(target), **place)
     ticks = [tick for tick in MISSED if ends[0] <= tick <= ends[1]]
     across = axis("Requests within the limits", type="log", tickvals=ticks)
     across["range"] = [math.log10(ends[1]), math.log10(ends[0])]
     across["ticktext"] = [f"{100 - 100 * tick:g} %" for tick in ticks]
     up = axis(amount_title(answer), range=costs)
-    return draw.between(across, up, 420, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 420, hovermode="closest", showlegend=True)
 
 
 def _add_policies(
@@ -149,7 +156,6 @@ def _add_policies(
     amount: str,
     places: Mapping[str, str],
 ) -> None:
-    """Marks of policies with the bands of their shares, and the names that have a place."""
     x, low, high = (
         [missed(policy["attainment"][end]) for policy in policies]
         for end in ("value", "high", "low")
@@ -157,7 +163,7 @@ def _add_policies(
     names = [_policy_label(policy, selected) for policy in policies]
     keys = [policy["name"] for policy in policies]
     texts = [name if key in places else "" for name, key in zip(names, keys, strict=True)]
-    beside = draw.beside(texts) | {"textposition": [places.get(key, "top center") for key in keys]}
+    beside = draw.labels(texts) | {"textposition": [places.get(key, "top center") for key in keys]}
     draw.points(
         label,
         x,

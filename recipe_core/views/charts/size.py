@@ -13,12 +13,24 @@ import plotly.graph_objects as go
 from recipe_core.base.units import chance_text, significant
 from recipe_core.request.metrics import Limit, Unit, column_metric, limits_by_name
 from recipe_core.views import size_view
-from recipe_core.views.charts.figures import Drawing, axis, categories
-from recipe_core.views.charts.style import DASHES, FRAME, SYMBOLS, Palette, part_marker, stroke
+from recipe_core.views.charts.style import (
+    DASHES,
+    FRAME,
+    SYMBOLS,
+    Drawing,
+    Palette,
+    axis,
+    categories,
+    part_marker,
+    stroke,
+)
 
 Row = Mapping[str, Any]
 # The value that a limit bounds, the cost, and the row of a number of devices.
 Point = tuple[float, float, Row]
+# Ticks of axes of dollars and of devices.
+DOLLARS = [base * 10.0**power for power in range(-3, 9) for base in (1, 2, 5)]
+DOUBLINGS = [2**n for n in range(17)]
 # Devices that the cost chart shows, the best.
 BARS = 16
 # Devices with a colour of their own; the rest are grey.
@@ -62,7 +74,6 @@ def _drawn_last(rows: Sequence[Row], coloured: Sequence[str]) -> list[Row]:
 
 
 def _look(row: Row, coloured: Sequence[str], colours: Palette) -> dict[str, Any]:
-    """Colour, symbol and dash of a device; grey for those without a rank."""
     name = size_view.key(row)
     if name not in coloured:
         return {"rank": None, "color": colours.muted, "symbol": "circle", "dash": "solid"}
@@ -70,20 +81,14 @@ def _look(row: Row, coloured: Sequence[str], colours: Palette) -> dict[str, Any]
     return {"rank": n, "color": colours.series[n], "symbol": SYMBOLS[n], "dash": DASHES[n]}
 
 
-def _money_ticks(values: Sequence[float]) -> dict[str, Any]:
-    """Ticks of a logarithmic axis of dollars at 1, 2, 5 and their tenfolds."""
+def _log_ticks_among(
+    values: Sequence[float], steps: Sequence[float], unit: str = "", reach: float = 1.0
+) -> dict[str, Any]:
+    """Steps of a logarithmic axis between its values, or a factor beyond them."""
     if not values:
         return {}
-    steps = [base * 10.0**power for power in range(-3, 9) for base in (1, 2, 5)]
-    shown = [step for step in steps if min(values) / 2.5 <= step <= max(values) * 2.5]
-    return {"tickvals": shown, "ticktext": [f"${step:,.10g}" for step in shown]}
-
-
-def _doubling_ticks(values: Sequence[float]) -> dict[str, Any]:
-    if not values:
-        return {}
-    shown = [2**n for n in range(17) if min(values) <= 2**n <= max(values)]
-    return {"tickvals": shown, "ticktext": [f"{count:,}" for count in shown]}
+    shown = [step for step in steps if min(values) / reach <= step <= max(values) * reach]
+    return {"tickvals": shown, "ticktext": [f"{unit}{step:,.10g}" for step in shown]}
 
 
 # Cost by device
@@ -109,14 +114,14 @@ def cost_bars(answer: Row, selected: str = "", *, dark: bool = False) -> go.Figu
     texts = [f"{size_view.rented(row)} · {size_view.money(row, 'month')}" for row in rows]
     hover = "%{customdata[0]}<br>%{customdata[1]}"
     for title, values, marker in parts:
-        beside = draw.beside(texts if title == parts[-1][0] else None)
+        beside = draw.labels(texts if title == parts[-1][0] else None)
         draw.bars(title, labels, values, marker, hover, about, **beside)
     layout: dict[str, Any] = {"barmode": "stack", "bargap": 0.3, "showlegend": any(idle)}
     if not any(idle):
         layout["margin"] = {**FRAME["margin"], "t": 10}
     across = axis("$ a month", range=[0, max(costs, default=1.0) * 1.45])
     height = (110 if any(idle) else 70) + 30 * len(rows)
-    return draw.between(across, categories(), height, **layout)
+    return draw.set_axes(across, categories(), height, **layout)
 
 
 def cost_against(
@@ -144,7 +149,7 @@ def cost_against(
     draw.curve("Cheapest of all devices", x, y, ink, legendrank=1000, opacity=0.35)
     title = f"{column_metric(axis_name).title} ({_axis_unit(axis_name).symbol})"
     up = axis("$ for the run" if axis_name == "wall_s" else "$ a month", type="log")
-    up |= _money_ticks([cost for _, cost, _ in points])
+    up |= _log_ticks_among([cost for _, cost, _ in points], DOLLARS, "$", reach=2.5)
     reach = {}
     if limit is not None:
         bound = limit / limit_of(axis_name).factor
@@ -154,7 +159,7 @@ def cost_against(
         longest = max((x for x, _, _ in points), default=place)
         reach = {"range": [0, max(min(longest * 1.05, 4 * place), 1.1 * place)]}
     across = axis(title, **reach)
-    return draw.between(across, up, 440, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 440, hovermode="closest", showlegend=True)
 
 
 def _add_device(
@@ -188,7 +193,6 @@ def _unzipped(points: Sequence[Point]) -> tuple[list[float], list[float], list[R
 
 
 def _ladder_points(row: Row, axis_name: str) -> list[Point]:
-    """Each number of a device's: the bounded figure, in the axis' unit, and its cost."""
     amount = size_view.MONEY["run" if axis_name == "wall_s" else "month"]
     return [
         (x * _axis_unit(axis_name).factor, float(cost), rung)
@@ -251,9 +255,9 @@ def confidence_curves(
         )
     if confidence is not None:
         draw.limit(f"asked {confidence:.0%}", y=100.0 * confidence, position="bottom right")
-    across = axis("Devices rented", type="log", **_doubling_ticks(counts))
+    across = axis("Devices rented", type="log", **_log_ticks_among(counts, DOUBLINGS))
     up = axis("Confidence (%)", range=[0, 104])
-    return draw.between(across, up, 440, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 440, hovermode="closest", showlegend=True)
 
 
 # Through the months
@@ -265,10 +269,8 @@ def growth_costs(answer: Row, selected: str = "", *, dark: bool = False) -> go.F
     rows = {size_view.key(row): row for row in answer["devices"] if row.get("growth")}
     coloured = [key for key in coloured_devices(answer, selected) if key in rows]
     for n, name in enumerate(coloured):
-        growth, title = (
-            rows[name]["growth"],
-            size_view.short(rows[name]) + size_view.price_doubt_mark(rows[name]),
-        )
+        row, growth = rows[name], rows[name]["growth"]
+        title = size_view.short(row) + size_view.price_doubt_mark(row)
         costs, loads = growth["usd_by_month"], growth["load"]
         devices = [None if k is None else growth["ladder"][k]["units"] for k in growth["steps"]]
         line = {**stroke(draw.colours, n), "shape": "hv", "width": 3 if name == selected else 2}
@@ -285,7 +287,7 @@ def growth_costs(answer: Row, selected: str = "", *, dark: bool = False) -> go.F
             draw.points(title, [month], [costs[month]], mark, hover, showlegend=False)
     across = axis("Month (0: today)", rangemode="tozero")
     up = axis("$ a month", rangemode="tozero")
-    return draw.between(across, up, 400, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 400, hovermode="closest", showlegend=True)
 
 
 def owned_or_rented(bought: Row, *, dark: bool = False) -> go.Figure:
@@ -308,4 +310,4 @@ def owned_or_rented(bought: Row, *, dark: bool = False) -> go.Figure:
         draw.limit(f" paid off in month {month}", x=month, position=side)
     across = axis("Month", range=[0, bought["months"]])
     up = axis("$ until the end of the month", rangemode="tozero")
-    return draw.between(across, up, 400, hovermode="closest", showlegend=True)
+    return draw.set_axes(across, up, 400, hovermode="closest", showlegend=True)

@@ -16,37 +16,7 @@ from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.plans.splits import find_row, is_known, row_key
 from recipe_core.views import tables
-from recipe_core.views.charts.accuracy import cost_against_loss, three_axes
-from recipe_core.views.charts.curves import (
-    crossing_text,
-    frontier_lines,
-    load_curves,
-    plain_load_text,
-    reuse_figure,
-    scaling_curve,
-    swings,
-    use_curves,
-)
-from recipe_core.views.charts.degrees import heatmap, parallel, passing
-from recipe_core.views.charts.parts import (
-    causes_bars,
-    loss_bars,
-    memory_bars,
-    pipeline,
-    stage_bars,
-    waterfall,
-)
-from recipe_core.views.charts.split_tables import (
-    arithmetic_items,
-    device_table,
-    failures_text,
-    formats_table,
-    frontier_table,
-    phase_table,
-    published_table,
-    scaling_table,
-    tier_table,
-)
+from recipe_core.views.charts import curves, degrees, formats, parts, views
 from recipe_core.views.charts.views import Chart, Focus, Item, Note, view
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import (
@@ -56,9 +26,8 @@ from recipe_core.views.explanations.curves import (
     load_curve,
     scaling,
 )
-from recipe_core.views.explanations.formats import format_points
-from recipe_core.views.explanations.timeline import best_with_pipeline, step_timeline
-from recipe_core.views.explanations.tornado import FIGURES, tornado
+from recipe_core.views.explanations.formats import FIGURES, format_points, tornado
+from recipe_core.views.explanations.training_time import best_with_pipeline, step_timeline
 from recipe_core.views.plan_words import capacity_bytes, figures_phrase, row_usable_bytes
 
 # Bytes or seconds by the name of a part.
@@ -79,19 +48,18 @@ def memory_charts(focus: Focus[Any]) -> Iterator[Item]:
     )
     if len(capacities) > 1:
         note = note.replace("Dotted line", "Thin mark").replace("Solid line", "Thick mark")
-    figure = memory_bars(plan, rows, dark=focus.dark)
+    figure = parts.memory_bars(plan, rows, dark=focus.dark)
     alt = f"Memory of {len(rows)} splits by part against a capacity of {' or '.join(capacities)}"
     yield Chart("memory", plan.measures["memory"].title, figure, alt, note)
     if stages := _stage_parts(focus.plan, row):
         names = {part.removesuffix("_bytes"): name for part, name in focus.plan.spec.parts.items()}
         ends = (row_usable_bytes(focus.plan, row), capacity_bytes(focus.plan, row))
         title = f"Memory per pipeline stage, {split_label(focus.plan, row)}"
-        figure = stage_bars(stages, names, *ends, dark=focus.dark)
+        figure = parts.stage_bars(stages, names, *ends, dark=focus.dark)
         yield Chart("stages", title, figure, f"Memory of {len(stages)} pipeline stages by part")
 
 
 def _stage_parts(plan: Plan, row: int) -> list[Parts]:
-    """Bytes of every pipeline stage by part; empty where there is one stage."""
     stages = plan.estimate(row).to_json().get("memory", {}).get("stages") or []
     split = [
         {**stage, **memory_parts(stage)} if "encoder_bytes" in stage else stage for stage in stages
@@ -111,10 +79,9 @@ def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
     seconds = explain_estimate(plan, row).to_json()["breakdown_s"]
     tpot, ttft = (plan.measures[name].title for name in ("tpot", "ttft"))
     for part, title in (("decode", tpot), ("prefill", ttft)):
-        figure, alt = waterfall(seconds[part], TIME_TITLES, dark=focus.dark), f"{title} by part"
-        yield Chart(
-            f"waterfall-{part}", f"{title}, {split_label(plan, row)}", figure, alt, half=True
-        )
+        figure = parts.waterfall(seconds[part], TIME_TITLES, dark=focus.dark)
+        key, head = f"waterfall-{part}", f"{title}, {split_label(plan, row)}"
+        yield Chart(key, head, figure, f"{title} by part", half=True)
     causes = [
         (name, explain_estimate(plan, split).to_json().get("causes_s", {}).get("decode", {}))
         for name, split in focus.compared.items()
@@ -124,7 +91,7 @@ def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
         "Each part is attributed to its bottleneck: compute, memory traffic, links, "
         "engine overhead or waiting for other requests."
     )
-    yield Chart("causes", title, causes_bars(causes, dark=focus.dark), title, note)
+    yield Chart("causes", title, parts.causes_bars(causes, dark=focus.dark), title, note)
 
 
 @view("load", "Load", ("serving",))
@@ -137,7 +104,7 @@ def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     unit = plan.measures["load"].per
     current = float(plan.columns["load"][focus.row])
     limit = plan.request.objective.limits.tpot_ms
-    curves = {name: load_curve(plan, row) for name, row in focus.compared.items()}
+    by_split = {name: load_curve(plan, row) for name, row in focus.compared.items()}
     crossings: dict[str, Crossing] = {}
     allowed = f"Set a limit on the {plan.measures['tpot'].label} to see what it allows."
     if limit:
@@ -149,20 +116,19 @@ def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "load",
         f"{tpot.title} as the load grows",
-        load_curves(curves, current, unit, limit, crossings, dark=focus.dark),
+        curves.load_curves(by_split, current, unit, limit, crossings, dark=focus.dark),
         f"{tpot.title} against {per_gpu.label} as the load grows",
         f"{allowed} Each marker is one load, the large one what the split is planned "
-        f"for ({plain_load_text(current)} {unit}). "
+        f"for ({curves.plain_load_text(current)} {unit}). "
         f"Labels: {plan.measures['load'].label}; loads on one spot share a label, as a split "
         "holds no more of them.",
     )
 
 
 def _allowance(name: str, at: Crossing | None, unit: str) -> str:
-    """The load that a limit on the time per output token allows a split."""
     if at is None:
         return f"{name} exceeds it at every load"
-    return f"{name} holds {'at least ' if at.within else ''}{crossing_text(at, unit)}"
+    return f"{name} holds {'at least ' if at.within else ''}{curves.crossing_text(at, unit)}"
 
 
 @view("frontier", "Frontier", ("serving",), needs_fit=False)
@@ -182,13 +148,13 @@ def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "interactivity",
         f"{per_gpu.title} against {interactivity.label}",
-        frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
+        curves.frontier_lines(wide, focus.plan, focus.row, dark=focus.dark),
         f"{per_gpu.title} against {interactivity.label} for {len(wide.envelopes)} devices",
         f"Each marker is the best split at a load, of {wide.loads[0]:,.4g} to "
         f"{wide.loads[-1]:,.4g} {unit}. Splits that queue are left out; limits on time are not "
         "applied.",
     )
-    yield frontier_table(wide)
+    yield views.frontier_table(wide)
 
 
 @view("cache", "Cache", ("serving",))
@@ -196,7 +162,7 @@ def prefix_cache_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The hits of the split's cache, and the gains and costs of tiers below it."""
     plan, row = focus.plan, focus.row
     estimate, curve = plan.estimate(row), plan.setting(row).reuse
-    yield device_table(estimate, plan.problem.workload.prefix_hit)
+    yield views.device_table(estimate, plan.problem.workload.prefix_hit)
     if curve is None or estimate.prefix_cache is None:
         yield Note(
             "State workload.prefix_reuse to see what caches of several sizes find; "
@@ -208,13 +174,13 @@ def prefix_cache_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "reuse",
         f"Prompt tokens found by the size of the cache, {split_label(plan, row)}",
-        reuse_figure(curve, estimate.prefix_cache, tiers, dark=focus.dark),
+        curves.reuse_figure(curve, estimate.prefix_cache, tiers, dark=focus.dark),
         f"Share of prompt tokens found over the size of the cache, with the devices' cache {names}",
         "Marks stand at what running requests leave of the devices' cache, and at the tiers below "
         "it; a tier also holds what is above it.",
     )
     if tiers:
-        yield tier_table(tiers)
+        yield views.tier_table(tiers)
         for tier in tiers:
             yield Note(f"{tier.name.capitalize()}: {tier.verdict}. {tier.because}")
 
@@ -234,7 +200,7 @@ def cost_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "use",
         f"{title} by utilisation",
-        use_curves(rates, dark=focus.dark),
+        curves.use_curves(rates, dark=focus.dark),
         f"{title} over the share of paid hours in use",
         "Idle hours are billed too: at half utilisation a token costs twice as much.",
     )
@@ -248,26 +214,26 @@ def accuracy_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "accuracy-cost",
         f"Cost against accuracy lost, {label}",
-        cost_against_loss(points, dark=focus.dark),
+        formats.cost_against_loss(points, dark=focus.dark),
         f"Cost of a token against the accuracy lost in {len(points[label])} pairs of number "
         "formats",
         "One split in every format that its device and engine take; lines join the weight formats "
         "of one cache. Bars: where eight of ten published figures are expected. Diamonds: no other "
         "format is better in cost, time per token or accuracy without being worse in another.",
     )
-    yield formats_table(points[label], f"Number formats of {label}")
+    yield views.formats_table(points[label], f"Number formats of {label}")
     if front_with_accuracy(focus.searched) is not None:
         yield Chart(
             "accuracy-axes",
             "Cost, time per token and accuracy of every split",
-            three_axes(focus.searched, dark=focus.dark),
+            formats.three_axes(focus.searched, dark=focus.dark),
             "Cost against time per output token, coloured by the accuracy that is kept",
             "Rings: no other split is better in one of the three without being worse in another.",
         )
     expected = require_part(explain_estimate(plan, focus.row).accuracy)
     yield Note(f"Expected accuracy, {expected.benchmark} of benchmarks: {expected.basis}")
     if expected.nearest:
-        yield published_table(expected.nearest)
+        yield views.published_table(expected.nearest)
 
 
 def _tornado_measures(plan: Plan) -> list[str]:
@@ -282,7 +248,7 @@ def sensitivity_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "tornado",
         f"Sensitivity of the {measure.label}",
-        swings(base, moves, measure, dark=focus.dark),
+        curves.swings(base, moves, measure, dark=focus.dark),
         "How far the figure moves when each assumption is changed",
         f"{split_label(plan, focus.row)}, estimated again with one assumption changed at a time, "
         "between the two values beside its bar. Assumptions without effect are left out.",
@@ -295,8 +261,8 @@ def sensitivity_charts(focus: Focus[Plan]) -> Iterator[Item]:
 @view("step", "Time", ("training",))
 def step_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The parts of the time of a step."""
-    parts = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
-    figure = waterfall(parts, STEP_TITLES, dark=focus.dark)
+    seconds = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
+    figure = parts.waterfall(seconds, STEP_TITLES, dark=focus.dark)
     title = f"Time of a step, {split_label(focus.plan, focus.row)}"
     yield Chart("waterfall-step", title, figure, "Time of a step by part")
 
@@ -307,17 +273,18 @@ def training_run_charts(focus: Focus[Plan]) -> Iterator[Item]:
     run = require_part(focus.plan.estimate(focus.row).run)
     shares: dict[str, float] = require_part(run.time_shares).to_json()
     losses = {name: share for name, share in shares.items() if name != "steps" and share > 0}
+    failures, reached = views.failures_text(run), utilisation(run.mfu or 0.0)
     yield Note(
-        f"Steps take {shares['steps']:.1%} of the time (goodput), and the devices reach "
-        f"{utilisation(run.mfu or 0.0)} of their peak over the whole run. {failures_text(run)}"
+        f"Steps take {shares['steps']:.1%} of the time (goodput), and the devices reach {reached} "
+        f"of their peak over the whole run. {failures}"
     )
-    figure = loss_bars(losses, RUN_TITLES, dark=focus.dark)
+    figure = parts.loss_bars(losses, RUN_TITLES, dark=focus.dark)
     alt = "Shares of the run's time that steps do not have, by what takes them"
     yield Chart(
         "losses", f"What else takes time, {split_label(focus.plan, focus.row)}", figure, alt
     )
     if run.phases:
-        yield phase_table(run.phases)
+        yield views.phase_table(run.phases)
 
 
 @view("pipeline", "Pipeline", ("training",))
@@ -337,7 +304,7 @@ def pipeline_charts(focus: Focus[Plan]) -> Iterator[Item]:
     except RecipeError as error:
         yield Note(str(error))
         return
-    figure = pipeline(tasks, dark=focus.dark)
+    figure = parts.pipeline(tasks, dark=focus.dark)
     alt = "Which micro-batch each stage works on over time"
     yield Chart("pipeline", "Pipeline schedule", figure, alt, note)
 
@@ -353,12 +320,12 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield Chart(
         "scaling",
         title,
-        scaling_curve(best, [split_label(plan, row) for row in best.rows], dark=focus.dark),
+        curves.scaling_curve(best, [split_label(plan, row) for row in best.rows], dark=focus.dark),
         f"{plan.measures['output'].title} by the best split at each device count",
         "Percent of linear scaling from the smallest device count. "
         "Over 100 %: more memory lets a better split fit.",
     )
-    yield scaling_table(plan, best, title)
+    yield views.scaling_table(plan, best, title)
 
 
 # Both kinds
@@ -374,25 +341,25 @@ def degree_charts(focus: Focus[Any]) -> Iterator[Item]:
     plan, names = focus.plan, _listed_measures(focus.plan)[1:6]
     title = f"{plan.measures[focus.measure].title} at each tp × pp"
     note = "The best over all other degrees. ✕: none fits; hover for the reason."
-    figure = heatmap(plan, focus.measure, dark=focus.dark)
+    figure = degrees.heatmap(plan, focus.measure, dark=focus.dark)
     yield Chart("heatmap", title, figure, "The best split at each tp and pp", note)
     yield Chart(
         "parallel",
         "Splits along degrees and measures",
-        parallel(plan, names, dark=focus.dark),
+        degrees.parallel(plan, names, dark=focus.dark),
         "Every split along its degrees and measures",
         f"Each line is one split, stronger the better its {plan.measures[names[0]].label}. "
         "Drag a box over part of an axis to list the splits that pass through it; "
         "Shift adds a box, a double click clears them.",
-        passing=lambda boxes: passing(plan, names, boxes),
+        passing=lambda boxes: degrees.passing(plan, names, boxes),
     )
 
 
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)
 def serving_lines(focus: Focus[Plan]) -> Iterator[Item]:
-    return arithmetic_items(arithmetic(focus.plan, focus.row), TIME_TITLES)
+    return views.arithmetic_items(arithmetic(focus.plan, focus.row), TIME_TITLES)
 
 
 @view("training-arithmetic", "Arithmetic", ("training",), needs_fit=False)
 def training_lines(focus: Focus[Plan]) -> Iterator[Item]:
-    return arithmetic_items(training_arithmetic(focus.plan, focus.row), STEP_TITLES)
+    return views.arithmetic_items(training_arithmetic(focus.plan, focus.row), STEP_TITLES)

@@ -40,7 +40,7 @@ from recipe_core.estimates.serving.weights import (
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES, TrainingEstimate
 from recipe_core.plans.plan import Plan
-from recipe_core.request.metrics import column_metric
+from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.explanations.operators import Line, Times
 from recipe_core.views.explanations.serving_time import serving_times
 from recipe_core.views.explanations.training_time import training_times
@@ -84,10 +84,9 @@ def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[L
     sequences = float(estimates.memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
     stage = _fullest_stage(setting, case, sequences)
     parts = memory_parts({name: getattr(memory, name) for name in MEMORY})
-    formula = "layers + embedding + head + draft layers"
-    numbers = _weights_text(setting, case, *stage)
-    value = gib_exact(parts["weights_bytes"])
-    yield Line(column_metric("weights_bytes").title, formula, numbers, value)
+    column, formula = "weights_bytes", "layers + embedding + head + draft layers"
+    numbers, weights = _weights_text(setting, case, *stage), gib_exact(parts["weights_bytes"])
+    yield Line(column_metric(column).title, formula, numbers, weights)
     if memory.encoder_bytes:
         formula = "layers / ranks + embedding + projector"
         numbers = " + ".join(
@@ -112,7 +111,6 @@ def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[L
 
 
 def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int, int]:
-    """First and past-the-last layer of the fullest stage."""
     stages = min(int(case.pp[0]), len(setting.model.layers))
     columns = stage_columns(setting, case, stages, np.array([sequences]))
     totals = [float(column["total_bytes"][0]) for column in columns]
@@ -120,7 +118,6 @@ def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int
 
 
 def _count_layer_kinds(setting: Setting, start: int, end: int) -> list[tuple[int, int]]:
-    """Kinds of layers in a stage, each with its number of layers."""
     order = setting.model.order[start:end]
     return [(kind, order.count(kind)) for kind in dict.fromkeys(order)]
 
@@ -176,20 +173,20 @@ def _cache_text(setting: Setting, case: Cases, start: int, end: int) -> str:
 
 
 def _parts_line(
-    name: str, formula: str, parts: Mapping[str, float], titles: Mapping[str, str], total_s: float
+    metric: Metric, formula: str, parts: Mapping[str, float], titles: Mapping[str, str], s: float
 ) -> Line:
     """A time as the sum of its parts, largest first, with their names."""
     ordered = sorted(parts.items(), key=lambda item: -item[1])
     numbers = " + ".join(
         f"{seconds_text(seconds)} {titles.get(part, part).lower()}" for part, seconds in ordered
     )
-    return Line(name, formula, numbers, seconds_text(total_s))
+    return Line.of_metric(metric, formula, numbers, s)
 
 
 def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
     serving, parts = require_part(estimate.serving), require_part(estimate.breakdown_s)
     workload, latency_s = plan.problem.workload, serving.request_latency_s
-    tpot, ttft, latency = (plan.measures[name].title for name in ("tpot", "ttft", "latency"))
+    tpot, ttft, latency = (plan.measures[name] for name in ("tpot", "ttft", "latency"))
     formula = "sum of the parts"
     if workload.pooled:
         yield _parts_line(latency, formula, parts.prefill, TIME_TITLES, latency_s)
@@ -200,38 +197,31 @@ def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
     formula = "first token + (output tokens - 1) · time per token"
     numbers = f"{seconds_text(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
     numbers += seconds_text(serving.tpot_s)
-    yield Line(latency, formula, numbers, seconds_text(latency_s))
+    yield Line.of_metric(latency, formula, numbers, latency_s)
 
 
 def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
-    serving, cost, energy = (
-        require_part(estimate.serving),
-        require_part(estimate.cost),
-        require_part(estimate.energy),
-    )
-    workload, devices = plan.problem.workload, int(plan.raw("gpus")[row])
-    measures, output = plan.measures, token_rate_text(serving.output_tokens_per_s)
+    serving, cost = require_part(estimate.serving), require_part(estimate.cost)
+    energy, devices = require_part(estimate.energy), int(plan.raw("gpus")[row])
+    workload, measures = plan.problem.workload, plan.measures
+    output = token_rate_text(serving.output_tokens_per_s)
     if workload.mode == "closed":
         load = float(plan.columns["load"][row])
         latency = seconds_text(serving.request_latency_s)
         formula = "requests in flight · output tokens ÷ latency (Little's law)"
         numbers = f"{load:,.0f} × {workload.output_tokens:,} ÷ {latency}"
-        yield Line(measures["output"].title, formula, numbers, output)
-    value = token_rate_text(serving.output_tokens_per_s_per_gpu)
-    title, formula = measures["per_gpu"].title, "throughput ÷ devices"
-    yield Line(title, formula, f"{output} ÷ {devices}", value)
+        yield Line.of_metric(measures["output"], formula, numbers, serving.output_tokens_per_s)
+    formula, per_gpu = "throughput ÷ devices", serving.output_tokens_per_s_per_gpu
+    yield Line.of_metric(measures["per_gpu"], formula, f"{output} ÷ {devices}", per_gpu)
     if cost.usd_per_hour is not None and cost.usd_per_million_output_tokens is not None:
-        hourly = usd(cost.usd_per_hour)
+        formula = "devices · price of a device hour"
         numbers = f"{devices} × {usd(cost.usd_per_hour / devices)}"
-        title, formula = measures["usd_hour"].title, "devices · price of a device hour"
-        yield Line(title, formula, numbers, hourly)
+        yield Line.of_metric(measures["usd_hour"], formula, numbers, cost.usd_per_hour)
         formula = "cost per hour ÷ tokens per hour · 1e6"
-        numbers = f"{hourly} ÷ (3,600 s × {output}) × 1,000,000"
-        value = usd(cost.usd_per_million_output_tokens)
-        yield Line(measures["usd"].title, formula, numbers, value)
-    joules, numbers = measures["joules"], f"{measures['watts'].show(energy.watts)} ÷ {output}"
-    value = joules.show(energy.joules_per_token)
-    yield Line(joules.title, "power ÷ throughput", numbers, value)
+        numbers = f"{usd(cost.usd_per_hour)} ÷ (3,600 s × {output}) × 1,000,000"
+        yield Line.of_metric(measures["usd"], formula, numbers, cost.usd_per_million_output_tokens)
+    numbers = f"{measures['watts'].show(energy.watts)} ÷ {output}"
+    yield Line.of_metric(measures["joules"], "power ÷ throughput", numbers, energy.joules_per_token)
 
 
 # Prompts found in caches: sizes, shares, and a token loaded or made
@@ -307,46 +297,41 @@ def training_arithmetic(plan: Plan, row: int) -> Times:
 def _step_arithmetic(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
     training, workload = require_part(estimate.training), plan.problem.workload
     step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
-    parts = require_part(estimate.breakdown_s).step
-    measures = plan.measures
-    yield _parts_line(measures["step"].title, "sum of the parts", parts, STEP_TITLES, step)
-    tokens, pace = f"{batch * length:,}", token_rate_text(training.tokens_per_s_per_gpu)
-    formula = "sequences · sequence length"
+    parts, measures = require_part(estimate.breakdown_s).step, plan.measures
+    yield _parts_line(measures["step"], "sum of the parts", parts, STEP_TITLES, step)
+    tokens, rate = f"{batch * length:,}", training.tokens_per_s_per_gpu
+    formula, pace = "sequences · sequence length", token_rate_text(rate)
     yield Line("Tokens of a step", formula, f"{batch:,} × {length:,}", tokens)
     formula = "tokens of a step ÷ step time ÷ devices"
     numbers = f"{tokens} ÷ {seconds_text(step)} ÷ {int(plan.raw('gpus')[row])}"
-    yield Line(measures["per_gpu"].title, formula, numbers, pace)
-    flops = training.flops_per_s_per_gpu / training.tokens_per_s_per_gpu / 1e9
+    yield Line.of_metric(measures["per_gpu"], formula, numbers, rate)
+    flops = training.flops_per_s_per_gpu / rate / 1e9
     peak = per_second(training.flops_per_s_per_gpu / training.mfu, "FLOP")
     formula = "model flops per token · tokens per GPU ÷ peak"
     numbers = f"{significant(flops)} GFLOP × {pace} ÷ {peak}"
-    yield Line(measures["mfu"].title, formula, numbers, measures["mfu"].show(training.mfu))
+    yield Line.of_metric(measures["mfu"], formula, numbers, training.mfu)
     if training.hfu is not None:
         again = flops * (training.hfu / training.mfu - 1)
         formula = "(model flops + those of recomputation) per token · tokens per GPU ÷ peak"
         numbers = f"({significant(flops)} GFLOP + {significant(again)} GFLOP) × {pace} ÷ {peak}"
-        yield Line(measures["hfu"].title, formula, numbers, measures["hfu"].show(training.hfu))
+        yield Line.of_metric(measures["hfu"], formula, numbers, training.hfu)
 
 
 def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
-    run, cost, workload = (
-        require_part(estimate.run),
-        require_part(estimate.cost),
-        plan.problem.workload,
-    )
+    run, cost = require_part(estimate.run), require_part(estimate.cost)
+    workload, measures = plan.problem.workload, plan.measures
     if workload.checkpoint_interval_s is None:
         formula = "√(2 · wait for a checkpoint · time between failures)"
         numbers = f"√(2 × {_long(run.checkpoint_stall_s)} × {_long(run.mtbf_s)})"
         yield Line("Checkpoint interval", formula, numbers, _long(run.checkpoint_interval_s))
-    shares = {
-        k: v for k, v in require_part(run.time_shares).to_json().items() if k != "steps" and v > 0
-    }
+    shares: dict[str, float] = require_part(run.time_shares).to_json()
     numbers = " − ".join(
-        f"{RUN_TITLES[name].lower()} {share:.2%}" for name, share in shares.items()
+        f"{RUN_TITLES[name].lower()} {share:.2%}"
+        for name, share in shares.items()
+        if name != "steps" and share > 0
     )
     formula = "100 % − shares of the time that something else takes"
-    title = plan.measures["goodput"].title
-    yield Line(title, formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
+    yield Line(measures["goodput"].title, formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
     if run.wall_s is None or workload.tokens is None:
         return
     phases = [
@@ -361,19 +346,17 @@ def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
     formula = "token budget ÷ tokens of a step, rounded up"
     yield Line("Steps", formula, numbers, f"{run.steps:,.0f}")
     numbers = " + ".join(f"{steps:,.0f} × {seconds_text(step_s)}" for *_, steps, step_s in phases)
-    numbers = f"({numbers}) ÷ {run.goodput:.2%}" if run.phases else f"{numbers} ÷ {run.goodput:.2%}"
-    formula, wall = "steps · step time ÷ goodput", plan.measures["wall"]
-    yield Line(wall.title, formula, numbers, wall.show(run.wall_s))
+    numbers = f"{f'({numbers})' if run.phases else numbers} ÷ {run.goodput:.2%}"
+    yield Line.of_metric(measures["wall"], "steps · step time ÷ goodput", numbers, run.wall_s)
     if cost.usd is not None and cost.usd_per_hour is not None:
         formula = "cost per hour · hours"
         numbers = f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h"
         if cost.usd_storage:
             formula += " + storage of checkpoints"
             numbers += f" + {usd(cost.usd_storage)}"
-        yield Line(plan.measures["usd_run"].title, formula, numbers, usd(cost.usd))
+        yield Line.of_metric(measures["usd_run"], formula, numbers, cost.usd)
 
 
 def _long(seconds: float | None) -> str:
-    """Seconds, hours or days."""
     seconds = seconds or 0.0
     return seconds_text(seconds) if seconds < 3600 else days(seconds)

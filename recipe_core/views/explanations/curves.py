@@ -166,7 +166,6 @@ def load_curve(plan: Plan, row: int) -> LoadCurve:
 
 
 def _curve(plan: Plan, row: int, loads: Float) -> LoadCurve:
-    """The estimate of a row's split under each load."""
     block, i = plan.at(row)
     cases = block.cases.take(np.full(len(loads), i))
     estimates = estimate_serving(block.setting, replace(cases, load=loads))

@@ -15,6 +15,7 @@ from recipe_core.base.units import prefixed, seconds, significant
 from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, Transfer
 from recipe_core.hardware.cluster import priors
 from recipe_core.hardware.profile import Device, Fabric
+from recipe_core.request.metrics import Metric
 
 # Digits of a row, so that products of a few of them agree to three.
 DIGITS = 4
@@ -28,6 +29,10 @@ class Line:
     formula: str
     numbers: str
     value: str
+
+    @staticmethod
+    def of_metric(metric: Metric, formula: str, numbers: str, value: float) -> Line:
+        return Line(metric.title, formula, numbers, metric.show(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ def work_text(value: float, unit: str) -> str:
 
 
 def efficiency_text(value: float) -> str:
-    """An efficiency or an exponent, as the data files write it: at most four digits."""
+    """An efficiency or exponent, as data files write it: at most four digits."""
     return f"{value:.4g}"
 
 
@@ -143,7 +148,6 @@ def _operator_rows(part: str, of: Sum, hidden: str) -> Iterator[OperatorRow]:
 
 
 def _operator_name(entry: Entry) -> str:
-    """The name of a row; a product with its dimensions."""
     if isinstance(entry, Kernel) and entry.dims:
         rows, inputs, outputs = (plain_number(size) for size in entry.dims)
         return f"{entry.label}: {rows} × {inputs} × {outputs}"
@@ -154,7 +158,6 @@ def _operator_name(entry: Entry) -> str:
 
 
 def _equations(entry: Entry) -> tuple[str, str, str]:
-    """Compute, bytes and the time of one, as equations."""
     if isinstance(entry, Kernel):
         return _kernel_equations(entry)
     if isinstance(entry, Transfer):

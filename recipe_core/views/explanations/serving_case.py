@@ -68,27 +68,29 @@ class ServedCase:
         self.prefill = {name: float(of[k]) for name, of in self.served.prefill.items()}
         self.overhead = setting.engine.overhead(setting.cluster.device.runtime)
 
-    def recorded(self, step: Step) -> dict[str, Sum]:
+    def record_step(self, step: Step) -> dict[str, Sum]:
         with recording():
             return recorded_sums(engine_step(self.setting, self.case, step))
 
-    def first(self, name: str, formula: str, numbers: str, scale: float = 1.0) -> Iterator[Line]:
+    def ttft_line(
+        self, name: str, formula: str, numbers: str, scale: float = 1.0
+    ) -> Iterator[Line]:
         """The line of a part of the time to first token, where it takes time."""
         if (value_s := self.prefill.get(name, 0.0)) > 0:
             yield Line(TIME_TITLES[name], formula, product(numbers, scale), time_text(value_s))
 
     @property
-    def rest(self) -> float:
+    def later_share(self) -> float:
         """Share of the tokens after the first that leaves later, where some leave with it."""
         intervals, case = self.setting.engine.intervals, self.case
         slow = bool(((case.recv_interval > 1) | (case.stream_interval > 1)).any())
         loops = self.setting.mode in ("closed", "open")
         if intervals is None or not loops or not slow or not intervals.first_token_waits:
             return 1.0
-        return 1 - self.leaving / max(only_number(case.output_tokens) - 1, 1.0)
+        return 1 - self.early_tokens / max(only_number(case.output_tokens) - 1, 1.0)
 
     @property
-    def leaving(self) -> float:
+    def early_tokens(self) -> float:
         """Tokens that leave with the first one."""
         return min(only_number(self.case.stream_interval), only_number(self.case.output_tokens)) - 1
 
@@ -100,11 +102,12 @@ class ServedCase:
             step_s = time_text(receive_s / self.steps / ((interval - 1) / 2))
             formula = "(steps between two looks for requests - 1) ÷ 2 · step, less any other wait"
             numbers = f"({plain_number(interval)} - 1) ÷ 2 × {step_s}"
-            yield from self.first("receive", formula, numbers, self.steps)
+            yield from self.ttft_line("receive", formula, numbers, self.steps)
         if stream_s > 0:
-            numbers = f"{plain_number(self.leaving)} × {time_text(stream_s / self.leaving)}"
+            early = self.early_tokens
+            numbers = f"{plain_number(early)} × {time_text(stream_s / early)}"
             formula = "tokens that leave with the first · time per token"
-            yield from self.first("stream", formula, numbers)
+            yield from self.ttft_line("stream", formula, numbers)
 
     def request_line(self) -> Iterator[Line]:
         """The server's own time of a request."""
@@ -112,7 +115,7 @@ class ServedCase:
         tokens = plain_number(only_number(self.case.input_tokens))
         formula = "time of a request + prompt tokens · time of a token, in the server"
         numbers = f"{time_text(fixed_s)} + {tokens} × {time_text(token_s)}"
-        return self.first("request", formula, numbers, self.prompts)
+        return self.ttft_line("request", formula, numbers, self.prompts)
 
 
 # Times as sums of steps
@@ -174,8 +177,12 @@ def multiple(factor: float, text: str) -> str:
     return text if abs(factor - 1) < SMALL else f"{factor:.5g} × {text}"
 
 
+def worded_factor(words: str, value: float) -> Factor:
+    return words, efficiency_text(value), value
+
+
 def run_factor(factor: float) -> Factor:
-    return "what your runs measured", efficiency_text(factor), factor
+    return worded_factor("what your runs measured", factor)
 
 
 def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare:
@@ -187,7 +194,7 @@ def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare
         *factors,
         ("1 ÷ tokens that a step yields", f"1 ÷ {efficiency_text(yields)}", 1 / yields),
         run_factor(case.steps),
-        ("share of the tokens after the first that leaves", efficiency_text(case.rest), case.rest),
+        worded_factor("share of the tokens after the first that leaves", case.later_share),
     )
 
 

@@ -7,6 +7,7 @@ first token (docs/method/physics.md, "Continuous batching", "From a step to the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -55,6 +56,7 @@ from recipe_core.views.explanations.serving_case import (
     step_lines,
     step_seconds,
     step_share,
+    worded_factor,
 )
 
 DECODING, STARTING, POOLED = (
@@ -82,7 +84,7 @@ def serving_times(plan: Plan, row: int) -> Times:
 def _batch_times(case: ServedCase) -> Times:
     batch = case.case.load / active_replicas(case.case)
     step, chunk, chunks = batch_steps(case.setting, case.case, batch)
-    decode, prompt = case.recorded(step), case.recorded(chunk)
+    decode, prompt = case.record_step(step), case.record_step(chunk)
     number = only_number(chunks)
     steps = ("steps of prompts", plain_number(number), number)
     prompts = step_share("a step of prompts", prompt, steps, run_factor(case.prompts))
@@ -99,18 +101,17 @@ def _batch_times(case: ServedCase) -> Times:
 
 def _pool_times(case: ServedCase) -> Times:
     decoding = case.served.decoding[[case.k]] / case.rate / case.steps
-    decode = case.recorded(decode_step(case.case, decoding))
+    decode = case.record_step(decode_step(case.case, decoding))
     pool = replace(case.case.prefill_pool, output_tokens=np.ones(1))
     with recording():
         steps = pool_steps(case.setting, pool)
     alone, full = recorded_sums(steps.single), recorded_sums(steps.full)
     share, runs = _full_share(case, decode, alone, full), run_factor(case.prompts)
-    single = ("1 - share of full steps", efficiency_text(1 - share), 1 - share)
+    single = worded_factor("1 - share of full steps", 1 - share)
+    several = worded_factor("share of full steps", share)
     shares = [
         step_share("a prompt's step", alone, single, runs),
-        step_share(
-            "a full step", full, ("share of full steps", efficiency_text(share), share), runs
-        ),
+        step_share("a full step", full, several, runs),
         step_share("the first decode step", decode, runs),
     ]
     tables = {
@@ -145,7 +146,7 @@ def _full_share(case: ServedCase, decode: Parts, alone: Parts, full: Parts) -> f
 
 def _pool_waits(case: ServedCase, step_s: float) -> Iterator[Line]:
     half = f"0.5 × {time_text(step_s)}"
-    yield from case.first("schedule", "half of a decode step", half, case.steps)
+    yield from case.ttft_line("schedule", "half of a decode step", half, case.steps)
     yield from case.request_line()
     notes = {
         "prompts_ahead": "M/D/1 queue of the prefill pool, or what starts at once before it",
@@ -156,7 +157,7 @@ def _pool_waits(case: ServedCase, step_s: float) -> Iterator[Line]:
     for name, formula in notes.items():
         scale = 1.0 if name == "engine_queue" else case.prompts
         seconds = case.prefill.get(name, 0.0) / scale
-        yield from case.first(name, formula, time_text(seconds), scale)
+        yield from case.ttft_line(name, formula, time_text(seconds), scale)
     yield from case.client_lines()
 
 
@@ -211,15 +212,11 @@ def _loop_times(case: ServedCase) -> Times:
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
-    first = [
-        *_prompt_lines(state),
-        *_copies(state),
-        *_prompt_wait_lines(state),
-        *case.request_line(),
-    ]
+    first = [*_prompt_lines(state), *_copies(state), *_prompt_wait_lines(state)]
     blocks = time_text(only_number(case.case.kv_wait_s))
     formula = "look-up + blocks found in tiers ÷ rate of the link or store + queue there"
-    first += [*case.first("kv_load", formula, blocks, case.prompts), *case.client_lines()]
+    first += [*case.request_line(), *case.ttft_line("kv_load", formula, blocks, case.prompts)]
+    first += case.client_lines()
     lines = {DECODING: [*token, *_interference(state)], STARTING: first}
     if utilisation := _utilisation(state.mixed):
         lines[REACHED] = [utilisation]
@@ -227,7 +224,6 @@ def _loop_times(case: ServedCase) -> Times:
 
 
 def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
-    """The state that the estimate solved, and its steps by title."""
     setting, limit = case.setting, resident_limit(case.setting, case.case, case.memory)
     capacity, share = limit, np.ones(1)
     if setting.mode == "open":
@@ -240,7 +236,7 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
     step = decode_step(case.case, flow.decoding)
     beside = step if mixes else idle_step(case.case)
     mixed, prompts = prompt_step(setting, case.case, beside, flow.decoding / loop.steps)
-    steps = (case.recorded(step), case.recorded(mixed))
+    steps = (case.record_step(step), case.record_step(mixed))
     state = _State(case, flow, loop, only_number(prompts), *steps, {})
     tables: dict[str, Parts] = {
         f"Decode step, {exact(only_number(step.sequences))} sequences": steps[0]
@@ -248,7 +244,7 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
     tables[_prompt_title(only_number(prompts), only_number(mixed.prefill_tokens), mixes)] = steps[1]
     if setting.mode != "open" and case.overhead.bunched > 0:
         chunk, chunks, group = bunch_step(setting, case.case, flow.resident)
-        bunch = case.recorded(chunk)
+        bunch = case.record_step(chunk)
         tables[
             f"Step of {efficiency_text(only_number(chunk.sampled))} prompts that start together"
         ] = bunch
@@ -271,7 +267,7 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
     A prompt takes (step with prompts - decode step) ÷ prompts in it + decode step.
     """
     count, b = state.prompts, state.b
-    solved, runs = ("(1 - b)", efficiency_text(1 - b), 1 - b), run_factor(state.case.prompts)
+    solved, runs = worded_factor("(1 - b)", 1 - b), run_factor(state.case.prompts)
     prompt = ("1 ÷ prompts in it", f"1 ÷ {efficiency_text(count)}", 1 / count)
     beside = (
         "(prompts in the step with prompts - 1) ÷ prompts in it",
@@ -285,7 +281,7 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
     if b:
         number = ("steps of prompts", plain_number(state.chunks), state.chunks)
         title = "a step of prompts that start together"
-        bunch = step_share(title, state.bunch, ("b", efficiency_text(b), b), number, runs)
+        bunch = step_share(title, state.bunch, worded_factor("b", b), number, runs)
         shares.append(bunch)
         apart += [bunch] if apart else []
     return step_lines(state.case.prefill, shares, apart)
@@ -296,24 +292,22 @@ def _copies(state: _State) -> Iterator[Line]:
     block = time_text(only_number(state.case.case.kv_step_s))
     numbers = state.blended(block, multiple(state.group, block))
     formula = "what a prompt's blocks add to its step; (b) those of all that start together"
-    return state.case.first("kv_copies", formula, numbers, state.case.prompts)
+    return state.case.ttft_line("kv_copies", formula, numbers, state.case.prompts)
 
 
 def _interference(state: _State) -> Iterator[Line]:
-    """Prompts of others that a decode step waits for."""
     name, case, loop = "prefill_interference", state.case, state.loop
     value_s = case.decode.get(name, 0.0)
     if value_s <= 0:
         return
     tokens = only_number(loop.tokens)
     solved = (
-        f"{efficiency_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} "
-        f"÷ "
+        f"{efficiency_text(only_number(loop.share))} × {exact(only_number(state.flow.decoding))} ÷ "
         f"{exact(tokens)} × {time_text(only_number(state.flow.prompt_s))} ÷ "
         f"{plain_number(only_number(case.case.pp))}"
     )
     behind_s = min(state.ahead_s / tokens, only_number(state.flow.decode[name]))
-    numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.rest)
+    numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
         "what a prompt adds ÷ pp; of prompts that start together (b) only those behind"
@@ -322,7 +316,6 @@ def _interference(state: _State) -> Iterator[Line]:
 
 
 def _prompt_wait_lines(state: _State) -> Iterator[Line]:
-    """Waits of a request before its prompt's step."""
     case, loop, flow = state.case, state.loop, state.flow
     mean_s = only_number(loop.balance(flow.decoding, flow.step_s, flow.prompt_s).step_mean_s)
     solved = (
@@ -333,7 +326,7 @@ def _prompt_wait_lines(state: _State) -> Iterator[Line]:
         chunks = plain_number(only_number(loop.chunks))
         solved = f"({solved} + ({chunks} - 1) × {time_text(step_seconds(state.decode))})"
     formula = "(half of a step that runs + steps that the scheduler is ahead) · mean step"
-    yield from case.first("schedule", formula, state.blended(solved), case.steps)
+    yield from case.ttft_line("schedule", formula, state.blended(solved), case.steps)
     if case.prefill.get("prompts_ahead", 0.0) > 0:
         ahead = only_number(flow.prefill["prompts_ahead"]) / state.stage_s
         solved = f"{exact(ahead)} × {time_text(state.stage_s)}"
@@ -342,7 +335,7 @@ def _prompt_wait_lines(state: _State) -> Iterator[Line]:
             "prompts ahead · what a prompt adds ÷ pp; of a bunch (b) half of those not in "
             "the first step"
         )
-        yield from case.first("prompts_ahead", formula, numbers, case.prompts)
+        yield from case.ttft_line("prompts_ahead", formula, numbers, case.prompts)
     if (value_s := case.prefill.get("engine_queue", 0.0)) > 0:
         load = only_number(case.case.load) / only_number(active_replicas(case.case))
         queue = max(load - only_number(flow.resident), 0.0)
@@ -350,23 +343,22 @@ def _prompt_wait_lines(state: _State) -> Iterator[Line]:
         queue /= 2 if offline else 1
         half = ", half of them" if offline else ""
         formula = f"requests of a replica beyond those held{half} ÷ its requests per second"
-        yield from case.first(
+        yield from case.ttft_line(
             "engine_queue", formula, f"{exact(queue)} ÷ {exact(queue / value_s)}/s"
         )
 
 
 def _utilisation(parts: Parts) -> Line | None:
     """Share of the device's peak that a step with prompts reaches, by its operations."""
-    flops: dict[str, float] = {}
+    flops: defaultdict[str, float] = defaultdict(float)
     peaks: dict[str, float] = {}
-    for of in parts.values():
-        for entry, count in of.terms:
-            if isinstance(entry, Kernel) and count > 0 and entry.family != "elementwise":
-                flops[entry.dtype] = flops.get(entry.dtype, 0.0) + entry.flops * count
-                if entry.device is not None:
-                    # a kernel's dtype is one of the profile's
-                    peak = entry.device.peak_flops_per_s[entry.dtype]  # type: ignore[index]
-                    peaks[entry.dtype] = peak.value
+    for entry, count in (term for of in parts.values() for term in of.terms):
+        if isinstance(entry, Kernel) and count > 0 and entry.family != "elementwise":
+            flops[entry.dtype] += entry.flops * count
+            if entry.device is not None:
+                # a kernel's dtype is one of the profile's
+                peak = entry.device.peak_flops_per_s[entry.dtype]  # type: ignore[index]
+                peaks[entry.dtype] = peak.value
     total, step_s = sum(flops.values()), step_seconds(parts)
     dtype = max(flops, key=flops.__getitem__, default="")
     if not total or dtype not in peaks:

@@ -20,7 +20,7 @@ from typing import Any
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.write import Bundle
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views import snippets
+from recipe_core.views import exports
 from tests.nightly.attack import readers
 from tests.nightly.attack.harness import Order, Tally
 from tests.nightly.attack.readers import NAME, WORD, Shell, differences, views
@@ -131,20 +131,20 @@ def _snippets(bundle: Bundle, shell: Shell) -> Iterator[str]:
     """The commands and the program that ask a server for the bundle."""
     request = PlanRequest.parse(bundle.recipe.request)
     parameters, name = bundle.recipe.parameters, bundle.recipe.name
-    body = json.loads(json.dumps(snippets.body(request, parameters)))
+    body = json.loads(json.dumps(exports.body(request, parameters)))
     (program,) = shell.run(
-        snippets.build_request_curl("http://localhost", request, parameters, name)
+        exports.build_request_curl("http://localhost", request, parameters, name)
     )
     if json.loads(program["argv"][program["argv"].index("-d") + 1]) != body:
         yield f"curl sends {program['argv']!r:.300}"
-    tree = ast.parse(snippets.python("http://localhost", request, parameters, name))
+    tree = ast.parse(exports.python("http://localhost", request, parameters, name))
     first = next(node for node in tree.body if isinstance(node, ast.Assign))
     if ast.literal_eval(first.value) != body:
         yield "the Python snippet sends another body"
-    commands = [c for c in snippets.command_line(parameters, name) if c.startswith("recipe build")]
+    commands = [c for c in exports.command_line(parameters, name) if c.startswith("recipe build")]
     (program,) = shell.run("\n".join(commands))
     stated = [word for word in program["argv"] if "=" in word]
-    for key, value in snippets.changed_parameters(parameters).items():
+    for key, value in exports.changed_parameters(parameters).items():
         text = value if isinstance(value, str) else json.dumps(value)
         if f"{key}={text}" not in stated:
             yield f"the command line lacks {key}={text!r:.100}"
