@@ -187,10 +187,10 @@ def positive_rows(columns: Mapping[str, Float], count: int) -> list[dict[str, fl
     ]
 
 
-def all_figures(figures: Part, *others: Part | None) -> dict[str, Any]:
+def all_figures(figures: Part, *parts: Part | None) -> dict[str, Any]:
     """A kind's own figures by name, and those of cost and energy that have intervals."""
     following = {
-        name: getattr(part, name) for name in FOLLOWING for part in others if hasattr(part, name)
+        name: getattr(part, name) for name in FOLLOWING for part in parts if hasattr(part, name)
     }
     return {**figures.to_json(), **following}
 

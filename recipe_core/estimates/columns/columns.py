@@ -71,7 +71,7 @@ def stack_columns(tables: Sequence[Table]) -> Table:
 
 def select_rows(where: Bool, first: Table, second: Table) -> Table:
     """``first`` in some cases, ``second`` in the rest."""
-    return map_columns(lambda one, two: np.where(where, one, two), first, second)
+    return map_columns(lambda a, b: np.where(where, a, b), first, second)
 
 
 def stretch_columns(kind: type[Table], count: int, values: dict[str, Any]) -> Table:

@@ -217,8 +217,8 @@ class Tiers:
     def __init__(self, setting: Setting, offload: Offload, connector: KvWay, cases: Cases) -> None:
         self.setting, self.offload, self.connector, self.cases = setting, offload, connector, cases
         self.blocks = token_bytes(setting, cases)
-        there, back = link_rates(setting.cluster.device)
-        link_s = self.blocks.device_bytes / (there * connector.link_share)
+        to_device, back = link_rates(setting.cluster.device)
+        link_s = self.blocks.device_bytes / (to_device * connector.link_share)
         self.paths = _tier_paths(offload, cases, self.blocks, link_s)
         self.capacities = _tier_capacities(setting, offload, cases, self.blocks)
         self.save_s = self.blocks.device_bytes / (back * connector.link_share)

@@ -56,15 +56,18 @@ def estimate_training_rows(
     reasons = [[*of_case, *more] for of_case, more in zip(rules, limits, strict=True)]
     feasible = np.array([not sentences for sentences in reasons], dtype=np.bool_)
     running = _running_job_parts(e.take(np.flatnonzero(feasible)))
-    return build_estimates(TrainingEstimate, reasons, _training_notes(e), _memory_rows(e), running)
+    return build_estimates(
+        TrainingEstimate, reasons, _training_notes(e), _training_memory_rows(e), running
+    )
 
 
-def _memory_rows(e: TrainingEstimates) -> list[TrainingMemory | None]:
+def _training_memory_rows(e: TrainingEstimates) -> list[TrainingMemory | None]:
     """Memory of the fullest stage; None where another rule than that of memory refuses a case."""
     by_stage = e.memory.by_stage
     stages = np.arange(by_stage.shape[1]) < e.cases.pp[:, None]
     fullest, rows = np.argmax(np.where(stages, by_stage, -np.inf), axis=1), np.arange(len(e))
     host_bytes, capacity = e.host_bytes, e.setting.cluster.device.usable_memory_bytes
+    several = zip(rows, e.cases.pp, strict=True)
     parts = build_parts(
         TrainingMemory,
         **{f"{name}_bytes": e.memory.parts[name][rows, fullest] for name in PARTS},
@@ -72,7 +75,9 @@ def _memory_rows(e: TrainingEstimates) -> list[TrainingMemory | None]:
         usable_bytes=e.memory.capacity_bytes,
         capacity_bytes=np.full(len(e), capacity),
         fullest_stage=fullest,
-        stages=[_stage_parts(e, row, pp) if pp > 1 else None for row, pp in enumerate(e.cases.pp)],
+        stages=[
+            _training_stages(e, row, pp) if pp > 1 else None for row, pp in enumerate(e.cases.pp)
+        ],
         host_bytes=np.where(host_bytes > 0, host_bytes, np.nan),
         start_probability=e.start_probability,
     )
@@ -81,7 +86,7 @@ def _memory_rows(e: TrainingEstimates) -> list[TrainingMemory | None]:
     return [None if illegal else part for illegal, part in zip(refused, parts, strict=True)]
 
 
-def _stage_parts(e: TrainingEstimates, row: int, pp: int) -> list[TrainingStage]:
+def _training_stages(e: TrainingEstimates, row: int, pp: int) -> list[TrainingStage]:
     parts = {f"{name}_bytes": e.memory.parts[name][row, :pp] for name in PARTS}
     return build_parts(TrainingStage, **parts)
 
