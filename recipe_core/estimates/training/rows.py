@@ -67,7 +67,6 @@ def _training_memory_rows(e: TrainingEstimates) -> list[TrainingMemory | None]:
     stages = np.arange(by_stage.shape[1]) < e.cases.pp[:, None]
     fullest, rows = np.argmax(np.where(stages, by_stage, -np.inf), axis=1), np.arange(len(e))
     host_bytes, capacity = e.host_bytes, e.setting.cluster.device.usable_memory_bytes
-    several = zip(rows, e.cases.pp, strict=True)
     parts = build_parts(
         TrainingMemory,
         **{f"{name}_bytes": e.memory.parts[name][rows, fullest] for name in PARTS},
