@@ -6,9 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.resources import PACKAGE
 from recipe_core.models.spec import (
     Attention,
@@ -26,11 +24,7 @@ _STORED = {"deepseek_v3": "fp8-block", "gpt_oss": "mxfp4"}
 TITAN_MODELS = DataFile(PACKAGE / "engines" / "training" / "titan_models.yaml", "engines")
 
 
-class _Data(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-
-class TitanModel(_Data):
+class TitanModel(DataRow):
     """A flavour of a model that torchtitan ships, by what tells it from others.
 
     ``mixers``: the layers that repeat, f for attention to all positions, w for a window, l for a
@@ -81,7 +75,7 @@ class TitanModel(_Data):
         return f"{self.module} {self.flavor}"
 
 
-class _Facts(_Data):
+class _Facts(DataRow):
     schema_version: Literal[1]
     version: str
     source: str

@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 import plotly.io
 
-from recipe_core.base import quoting
+from recipe_core.base.texts import quote_command
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.charts.style import LIGHT
@@ -52,7 +52,7 @@ def build_request_curl(base: str, request: PlanRequest, parameters: Parameters, 
         "-d",
         text,
     ]
-    return quoting.quote_command([*words, "-o", f"{name}.zip"])
+    return quote_command([*words, "-o", f"{name}.zip"])
 
 
 def python(base: str, request: PlanRequest, parameters: Parameters, name: str) -> str:
@@ -91,8 +91,8 @@ def command_line(parameters: Parameters, name: str) -> list[str]:
     place = [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
     return [
         "recipe plan request.yaml --top 5",
-        quoting.quote_command(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
-        quoting.quote_command(["recipe", "check", f"{name}.zip"]),
+        quote_command(["recipe", "build", "request.yaml", *place, "-o", f"{name}.zip"]),
+        quote_command(["recipe", "check", f"{name}.zip"]),
     ]
 
 

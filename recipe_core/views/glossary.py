@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.data_files import DataFile
+from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import describe_field
 
@@ -16,22 +16,20 @@ FILE = Path(__file__).with_name("glossary.yaml")
 Words = Annotated[str, Field(min_length=2, max_length=60, pattern=r"^[^\n]+$")]
 
 
-class Reference(BaseModel):
+class Reference(DataRow):
     """Where the field uses a word so."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     title: Annotated[str, Field(min_length=3, max_length=100)]
     url: Annotated[str, Field(pattern=r"^https://[^\s()]+$")]
 
 
-class Term(BaseModel):
+class Term(DataRow):
     """A word and what it means; ``short``: its abbreviation, or what else people say.
 
     ``metric``: the column of the metric that it is, whose title and help are then the word's;
     ``fields``: fields of a request that are this.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     term: Words
     short: Words | None = None
     group: str
@@ -57,10 +55,9 @@ class Term(BaseModel):
         return f"{self.term} ({self.short})" if self.short else self.term
 
 
-class Glossary(BaseModel):
+class Glossary(DataRow):
     """The shape of ``glossary.yaml``."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
     schema_version: Literal[1]
     groups: dict[str, str]
     terms: dict[str, Term]

@@ -152,11 +152,12 @@ def test_a_launch_rule_of_a_framework_is_one_row(package):
     refused = package.recipe("plan", "-", stdin=json.dumps(open_request))
     assert re.search(r"fills no micro-batch of \d+ beside meta-llama/Llama-3.1-8B", refused)
     read = f"""
+from recipe_core.plans.splits import row_estimates
 from recipe_core.launch.start import launch_reasons
 from recipe_core.request.schema import PlanRequest
 from recipe_core.plans.plans import plan_candidate
 table, row = plan_candidate(PlanRequest.parse({request!r}))
-print(launch_reasons(*table.detail(row)))
+print(launch_reasons(*row_estimates(table, row)))
 """
     assert "fills no micro-batch of 3 beside" in package.python("-c", read)
 
