@@ -226,9 +226,10 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
     assert "in flight: time per output token" in table["why"][row]
     shown(app, **{"refused-splits": {"selection": {"rows": [row], "columns": [], "cells": []}}})
     assert float(query_of(press(app, "fix-0"))["objective.limits.tpot_ms"]) > 40
-    ranked = app.dataframe[0].value.set_index("key")["state"]
-    (state,) = ranked[ranked.index.str.endswith(f".{degrees}")]
-    assert state == "holds"
+    ranked = app.dataframe[0].value.set_index("key")
+    (split,) = ranked.index[ranked.index.str.endswith(f".{degrees}")]
+    # where every split holds its load, the table has no column of states
+    assert "state" not in ranked or ranked["state"][split] == "holds"
     shorter = int(query_of(app)["workload.max_context"]) < 28_672
     assert (keys[row] in ranked.index and not shorter) == certain
 
