@@ -98,11 +98,6 @@ def remove_from_shelf(shelf: Shelf, place: int) -> Shelf:
     return (*shelf[:place], *shelf[place + 1 :])
 
 
-def default_name(request: PlanRequest) -> str:
-    """Model, device and split: ``Qwen3-8B · H100 SXM5 · tp 4``."""
-    return next(_default_names(request))
-
-
 def _default_names(request: PlanRequest) -> Iterator[str]:
     """Names that say more and more of a choice, for those that differ in less than their split."""
     split = request.candidate.model_dump() if request.candidate else {}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -135,9 +135,6 @@ class Reclaims:
     notice_s: float
     traces: int
     basis: str
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def reclaims(architecture: str | None = None, provider: str | None = None) -> Reclaims:

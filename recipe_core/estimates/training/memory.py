@@ -215,7 +215,10 @@ def _divided_bytes(
     size: float,
     vocabulary: float | None = None,
 ) -> Float:
-    """States left on the device, and bytes a device of the fullest stage has on its host."""
+    """Bytes of a state on each rank, of ``size`` bytes a parameter, divided over the others.
+
+    ``vocabulary``: bytes a parameter of embedding and head, where they differ.
+    """
     dense, experts = divisors
     table = rank.vocabulary * (size if vocabulary is None else vocabulary)
     return (size * rank.dense + table) / dense + size * rank.experts / experts
