@@ -19,8 +19,8 @@ from recipe_core.estimates.rules.placement import nodes_needed
 from recipe_core.estimates.rules.rules import servers_of
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.cost import busy_time_setting
+from recipe_core.estimates.serving.kernels import total
 from recipe_core.estimates.serving.memory import serving_memory
-from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.pools import PromptSteps, pool_steps, sent_bytes
 from recipe_core.estimates.serving.rates import resident_limit
 from recipe_core.estimates.serving.speculative import engine_step

@@ -21,8 +21,8 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import place_rules, serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import request_overhead_s
 from recipe_core.estimates.serving.cost import idle_watts
+from recipe_core.estimates.serving.kernels import total
 from recipe_core.estimates.serving.memory import serving_memory
-from recipe_core.estimates.serving.operators import total
 from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.estimates.serving.starts import (
     cannot_start,

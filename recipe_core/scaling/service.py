@@ -23,7 +23,8 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
-from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.kernels import Step, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.pooling import most_prompts
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.plans.plan import Plan

@@ -17,9 +17,10 @@ from recipe_core.estimates.serving.cache_blocks import (
     layers_per_group,
     pack_caches,
 )
+from recipe_core.estimates.serving.kernels import Step
 from recipe_core.estimates.serving.logged_cache import logged_tokens
 from recipe_core.estimates.serving.memory import serving_memory
-from recipe_core.estimates.serving.operators import Step, serving_step_parts
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.hardware.cluster import cluster, device_profile
 from recipe_core.hardware.host import link_rates

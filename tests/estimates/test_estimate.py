@@ -18,7 +18,8 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.estimates.results import Estimate
 from recipe_core.estimates.serving.cost import busy_shares, busy_time_setting
 from recipe_core.estimates.serving.estimates import estimate_serving
-from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.kernels import Step, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.weights import stage_layer_bounds
 from recipe_core.estimates.training.memory import PARTS
 from recipe_core.estimates.training.results import TrainingStage

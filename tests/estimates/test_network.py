@@ -17,7 +17,8 @@ from recipe_core.estimates.network import (
     dispatch_s,
     send_s,
 )
-from recipe_core.estimates.serving.operators import Step, serving_step_parts
+from recipe_core.estimates.serving.kernels import Step
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.problem import resolve_problem

@@ -11,8 +11,9 @@ from recipe_core.commands.verdict import judge_request
 from recipe_core.estimates.columns.splits import dispatching_cases
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate_serving
+from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import serving_memory
-from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.pools import transfer_bytes, transfer_s
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from recipe_core.compression.required import detail_row_estimate
 from recipe_core.estimates.serving import simulate as simulator
-from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.kernels import Step, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
 from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate_serving
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits

@@ -12,13 +12,9 @@ from recipe_core.engines.spec import KernelTimes, engine, engine_names
 from recipe_core.estimates.roofline import SORT_TOKENS, experts_s, operator_s, product_dtype
 from recipe_core.estimates.serving import continuous_batching as batching
 from recipe_core.estimates.serving.continuous_batching import Loop, idle_step, prompt_step
+from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import serving_memory
-from recipe_core.estimates.serving.operators import (
-    Step,
-    kernels_launched,
-    serving_step_parts,
-    total,
-)
+from recipe_core.estimates.serving.operators import kernels_launched, serving_step_parts
 from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.estimates.serving.routing import SPREAD, crowding, distinct_experts
 from recipe_core.estimates.serving.simulate import simulate_serving

@@ -9,7 +9,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command, read_command
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.serving.estimates import estimate_serving
-from recipe_core.estimates.serving.operators import total
+from recipe_core.estimates.serving.kernels import total
 from recipe_core.estimates.serving.simulate import simulate_serving
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.remedies import fixes

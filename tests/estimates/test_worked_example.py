@@ -11,8 +11,9 @@ from recipe_core.estimates.roofline import operator_s
 from recipe_core.estimates.serving.continuous_batching import Loop as LibraryLoop
 from recipe_core.estimates.serving.continuous_batching import decode_step
 from recipe_core.estimates.serving.estimates import estimate_serving
+from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import activation_bytes
-from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.rates import resident_limit
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case

@@ -16,7 +16,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import decode_step, prompt_chunks
 from recipe_core.estimates.serving.cost import change_quantity, without_links
-from recipe_core.estimates.serving.operators import Parts, Step
+from recipe_core.estimates.serving.kernels import Parts, Step
 from recipe_core.estimates.serving.rates import Serving
 from recipe_core.estimates.serving.speculative import engine_step
 

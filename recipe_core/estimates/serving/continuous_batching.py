@@ -33,7 +33,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.solvers import find_root
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.serving.operators import Parts, Step, total
+from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
 

@@ -28,7 +28,7 @@ from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import decode_step, idle_step, prompt_step
-from recipe_core.estimates.serving.operators import total
+from recipe_core.estimates.serving.kernels import total
 from recipe_core.estimates.serving.pooling import batch_parts
 from recipe_core.estimates.serving.pools import Pools
 from recipe_core.estimates.serving.rates import Serving, active_replicas

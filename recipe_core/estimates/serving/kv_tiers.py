@@ -38,8 +38,8 @@ from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.serving.cache import Counted, context_bytes
 from recipe_core.estimates.serving.continuous_batching import prompt_chunks
+from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.operators import Step, total
 from recipe_core.estimates.serving.pools import Pools
 from recipe_core.estimates.serving.rates import Serving, active_replicas
 from recipe_core.estimates.serving.reuse import DeviceCache, device_cache, pool_of, running_requests

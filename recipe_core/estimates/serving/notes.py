@@ -24,9 +24,9 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompt_chunks,
     prompt_step,
 )
+from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.logged_cache import cache_notes, held_notes, logged_notes
 from recipe_core.estimates.serving.memory import Memory, has_collectives
-from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import roofline

@@ -39,8 +39,9 @@ from recipe_core.estimates.serving.batch_window import (
     latency_percentiles,
 )
 from recipe_core.estimates.serving.continuous_batching import prompts_a_step, request_overheads
+from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.operators import Parts, Step, serving_step_parts, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.estimates.serving.simulate import Simulation
 

@@ -35,8 +35,8 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompts_a_step,
     request_overhead_s,
 )
+from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import Memory, serving_memory
-from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.rates import (
     Serving,
     active_replicas,

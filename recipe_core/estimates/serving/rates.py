@@ -28,8 +28,8 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompt_chunks,
     prompts_a_step,
 )
+from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.operators import Parts, Step, total
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 
 

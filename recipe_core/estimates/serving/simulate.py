@@ -26,8 +26,9 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
+from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.operators import Step, serving_step_parts, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.rates import active_replicas
 from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
 

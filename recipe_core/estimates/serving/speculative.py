@@ -17,13 +17,8 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.roofline import operator_s
-from recipe_core.estimates.serving.operators import (
-    Parts,
-    Step,
-    serving_step_parts,
-    stack_steps,
-    total,
-)
+from recipe_core.estimates.serving.kernels import Parts, Step, stack_steps, total
+from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection
 from recipe_core.hardware.cluster import host_speed
 

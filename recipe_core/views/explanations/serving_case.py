@@ -23,7 +23,7 @@ from recipe_core.estimates.ledger import (
 )
 from recipe_core.estimates.serving.continuous_batching import request_overheads
 from recipe_core.estimates.serving.estimates import Estimates
-from recipe_core.estimates.serving.operators import Step
+from recipe_core.estimates.serving.kernels import Step
 from recipe_core.estimates.serving.results import TIME_TITLES
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
