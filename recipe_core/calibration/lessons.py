@@ -22,6 +22,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError
+from recipe_core.calibration.additions import StoredRun
 from recipe_core.calibration.compressions import (
     ComparedCompression,
     KeptCompression,
@@ -31,7 +32,7 @@ from recipe_core.calibration.compressions import (
 from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.residuals import Measured
 from recipe_core.calibration.run_files import read_incoming
-from recipe_core.calibration.store import Added, Overlay, StoredRun
+from recipe_core.calibration.store import Added, Overlay
 from recipe_core.estimates.columns.corrections import (
     WIDE_TO_NARROW,
     Corrections,

@@ -9,33 +9,28 @@ file and replace it whole: readers see the old content or the new.
 from __future__ import annotations
 
 import datetime
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from typing import Any, NamedTuple
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
-from recipe_core.base.documents import (
-    MAX_DOCUMENT_BYTES,
-    make_lasting_folder,
-    parse_json,
-    read_text,
-    to_json,
-)
-from recipe_core.base.documents import write_whole as write_file
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
-from recipe_core.base.types import Positive, Text
 from recipe_core.calibration import run_checks
+from recipe_core.calibration.additions import (
+    FIELD,
+    FIGURES,
+    Addition,
+    StoredRun,
+    calibration_lock,
+    read_additions,
+    write_additions,
+)
 from recipe_core.calibration.compressions import KeptCompression, StoredCompression
 from recipe_core.calibration.place import (
-    VARIABLE,
     calibration_file,
     calibration_stamp,
     default_path,
@@ -45,93 +40,6 @@ from recipe_core.calibration.run_checks import Gate
 from recipe_core.estimates.columns.corrections import Corrections, Stored
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.recipe.secrets import refuse_secrets
-
-SCHEMA_VERSION = 1
-_FIELD = "calibration"
-_Short = Annotated[str, Field(max_length=4096)]
-
-
-class StoredRun(BaseModel):
-    """A measured run as a file of calibrations holds it: SI units, days as YYYY-MM-DD."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-    id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
-    """Digest of what was measured: a run that is added twice is stored once."""
-    name: Text
-    """Its name in the file it came from."""
-    source: _Short
-    """The file it came from."""
-    format: Text
-    """Kind of that file: ``bundle``, ``table``, or the tool that wrote it."""
-    added: datetime.datetime
-    """When it was added."""
-    assumed_version: _Short
-    """Version of its engine that estimates assumed then."""
-    version: _Short = ""
-    """Version that ran; empty for the assumed one."""
-    request: dict[str, Any]
-    """What ran, as a request with its split."""
-    ttft_s: Positive | None = None
-    tpot_s: Positive | None = None
-    request_latency_s: Positive | None = None
-    output_tokens_per_s: Positive | None = None
-    step_s: Positive | None = None
-    excluded: _Short = ""
-    """A reason of the source not to count it."""
-    date: datetime.date | None = None
-    """Day of the measurement."""
-    requests: Annotated[int, Field(ge=0)] | None = None
-    failed: Annotated[int, Field(ge=0)] | None = None
-    driver: _Short = ""
-    machine: _Short = ""
-
-    def measured(self) -> Measured:
-        """The run, named by its id."""
-        values = {name: getattr(self, name) for name in Measured.__slots__ if name != "name"}
-        return Measured(name=self.id, **values)
-
-    @classmethod
-    def of(cls, run: Measured, source: str, kind: str, now: datetime.datetime) -> Self:
-        """A run that is added now."""
-        figures = {name: getattr(run, name) for name in Measured.__slots__ if name != "name"}
-        identity = [run.request, run.version, *(figures[name] for name in FIGURES)]
-        digest = hashlib.sha256(to_json(identity, indent=None).encode()).hexdigest()[:12]
-        return cls(
-            id=digest,
-            name=run.name,
-            source=source,
-            format=kind,
-            added=now,
-            assumed_version=run_checks.pinned_version(run),
-            **{**figures, "request": dict(run.request)},
-        )
-
-
-FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s", "step_s")
-
-
-class Addition(BaseModel):
-    """What was added together, which ``undo`` takes back together."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    added: datetime.datetime
-    runs: tuple[StoredRun, ...]
-    compressions: tuple[StoredCompression, ...] = ()
-
-    @property
-    def all(self) -> tuple[StoredRun | StoredCompression, ...]:
-        return (*self.runs, *self.compressions)
-
-
-class Document(BaseModel):
-    """The file of a calibration."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    schema_version: Literal[1]
-    additions: tuple[Addition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +163,7 @@ class Overlay:
             InputError: for a file that is damaged; names it and the fix.
         """
         day = today or datetime.datetime.now(datetime.UTC).date()
-        return Overlay(path, _read_additions(calibration_file(path)), day)
+        return Overlay(path, read_additions(calibration_file(path)), day)
 
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
@@ -322,7 +230,7 @@ class Overlay:
                 raise InputError(
                     f"{self.path} would hold {len(stored) + len(fresh):,} runs; at most "
                     f"{MAX_RUNS:,} are used.",
-                    field=_FIELD,
+                    field=FIELD,
                     hint="Take some back: recipe calibrate --undo, or start anew: --clear.",
                 )
             return (*before, _build_addition(moment, fresh.values())) if fresh else before
@@ -365,18 +273,18 @@ class Overlay:
     @staticmethod
     def cleared(path: Path) -> Overlay:
         """The calibration at a path with everything taken back; also of a file that is damaged."""
-        with _calibration_lock(path):
-            _write_additions(calibration_file(path), ())
+        with calibration_lock(path):
+            write_additions(calibration_file(path), ())
         return Overlay.at(path)
 
     def _changed(self, change: Any) -> tuple[Addition, ...]:
         """The additions after a change of what the file holds now, which may be newer."""
         file = calibration_file(self.path)
-        with _calibration_lock(self.path):
-            before = _read_additions(file)
+        with calibration_lock(self.path):
+            before = read_additions(file)
             after: tuple[Addition, ...] = change(before)
             if after != before:
-                _write_additions(file, after)
+                write_additions(file, after)
         return after
 
     def _entries(self, *, folders: bool) -> Iterator[Entry]:
@@ -464,69 +372,3 @@ def _request_part_name(part: Any, name: str) -> str:
     if isinstance(value, Mapping):
         value = value.get("name")
     return "" if value is None else str(value)
-
-
-# The file
-
-
-def _read_additions(file: Path) -> tuple[Addition, ...]:
-    if not file.exists():
-        return ()
-    try:
-        values = parse_json(read_text(file, field=_FIELD), str(file))
-        if isinstance(values, Mapping) and values.get("schema_version") not in (None, 1):
-            raise InputError(
-                f"{file} has the format {values['schema_version']!r:.20}; this version reads "
-                f"{SCHEMA_VERSION}.",
-                field=_FIELD,
-                hint="Update recipe-builder.",
-            )
-        return Document.model_validate(values).additions
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        reason = f"{where}: {first['msg']}"
-    except InputError as error:
-        if error.hint == "Update recipe-builder.":
-            raise
-        reason = error.message
-    raise InputError(
-        f"the calibration {file} is damaged: {reason:.300}",
-        field=_FIELD,
-        hint=f"Restore it, empty it (recipe calibrate --clear), or do without: {VARIABLE}= .",
-    )
-
-
-def _write_additions(file: Path, additions: tuple[Addition, ...]) -> None:
-    document = Document(schema_version=1, additions=additions)
-    values = document.model_dump(mode="json", exclude_defaults=False)
-    for addition in values["additions"]:
-        if not addition["compressions"]:  # versions that know none read the file
-            del addition["compressions"]
-    data = to_json(values).encode()
-    if len(data) > MAX_DOCUMENT_BYTES:
-        raise InputError(
-            f"{file} would have {len(data):,} bytes; the limit is {MAX_DOCUMENT_BYTES:,}.",
-            field=_FIELD,
-            hint="Take some runs back: recipe calibrate --undo.",
-        )
-    write_file(file, data)
-
-
-@contextmanager
-def _calibration_lock(path: Path) -> Iterator[None]:
-    """Wait for other writers of the calibration; the lock ends with the process that holds it."""
-    file = calibration_file(path)
-    try:
-        make_lasting_folder(file.parent)
-        lock = file.with_name(f".{file.name}.lock").open("a")
-    except OSError as error:
-        raise InputError(
-            f"cannot write {file}: {error.strerror}.", field=_FIELD, hint="Choose another --into."
-        ) from None
-    with lock:
-        with suppress(ImportError):  # systems without it have one writer
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
