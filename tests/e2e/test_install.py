@@ -47,7 +47,10 @@ def test_a_wheel_finds_its_profiles_catalog_pages_and_theme_from_anywhere(tmp_pa
     assert built.returncode == 0, built.stderr
     assert recipe("check", "bundle.zip").returncode == 0
     files = ("app.py", "pages/_entry.py", ".streamlit/config.toml")
-    code = "from recipe_core.base.resources import root; print(*map(root, sys.argv[1:]), sep='\\n')"
+    code = (
+        "from recipe_core.base.resources import shipped_path; "
+        "print(*map(shipped_path, sys.argv[1:]), sep='\\n')"
+    )
     places = python(start + code, *files, cwd=tmp_path).stdout.splitlines()
     assert [Path(place).is_file() for place in places] == [True] * 3
     assert places[0].startswith(str(site))

@@ -314,7 +314,7 @@ def test_an_edge_device_serves_a_model_that_fits(name, engine):
 def test_what_does_not_run_says_why_and_a_vendor_may_have_several_runtimes():
     short = planned("jetson-orin-nano-8gb")
     assert len(short.order) == 0
-    assert "short" in short.reasons(0)[0]
+    assert "short" in row_reasons(short, 0)[0]
     for name, engine, said in table("hardware", "not_driven"):
         found = planned(name, engines=[engine])
         assert len(found.order) == 0

@@ -23,7 +23,7 @@ BUDGETS = {
     "engines": 3_200,
     "request": 4_440,
     "accuracy": 3_360,
-    "estimates": 19_260,
+    "estimates": 19_320,
     "plans": 8_560,
     "launch": 6_180,
     "compression": 2_920,
@@ -33,7 +33,7 @@ BUDGETS = {
     "recipe": 4_020,
     "targets": 9_980,
     "bundle": 2_240,
-    "calibration": 9_920,
+    "calibration": 9_940,
     "views": 11_080,
     "doors": 6_440,
 }

@@ -3,8 +3,3 @@
 Pure functions over arrays of cases. From the work of a step to its time, from steps to requests
 under load, from means to percentiles; ``estimates`` is the one call.
 """
-
-from recipe_core.estimates.columns.serving import Cases, Setting, cases
-from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
-
-__all__ = ["Cases", "Estimates", "Setting", "cases", "estimate_serving"]
