@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from recipe_core.base import texts
-from recipe_core.targets import by_hand, containers, node_script, pod
+from recipe_core.targets import by_hand, compose, node_script, pod
 from tests.fixtures.rows import over
 from tests.fixtures.serve import Server, recipe_serve
 from tests.nightly.attack import api, injection, load
@@ -32,7 +32,7 @@ BARE, POD, COMPOSE = (
         (node_script, "IN_SHELL", BARE, "environment", "ran: ['INJECTED']"),
         (by_hand, "IN_SHELL", BARE, "environment", "ran: ['INJECTED']"),
         (pod, "IN_KUBERNETES", POD, "option", "llminferenceservice"),
-        (containers, "IN_COMPOSE", COMPOSE, "option", "Invalid interpolation"),
+        (compose, "IN_COMPOSE", COMPOSE, "option", "Invalid interpolation"),
         (texts, "quote_go_template", str, "option", "llminferenceservice"),
     ],
 )
