@@ -132,6 +132,7 @@ def run_instead(variable: str, words: list[str]) -> NoReturn:
     """The program in place of this one; it finds this file as the module ``keyed``."""
     folder, path = str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH")
     os.environ |= {"PYTHONPATH": f"{folder}:{path}" if path else folder, REMEMBERED: variable}
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # a bundle with compiled code beside is refused
     beside = Path(sys.executable).with_name(words[0])  # where nobody has put it on the path
     try:
         os.execvp(beside if os.access(beside, os.X_OK) else words[0], words)  # noqa: S606 - as the launcher starts all words of the bundle
