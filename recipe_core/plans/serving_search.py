@@ -132,7 +132,7 @@ def simulate_cases(
     )
     if alone.simulation is None:
         return block
-    return replace(block, simulation=alone.simulation.scattered(rows, len(block)))
+    return replace(block, simulation=alone.simulation.scatter(rows, len(block)))
 
 
 # Candidates of a plan that are simulated where its limits name a percentile: the first by their

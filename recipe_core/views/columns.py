@@ -37,7 +37,7 @@ class Column(Generic[Row]):
     Attributes:
         title: heads the column, with the unit where ``show`` writes none.
         source: the value in a row: a number by which tables sort, or a text; None where unknown.
-            A function of the row, or a field's name, of a field in it ``load.mean``; what a
+            A function of the row, or the path of a field, such as ``load.mean``; a key that a
             mapping lacks is unknown.
         show: the text of a known value.
         align: where texts of a terminal end.

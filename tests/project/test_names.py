@@ -56,6 +56,17 @@ def vague_names(trees: Mapping[Path, ast.Module]) -> set[str]:
     }
 
 
+def empty_modules(trees: Mapping[Path, ast.Module]) -> list[str]:
+    """Modules that only import: what was in them has gone elsewhere."""
+    idle = (ast.Import, ast.ImportFrom)
+    return [
+        str(path)
+        for path, tree in trees.items()
+        if not path.name.startswith("__")
+        and all(isinstance(node, idle) for node in tree.body[ast.get_docstring(tree) is not None :])
+    ]
+
+
 def parse_folder(folder: Path) -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
 
@@ -65,6 +76,7 @@ def test_a_function_is_defined_once_and_a_variable_says_what_it_holds():
     assert len(trees) > 500
     assert repeated_functions(trees) == {}
     assert vague_names(trees) == set()
+    assert empty_modules(trees) == []
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples", "oracle", "pages", "scripts"])
@@ -79,3 +91,5 @@ def test_names_that_break_the_rules_are_listed():
     trees = {Path(name): ast.parse(source) for name in ("one.py", "two.py")}
     assert repeated_functions(trees) == {"read_trace": 2}
     assert vague_names(trees) == {"one.py: found", "two.py: found"}
+    trees[Path("three.py")] = ast.parse('"""Moved."""\nimport re')
+    assert empty_modules(trees) == ["three.py"]

@@ -25,8 +25,8 @@ class Columns:
         """The chosen rows, in that order."""
         return map_columns(lambda column: column[rows], self)
 
-    def scattered(self, rows: Any, count: int) -> Self:
-        """The same as ``rows`` of ``count`` cases; of the others nothing is known (NaN, False)."""
+    def scatter(self, rows: Any, count: int) -> Self:
+        """Place the cases at ``rows`` of ``count``; of the others nothing is known (NaN, False)."""
 
         def place(column: Any) -> Any:
             out = np.full(count, False if column.dtype == np.bool_ else np.nan)

@@ -108,7 +108,7 @@ class Estimates(Judged["ServingEstimate"]):
             limits=limits,
             scales=time_scales,
         )
-        return replace(self, simulation=ran.scattered(rows, len(self.cases)))
+        return replace(self, simulation=ran.scatter(rows, len(self.cases)))
 
     def _windows_simulated(self, rows: Int, percentiles: tuple[float, ...]) -> Estimates:
         """Percentiles of servers that wait to fill a batch, under random arrivals."""
@@ -118,7 +118,7 @@ class Estimates(Judged["ServingEstimate"]):
         ran = simulated_windows(
             self.setting, cases, memory, self.serving.request_latency_s[rows], percentiles
         )
-        return replace(self, simulation=ran.scattered(rows, len(self.cases)))
+        return replace(self, simulation=ran.scatter(rows, len(self.cases)))
 
     @property
     def uncertain(self) -> Bool:
@@ -160,7 +160,7 @@ def _serve_startable(
     # the names of the parts come from some case
     solved = rows if count else np.zeros(1, dtype=np.int64)
     some = formulas(setting, cases.take(solved), mem.take(solved))
-    return some.take(slice(count)).scattered(rows, len(cases))
+    return some.take(slice(count)).scatter(rows, len(cases))
 
 
 def estimate_serving(setting: Setting, cases: Cases) -> Estimates:
