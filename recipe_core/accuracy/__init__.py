@@ -1,4 +1,4 @@
-"""What makes models smaller: techniques, what they cost in accuracy, and what runs them where.
+"""Techniques that make models smaller: their cost in accuracy, and the runners that have them.
 
 Data with sources, the model of accuracy that is fitted to published figures, and checkpoints that
 bundles measured.

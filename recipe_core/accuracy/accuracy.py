@@ -129,7 +129,7 @@ def _benchmarks_named(name: str) -> list[NamedBenchmark]:
 
 
 def _expectation_basis(questions: Sequence[Question], beliefs: Sequence[Belief]) -> str:
-    """What the expectation rests on, in one sentence."""
+    """Say what the expectation rests on, in one sentence."""
     question, size = questions[0], questions[0].model.parameters_b
     of = "the mean over accuracy tasks" if len(questions) > 1 else question.benchmark.name
     figures = beliefs[0].of_technique

@@ -182,7 +182,7 @@ def posterior_variances(fit: Fit) -> Float:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What is retained, its band, and what that rests on.
+    """The share retained, its band, and what both rest on.
 
     of_technique and of_method: published figures of either; exact: those of this very model,
     technique, method and benchmark.
@@ -346,7 +346,7 @@ def _weighted_band(losses: Losses, among: Bool) -> Band:
 
 
 def losses_in_bands(losses: Losses, bands: dict[str, Band]) -> Bool:
-    """Which losses lie in the bands of their groups, or of their measures where those lack."""
+    """Mark losses within the bands of their groups, or of their measures where those lack."""
     names = zip(losses.group, losses.measure, strict=True)
     group_bands = [bands.get(group) or bands[measure] for group, measure in names]
     low, high = np.array([(band.low, band.high) for band in group_bands]).T
@@ -356,7 +356,7 @@ def losses_in_bands(losses: Losses, bands: dict[str, Band]) -> Bool:
 def losses_in_bands_of_others(
     losses: Losses, judged: Losses, keys: Sequence[str], among: Bool
 ) -> Bool:
-    """Which of the judged losses lie in bands that were counted on figures of other keys.
+    """Return which of the judged losses lie in bands that were counted on figures of other keys.
 
     Keys are dealt into folds of about as many figures. The bands of a fold are counted on
     ``losses`` of the other folds, ``among`` these figures.

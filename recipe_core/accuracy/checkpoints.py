@@ -1,4 +1,4 @@
-"""What bundles measured of checkpoints that they made: ``run/compression.json``."""
+"""Measurements that bundles made of their checkpoints: ``run/compression.json``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class MeasuredCompression:
 
 
 def read_compression(path: Path) -> MeasuredCompression | None:
-    """What a bundle measured of its checkpoint; None for a folder without such a measurement.
+    """Read what a bundle measured of its checkpoint; None for a folder without a measurement.
 
     Args:
         path: a bundle's folder, or its ``run/compression.json``.

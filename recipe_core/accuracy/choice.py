@@ -30,7 +30,7 @@ Format = Literal["safetensors", "onnx", "openvino", "gguf"]
 
 
 class Way(DataRow):
-    """How a tool is told of a technique.
+    """The words by which a tool is told of a technique.
 
     ``scheme``: the tool's own name for it, or of ``by_format`` where the weights are in that
     format. ``samples``: texts of calibration that are usual; 0 for none. ``kv``: scales of the KV
@@ -116,7 +116,7 @@ _FEW_BITS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What is made, by which tool and method, and how.
+    """A checkpoint to make: by which tool and method, and how.
 
     ``scheme``: the tool's own name for it. ``samples`` texts of ``tokens`` tokens calibrate it (0:
     none), ``text``: a file of them (None: the bundle's). ``kv``: scales of the KV cache, too.
@@ -186,7 +186,7 @@ def planned_dtype(name: str) -> str | None:
 def choose_tool(
     compression: Compression, weight_dtype: str, engine: str, runtime: str, *, needed: bool
 ) -> Chosen | None:
-    """What is made for a split; None where its checkpoint serves as it is.
+    """Return what is made for a split; None where its checkpoint serves as it is.
 
     Args:
         compression: the request's.
@@ -226,7 +226,7 @@ def choose_tool(
 
 
 def can_make(compression: Compression | None, weight_dtype: str, engine: str, runtime: str) -> bool:
-    """Whether a split whose weights no checkpoint holds can have them made."""
+    """Return whether a split whose weights no checkpoint holds can have them made."""
     if compression is None:
         return False
     try:
@@ -255,7 +255,7 @@ def _loading_engines(engine: str) -> tuple[str, ...]:
 def _tool_problem(
     tool_name: str, technique_name: str, method: str, engines: tuple[str, ...], runtime: str
 ) -> InputError | None:
-    """Why a tool cannot do it; None where it can."""
+    """Say why a tool cannot do it; None where it can."""
     program = tool(tool_name)
     ways = program.ways(technique_name)
     if not ways:
@@ -302,7 +302,7 @@ def _join_names(names: Iterable[str]) -> str:
 
 
 def _other_tools_hint(name: str, engines: tuple[str, ...]) -> str:
-    """What could be asked for instead."""
+    """Say what could be asked for instead."""
     able = [
         makeable
         for program in tools().values()

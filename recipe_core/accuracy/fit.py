@@ -39,7 +39,7 @@ FIRST_STEP, STEP = 3.0, 10.0
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How figures scatter around their expectation ``m``.
+    """The scatter of figures around their expectation ``m``.
 
     Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
     ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
@@ -125,7 +125,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What a fit leaves: weights of rows, and what is needed to leave some of them out."""
+    """The result of a fit: weights of rows, and what is needed to leave some of them out."""
 
     entries: Entries
     variances: Float
@@ -225,7 +225,7 @@ EFFECTS = PACKAGE / "accuracy" / "effects.csv"
 
 
 class Known(StrEnum):
-    """What figures are published of: the model, others of its series, or neither."""
+    """The scope of published figures: the model, others of its series, or neither."""
 
     MODEL = "model"
     SERIES = "series"
@@ -260,7 +260,7 @@ class Spreads(DataRow):
 
 
 class Band(DataRow):
-    """Where 80 % of losses lie, in units of their scatter around the expectation."""
+    """The band that holds 80 % of losses, in units of their scatter around the expectation."""
 
     low: float
     high: float
@@ -362,13 +362,13 @@ def loss_centre(question: Question) -> float:
 
 
 def _level_effect(term: Term) -> Effect:
-    """What is known of a level; of an unknown one only the spread of its term."""
+    """Return what is known of a level; of an unknown one only the spread of its term."""
     spread = fitted_model().spreads.by_term.get(term[0], 0.0)
     return level_effects().get(term[:2]) or Effect(0.0, spread**2, 0)
 
 
 def publication_scope(question: Question) -> Known:
-    """What figures are published of."""
+    """Return what figures are published of."""
     if question.model.published:
         return Known.MODEL
     return Known.SERIES if question.model.series in published_series() else Known.NOTHING

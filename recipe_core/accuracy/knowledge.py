@@ -79,7 +79,7 @@ def _matches_selector(name: str, selector: str) -> bool:
 def combination(
     a: str, b: str, engine: str, device: Device | str, version: str = ""
 ) -> Combination:
-    """What two techniques do together on a runner (its release ``version``) and a device.
+    """Return what two techniques do together on a runner (its release ``version``) and a device.
 
     A technique that the runner refuses makes every pair void. Where a technique is both (FP8 in a
     2:4 pattern), its own row decides.
@@ -123,7 +123,7 @@ def _joint_technique(a: str, b: str) -> str | None:
 
 
 def _is_weights_and_cache(a: str, b: str) -> bool:
-    """Whether one is a format of weights and the other of the cache: both at once, not mixed."""
+    """Return whether one is a format of weights and the other of the cache: both, not mixed."""
     return (technique(a).kind == "kv cache") != (technique(b).kind == "kv cache")
 
 

@@ -1,4 +1,4 @@
-"""What runs where: the rows of ``support/*.csv``, and the answer for one engine and device."""
+"""Support by runner: the rows of ``support/*.csv``, and the answer for one engine and device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Version = Annotated[str, Field(pattern=r"^([a-z]?\d[\w.]*)?$")]
 
 
 class Row(DataRow):
-    """What one runner says of one technique on one family of hardware.
+    """The answer of one runner for one technique on one family of hardware.
 
     technique: a name, or a pattern of names (``gguf_q?_k*``). variant: the runner's own word.
     min_version, last_version: the releases it holds for ("": the oldest, the newest that was read).
@@ -78,7 +78,7 @@ class SupportEntry:
 
 
 def covers_release(row: Row, version: str) -> bool:
-    """Whether a row speaks of a release ("": of the newest that was read)."""
+    """Return whether a row speaks of a release ("": of the newest that was read)."""
     if not version:
         return not row.last_version
     release = _version_numbers(version)
@@ -134,7 +134,7 @@ def _check_support_row(
 
 
 def _support_row_problem(row: Row) -> tuple[str, str] | None:
-    """What is wrong with a row beside its shape, and the fix."""
+    """Return what is wrong with a row beside its shape, and the fix."""
     if not row.names:
         return f"{row.technique!r} is no technique", "Add it to techniques.yaml."
     if (
@@ -178,7 +178,7 @@ def support_rows(
 
 
 def support_of(technique: str, engine: str, device: Device | str, version: str = "") -> Support:
-    """Whether a runner runs a technique on a device (a profile, its name, or a family's name).
+    """Look up whether a runner has a technique on a device (a profile, its name, or a family).
 
     version: the runner's release; "": the one that recipes install, else the newest that was read.
 
@@ -247,7 +247,7 @@ def _look_up_support(technique: str, engine: str, hardware: str, version: str) -
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """What is looked up: names of a technique, a runner and a family; the runner's release."""
+    """A lookup: names of a technique, a runner and a family; the runner's release."""
 
     technique: str
     engine: str
@@ -281,7 +281,7 @@ def _of_runner(query: _Query) -> Support | None:
 
 
 def _of_wrapped(query: _Query) -> Support | None:
-    """What is said of the engine that the runner starts, at the release that it comes with."""
+    """Look up the engine that the runner starts, at the release that it comes with."""
     wrapped = runner(query.engine).wraps
     if wrapped is None:
         return None
@@ -335,7 +335,7 @@ def _of_whole(query: _Query) -> Support | None:
 
 
 def _of_every(query: _Query) -> Support | None:
-    """What is true of every runner."""
+    """Return what is true of every runner."""
     best = _best_row(
         [
             entry

@@ -1,4 +1,4 @@
-"""What the name of a model tells: its base, generation and size, also where nobody knows it."""
+"""Names of models: base, generation and size, also of a model that nobody knows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class KindWords(DataRow):
 
 
 class MethodClass(DataRow):
-    """What a method does about rounding, by words of its name."""
+    """The class of a method by how it rounds, told by words of its name."""
 
     name: str
     words: tuple[str, ...]
@@ -230,7 +230,7 @@ def _is_ending(word: str) -> bool:
 
 
 def _spelling_key(name: str) -> str:
-    """What two spellings of one model share: no owner, no case, no ``meta-`` and ``-hf``."""
+    """Say what two spellings of one model share: no owner, no case, no ``meta-`` and ``-hf``."""
     last = name.rpartition("/")[2].casefold().replace("_", "-")
     return re.sub(r"-hf$", "", re.sub(r"^meta-", "", last))
 

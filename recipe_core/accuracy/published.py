@@ -94,7 +94,7 @@ class PublishedModel(DataRow):
 
 
 class Benchmark(DataRow):
-    """What a benchmark asks for, how many items it has, and which way its values are better."""
+    """A benchmark: what it asks for, its number of items, and which way its values are better."""
 
     kind: Kind
     items: Annotated[int, Field(gt=0)] | None = None
@@ -102,7 +102,7 @@ class Benchmark(DataRow):
 
 
 class PublishedKeys(Sourced):
-    """What the rows refer to."""
+    """The keys that rows refer to."""
 
     sources: dict[str, Source]  # more than files by hand may have
     models: dict[str, PublishedModel]

@@ -35,7 +35,7 @@ Term = tuple[str, str, float]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked, or what a figure is of.
+    """The subject of a question, or of a published figure.
 
     weight_bits, removed and group (weights that share a scale, 0: unknown) are those of this
     method, where it does not do as the technique says.
@@ -52,7 +52,7 @@ class Question:
 
     @property
     def treatment(self) -> str:
-        """What is made smaller."""
+        """Say what is made smaller."""
         if self.of.kind == "weights and activations" and self.of.act_bits >= 16:
             return "weights"
         return self.of.kind
@@ -63,7 +63,7 @@ class Question:
 
     @property
     def small_blocks(self) -> bool:
-        """Whether activations and weights share scales in blocks of the format itself."""
+        """Return whether activations and weights share scales in blocks of the format itself."""
         return (self.of.group or "").isdecimal()
 
     @property
@@ -133,7 +133,7 @@ def method_words(method: str) -> list[str]:
 
 
 def method_class(method: str) -> str:
-    """What a method does about rounding; "" where its name does not tell."""
+    """Say what a method does about rounding; "" where its name does not tell."""
     parts = set(method_words(method))
     classes = naming_words().method_classes
     return next((rounding.name for rounding in classes if parts.intersection(rounding.words)), "")
@@ -148,7 +148,7 @@ def question_terms(question: Question) -> Iterator[Term]:
 
 
 def question_outcome(question: Question) -> str:
-    """What is measured: tasks, perplexity or divergence."""
+    """Say what is measured: tasks, perplexity or divergence."""
     return question.benchmark.kind if question.benchmark.likelihood else "tasks"
 
 

@@ -100,7 +100,7 @@ def family_of(device: Device | str) -> str:
 
 
 def covers(hardware: str, name: str) -> bool:
-    """Whether the hardware of a row (a family, a group or "any") includes a family."""
+    """Return whether the hardware of a row (a family, a group or "any") includes a family."""
     if hardware in (name, "any"):
         return True
     return hardware in hardware_groups() and name in hardware_groups()[hardware].families

@@ -89,7 +89,7 @@ SCHEMES_FILE = DataFile(PACKAGE / "accuracy" / "schemes.yaml", "model")
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How a checkpoint was made.
+    """The way in which a checkpoint was made.
 
     method: the algorithm, "" where it is not known. weights_only: whether activations stay in 16
     bit on any device. technique: "" where the stored format says it.
@@ -109,7 +109,7 @@ class _Row(DataRow):
     technique: Text | None = None
 
     def agrees(self, scheme: str, name: str, dtype: str) -> bool:
-        """Whether the row speaks of such a checkpoint."""
+        """Return whether the row speaks of such a checkpoint."""
         patterns = ((self.scheme, scheme), (self.name, name))
         patterns_match = all(
             pattern is None or re.search(pattern, text, re.IGNORECASE) for pattern, text in patterns
@@ -140,7 +140,7 @@ def _scheme_rows() -> tuple[_Row, ...]:
 
 
 def checkpoint_making(model: ModelSpec) -> Making:
-    """How a quantised checkpoint was made; nothing is known of one that is not quantised."""
+    """Return how a quantised checkpoint was made; nothing is known of one that is not quantised."""
     stored = model.quantization
     if stored is None:
         return Making()
@@ -171,7 +171,7 @@ def weight_technique(dtype: str, *, computed: bool) -> str:
 
 
 def _is_weight_format(spec: Technique, dtype: str) -> bool:
-    """Whether a technique is a format of weights alone: no cache format, nothing removed."""
+    """Return whether a technique is a format of weights alone: no cache format, nothing removed."""
     stored = "fp8" if dtype.startswith("fp8") else dtype
     return spec.weight_dtype == stored and spec.kv_bits >= 16 and not spec.removed
 

@@ -21,7 +21,7 @@ _RESIDENT = ("modelopt", "quark")
 
 
 def required_compression(request: PlanRequest, setting: Setting) -> Chosen | None:
-    """What is made for a setting; None where its checkpoint serves as it is, or none is asked for.
+    """Choose what is made for a setting; None where its checkpoint serves, or none is asked for.
 
     Raises:
         InputError: for a technique, tool or method that cannot be combined.
@@ -49,7 +49,7 @@ def can_start(request: PlanRequest, setting: Setting) -> bool:
 
 
 def compression_job(choice: Chosen, model: ModelSpec) -> Job:
-    """What is chosen, as physics takes it."""
+    """Return what is chosen, as physics takes it."""
     kind = choice.kind
     return Job(
         model=model,
@@ -67,7 +67,7 @@ def compression_job(choice: Chosen, model: ModelSpec) -> Job:
 
 
 def compression_estimate(choice: Chosen, setting: Setting, devices: int) -> CompressionEstimate:
-    """What it takes to make the checkpoint on devices of a setting."""
+    """Return what it takes to make the checkpoint on devices of a setting."""
     cluster = setting.cluster
     return estimate_job(
         compression_job(choice, setting.model),

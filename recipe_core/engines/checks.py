@@ -1,4 +1,4 @@
-"""What the file of a serving engine must say beyond its schema, each with what to change.
+"""Checks of a serving engine's file beyond its schema, each with what to change.
 
 An engine is added as files; a file that lacks something is refused when it is read, not where the
 figure or the option is missed.
@@ -36,7 +36,7 @@ _OWN: dict[str, Any] = {
 
 
 def complete_engine(file: DataFile) -> Any:
-    """What an engine's file says, with what it takes over; not yet held to the schema.
+    """Return what an engine's file says, with what it takes over; not yet held to the schema.
 
     Raises:
         InputError: for a file that cannot be read, or wraps what cannot be wrapped.

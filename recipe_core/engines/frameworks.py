@@ -71,7 +71,7 @@ class States(DataRow):
 
 
 class Experts(DataRow):
-    """What a framework does around the products of routed experts.
+    """The work of a framework around the products of routed experts.
 
     ``exchange`` between ranks that share experts: ``standard`` is torch's all-to-all, ``kernels``
     those made for it. ``row_moves``: times that a routed row is read or written in the forward pass
@@ -89,7 +89,7 @@ class Experts(DataRow):
 
 
 class Compiled(DataRow):
-    """What compiling a model changes of its framework; ``always``: it compiles by itself."""
+    """The effect of compiling a model; ``always``: the framework compiles by itself."""
 
     always: bool = False
     elementwise_passes: Number | None = None
@@ -99,7 +99,7 @@ class Compiled(DataRow):
 
 
 class LossPieces(DataRow):
-    """How logits, loss and their gradients are made piece by piece, never whole.
+    """Logits, loss and their gradients made piece by piece, never whole.
 
     ``use``: ``always``, there is no other way; ``needed``, where whole logits do not fit;
     ``asked``, where a request says so. A piece has a share 1 / ``count`` of a micro-batch's tokens,
@@ -126,7 +126,7 @@ class LossPieces(DataRow):
 
 
 class Framework(DataRow):
-    """What one framework keeps and does in training.
+    """The memory and the work of one framework in training.
 
     ``states_fp16``, ``states_fp8``: states in fp16 with loss scaling, and beside products in 8
     bits, where they differ. ``sharding``: ``fsdp`` gathers units layer by layer from shards of
@@ -226,7 +226,7 @@ class Framework(DataRow):
 
 
 class WeightSync(DataRow):
-    """How a trainer sends weights to an engine on its devices, whose cache wakes after them.
+    """The way a trainer sends weights to an engine on its devices, whose cache wakes after them.
 
     ``sleep_level``: vLLM's; 1 keeps its weights in host memory, 2 lets them go. Beside the engine's
     weights a device has ``buffer_bytes`` and the largest tensor at ``bytes_per_value``.
@@ -246,7 +246,7 @@ class Spread(DataRow):
 
 
 class Optimizer(DataRow):
-    """What an optimizer keeps of a parameter, and its work beside reading and writing that.
+    """An optimizer: what it keeps of a parameter, and its work beside reading and writing that.
 
     ``moments``: running means, each in the format of the master copy or, without one, of the
     parameter; ``moment_bytes``: of each where it is stored in 8 bits with scales. Of embedding and

@@ -1,4 +1,4 @@
-"""How an engine's commands are read, as data: ``engines/options/<engine>.yaml``."""
+"""The grammar of an engine's commands, as data: ``engines/options/<engine>.yaml``."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Gone(DataRow):
 
 @dataclass(frozen=True, slots=True)
 class Successor:
-    """What takes the place of a gone option, key or value.
+    """The word that takes the place of a gone option, key or value.
 
     ``option``: by name; ``flag``: as it is written, which may turn a switch off; ``path``: the key
     in its JSON, with dots. ``values``: new values by the text of old ones (empty: the same value).
@@ -74,7 +74,7 @@ Counted = Literal[
 
 
 class Unmodelled(DataRow):
-    """What an option does that estimates ignore, unless it has one of these values.
+    """An option that estimates ignore, unless it has one of these values.
 
     ``moves``: the quantities that are less certain with it.
     """
@@ -85,7 +85,7 @@ class Unmodelled(DataRow):
 
 
 class OffloadWords(DataRow):
-    """How a command asks for tiers below the devices' cache.
+    """The words that ask for tiers below the devices' cache.
 
     ``when``: the option that must be there, with one of ``values`` where there are any (of a JSON
     option those of its ``key``), and none of ``unless`` under the option of that name. ``size``:
@@ -107,7 +107,7 @@ class OffloadWords(DataRow):
     also: tuple[str, ...] = ()
 
     def asked_by(self, options: Mapping[str, Any]) -> bool:
-        """Whether options by name ask for it."""
+        """Return whether options by name ask for it."""
         value = options.get(self.when)
         if self.key is not None:
             value = value.get(self.key) if isinstance(value, Mapping) else None
@@ -161,7 +161,7 @@ class Automatic(DataRow):
     weights: str | None = None
 
     def leaves(self, name: str, values: Mapping[str, Any]) -> bool:
-        """Whether an option is left to the engine."""
+        """Return whether an option is left to the engine."""
         if name not in self.options or any(
             str(values.get(option)) in off for option, off in self.unless.items()
         ):
@@ -170,7 +170,7 @@ class Automatic(DataRow):
 
 
 class Grammar(DataRow):
-    """How the commands of one engine are read.
+    """The grammar of one engine's commands.
 
     ``launch``: what starts a server. ``other_commands``: words after it that start something else.
     ``underscores``: whether flags may be written with them for dashes; ``abbreviations``: whether
@@ -222,7 +222,7 @@ class Grammar(DataRow):
     all_devices: dict[str, tuple[str, ...]] | None = None
 
     def start_of(self, program: Sequence[str]) -> Start | None:
-        """What a program is started by, wherever its file lies; None for no known one."""
+        """Return what a program is started by, wherever its file lies; None for no known one."""
         words = tuple(program)
         if words[:1] != ("-m",):
             words = tuple(word.rsplit("/", 1)[-1] for word in words[:1]) + words[1:]
@@ -252,7 +252,7 @@ def grammars() -> dict[str, Grammar]:
 
 
 def option_meanings(spec: Engine) -> Mapping[str, Meaning]:
-    """What options of an engine, or of the one that it wraps, say about a candidate."""
+    """Return what options of an engine, or of the one that it wraps, say about a candidate."""
     grammar = grammars().get(spec.wraps or spec.name)
     return grammar.means if grammar else spec.options.means
 

@@ -1,4 +1,4 @@
-"""What Megatron-LM can be told of a model, as data: ``training/megatron.yaml``."""
+"""Models that Megatron-LM can be told of, as data: ``training/megatron.yaml``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MEGATRON = DataFile(Path(__file__).with_name("training") / "megatron.yaml", "eng
 
 
 class Family(DataRow):
-    """What the class of a ``model_type`` computes beside the fields of a ``config.json``.
+    """A ``model_type``: what its class computes beside the fields of a ``config.json``.
 
     ``always``: arguments of all its models. ``fields``: arguments of fields; ``allowed``: values
     of fields that need none; both before those that all families share. ``defaults`` of its

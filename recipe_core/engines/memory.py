@@ -1,4 +1,4 @@
-"""How an engine divides a device: its share, shared caches, captured graphs, padded weights."""
+"""An engine's share of a device: shared caches, captured graphs, padded weights."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ class ExpertTiles(DataRow):
 
 
 class StatedSize(DataRow):
-    """What states the cache's size instead of a share: a variable in GiB, an option in bytes."""
+    """A stated size of the cache in place of a share: a variable in GiB, an option in bytes."""
 
     variable_gib: str
     option_bytes: str
@@ -192,7 +192,7 @@ class StartClaim(DataRow):
 
 
 class EncoderUse(DataRow):
-    """How the engine treats towers of multimodal models.
+    """The engine's treatment of the towers of multimodal models.
 
     ``sharded``: whether their layers are cut over tensor-parallel ranks; ``every_stage``: whether
     all pipeline stages hold them, not only the first. ``profiled``: whether the largest items are
@@ -210,7 +210,7 @@ class EncoderUse(DataRow):
 
 
 class MemoryUse(DataRow):
-    """How the engine divides a device, and when it refuses to start.
+    """The engine's division of a device, and when it refuses to start.
 
     ``fraction`` of what a process can allocate (M), with weights W, workspace A and runtime N,
     leaves for the cache:
@@ -273,7 +273,7 @@ class MemoryUse(DataRow):
         )
 
     def tiles(self, dtype: str, runtime: Runtime, architecture: str) -> ExpertTiles | None:
-        """How experts in ``dtype`` are rounded up on a device; None where they are not."""
+        """Return how experts in ``dtype`` are rounded up on a device; None where they are not."""
         for tiles in self.expert_tiles:
             if tiles.dtype != dtype or runtime not in tiles.runtimes:
                 continue
@@ -283,7 +283,7 @@ class MemoryUse(DataRow):
 
 
 def rules_then(memory: MemoryUse, changes: Iterable[Rules]) -> dict[str, Any]:
-    """What of ``memory`` releases with other rules have instead, by field."""
+    """Return what of ``memory`` releases with other rules have instead, by field."""
     then: dict[str, Any] = {}
     for change in changes:
         if change.overlaps_steps is not None and memory.groups is not None:
@@ -295,7 +295,7 @@ def rules_then(memory: MemoryUse, changes: Iterable[Rules]) -> dict[str, Any]:
 
 
 def captured_sizes(largest: Float) -> Float:
-    """How many batches vLLM captures graphs for: 1, 2, 4, then every 8th to 256, every 16th beyond.
+    """Count the batches vLLM captures: 1, 2, 4, then every 8th to 256, every 16th beyond.
 
     Source: ``_set_cudagraph_sizes`` in ``config/vllm.py`` of vLLM 0.32.0.
     """

@@ -1,4 +1,4 @@
-"""Which option table judges a release of an engine, and what changed between releases.
+"""The option table that judges a release of an engine, and the changes between releases.
 
 An option that came or went is told by the tables; what took its place is told by the ``gone`` of
 the engine's grammar.
@@ -87,7 +87,7 @@ def _same_table(name: str, version: str) -> OptionTable | None:
 
 
 def _release_distance(release: str, version: str) -> tuple[int, ...]:
-    """How far two releases are apart: in the first number first; of equal ones the newer wins."""
+    """Return how far two releases are apart, first number first; of equal ones the newer wins."""
     pairs = zip(release_key(release), release_key(version), strict=True)
     newer = release_key(release) > release_key(version)
     return (
@@ -150,7 +150,7 @@ def _has_spelling(table: OptionTable, flag: str, key: str | None) -> bool:
 def option_successor(
     name: str, flag: str, table: OptionTable, *, key: str | None = None, value: str | None = None
 ) -> Successor | None:
-    """What takes the place of a gone flag, of a key of its JSON or of one of its values.
+    """Return what takes the place of a gone flag, of a key of its JSON or of one of its values.
 
     None where nothing does (it is left out), where nothing is known, or where the release of
     ``table`` lacks the successor too.
@@ -168,7 +168,7 @@ def option_successor(
 def option_replacement(
     name: str, flag: str, table: OptionTable, *, key: str | None = None, value: str | None = None
 ) -> str | None:
-    """What to write for a gone word in the release of a table, as a sentence; None if unknown."""
+    """Say what to write for a gone word in a table's release, as a sentence; None if unknown."""
     gone = grammars()[name].gone_word(flag, key, value)
     if gone is None:
         return None

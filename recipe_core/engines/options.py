@@ -100,7 +100,7 @@ def _change_members(values: list[str], change: dict[str, list[str]]) -> list[str
 
 
 def option_differences(newer: Rows, older: Rows) -> dict[str, Any]:
-    """What `laid_over` makes the older rows of, from the newer ones; sections without any left out.
+    """Return what `laid_over` makes the older rows of, from the newer; empty sections are left out.
 
     Members of lists may come back in another order.
     """

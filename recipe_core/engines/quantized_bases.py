@@ -17,7 +17,7 @@ CHECKPOINTS = ("gptq", "awq")
 
 
 class QuantizedBase(DataRow):
-    """What is stored of a frozen weight, and what one pass over it costs.
+    """A frozen weight as it is stored, and the cost of one pass over it.
 
     ``parameter_bytes`` are divided and gathered as parameters are, ``buffer_bytes`` are whole on
     every device. A pass moves ``moved_bytes`` and takes ``operations`` (of fp32, on a

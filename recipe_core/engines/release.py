@@ -66,13 +66,13 @@ class Rules(DataRow):
 
 
 class Change(Rules):
-    """What releases before ``before`` did otherwise than the next newer one the file tells of."""
+    """Rules of releases before ``before``, against the next newer one the file tells of."""
 
     before: Release
 
 
 class Later(Rules):
-    """What releases from ``since`` on do otherwise than the next older one the file tells of."""
+    """Rules of releases from ``since`` on, against the next older one the file tells of."""
 
     since: Release
 
@@ -89,7 +89,7 @@ class History(DataRow):
     later: tuple[Later, ...] = ()
 
     def rules_of_release(self, release: tuple[int, ...], pinned: tuple[int, ...]) -> list[Rules]:
-        """What a release does otherwise than the pinned one, the nearest to that one first."""
+        """Return the rules that differ from the pinned release's, the nearest to it first."""
         if release > pinned:
             return [rules for rules in self.later if release_key(rules.since) <= release]
         return [rules for rules in self.changes if release < release_key(rules.before)]
@@ -148,7 +148,7 @@ class Install(DataRow):
 
 
 class ApiKey(DataRow):
-    """How a server asks its callers for a key (``Authorization: Bearer KEY``).
+    """The way a server asks its callers for a key (``Authorization: Bearer KEY``).
 
     ``variable``: the environment variable that holds the key, wherever servers are started.
     ``option``: what the engine is told the key by, where it reads no variable itself.

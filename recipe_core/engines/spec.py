@@ -58,7 +58,7 @@ class Dispatch(DataRow):
 
 
 class Exchange(DataRow):
-    """How ranks of data-parallel attention that share experts exchange tokens.
+    """The exchange of tokens between ranks of data-parallel attention that share experts.
 
     ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a
     token goes only to the ranks of its experts); the fastest is used. ``narrow``: weight formats of
@@ -76,7 +76,7 @@ class Exchange(DataRow):
 
 
 class SplitSupport(DataRow):
-    """Which splits the engine supports.
+    """The splits that the engine supports.
 
     ``experts``: "all-ranks" spreads experts over all of tp × dp or not at all; "divisors" over any
     divisor of it, cutting each expert over the rest. ``enforces_context``: whether requests longer
@@ -172,7 +172,7 @@ Interval = Literal["stream_interval", "scheduler_recv_interval"]
 
 
 class UsualIntervals(DataRow):
-    """What published launches for throughput set on devices of ``architectures``.
+    """Intervals of published launches for throughput on devices of ``architectures``.
 
     For answers of ``output_tokens_at_least``, with ``requests_at_least`` in flight; of several that
     hold the one for most requests counts.
@@ -189,7 +189,7 @@ class UsualIntervals(DataRow):
 
 
 class Intervals(DataRow):
-    """What the engine does every so many steps only; 1, every step, is the default of each.
+    """Work that the engine does every so many steps only; 1, every step, is each default.
 
     ``options``: those it has. ``first_token_waits``: whether the first token too is held until
     ``stream_interval`` tokens are there, or leaves at once. ``throughput``: what a launch for
@@ -206,7 +206,7 @@ class Intervals(DataRow):
     def usual(
         self, architecture: str, output_tokens: float, requests: float
     ) -> UsualIntervals | None:
-        """What launches for throughput set for such answers and load; None for nothing."""
+        """Return what launches for throughput set for such answers and load; None for nothing."""
         fitting = [
             usual
             for usual in self.throughput
@@ -217,7 +217,7 @@ class Intervals(DataRow):
         return max(fitting, key=lambda usual: usual.requests_at_least, default=None)
 
     def chosen_on(self, architecture: str) -> bool:
-        """Whether an objective may choose them there: then 1 is no default and has to be said."""
+        """Return whether an objective may choose them: then 1 is no default and has to be said."""
         return any(architecture in usual.architectures for usual in self.throughput)
 
 

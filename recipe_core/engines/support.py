@@ -1,4 +1,4 @@
-"""What an engine's release runs on an architecture, as its own code, or its documents, answer.
+"""An engine's support of an architecture, as a release's code, or its documents, answer.
 
 One table a release under ``support/``, made by ``scripts/engine_support``; a release's file holds
 what changed since the next older one, and the oldest holds all. Kinds of questions:
@@ -43,7 +43,7 @@ HEADS = "gqa "
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a release says to one question.
+    """A release's answer to one question.
 
     ``backends``: backends and kernels that it takes. ``words``: its own where it refuses, or what
     is not known. ``release``: the one that was asked. ``from_table``: False where the answer is
@@ -85,7 +85,7 @@ def architectures_asked(engine: str, release: str) -> tuple[str, ...]:
 def support_answer(
     engine: str, release: str, architecture: str, kind: Kind, subject: str
 ) -> Answer | None:
-    """What a release answers to a question; None where nobody asked the engine such questions.
+    """Look up a release's answer to a question; None where nobody asked the engine.
 
     A release without a table has the answer of its neighbours where these agree; one that is newer
     than all that of the newest if it is a yes. Of one that is older than all nothing is known but
@@ -125,7 +125,7 @@ def support_answer(
 def _release_answer(
     engine: str, release: str, architecture: str, kind: Kind, subject: str
 ) -> Answer | None:
-    """What the table of a release says; "unknown" for an architecture that was left out."""
+    """Return what the table of a release says; "unknown" for an architecture that was left out."""
     table = _support_table(engine, release)
     table_answer = table.get((kind, subject, architecture)) or _neighbour_width_answer(
         table, architecture, kind, subject

@@ -28,7 +28,7 @@ Bound = int | float | str
 
 
 class Packages(DataRow):
-    """What the image of a framework adds to a base, at exact versions."""
+    """Packages that the image of a framework adds to a base, at exact versions."""
 
     base: str
     packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9-]+==[\w.]+$")], ...]
@@ -144,7 +144,7 @@ def launch_rules() -> LaunchRules:
 
 
 class Launches(DataRow):
-    """What the launch of a framework can be told; what is not listed is estimated only.
+    """The launch of a framework: what it can be told; anything else is estimated only.
 
     ``data``: formats of the data that it learns from, the usual one first; DPO's is always
     ``preference``. ``models``: ``any``, built by their own class from their config; ``shipped``,

@@ -1,4 +1,4 @@
-"""What trials on the real machine use of engines: options to vary, switches for equal outputs."""
+"""Engines in trials on the real machine: options to vary, switches for equal outputs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ FILE = Path(__file__).with_name("reproducibility.yaml")
 
 
 class Switch(DataRow):
-    """What makes outputs repeat: variables and options of the engine, and where they work.
+    """A switch that makes outputs repeat: variables and options, and where they work.
 
     ``batch``: whether answers then also do not depend on what else runs in the batch; else only the
     same request at the same time repeats. ``only_on``: of the architectures whose names begin alike
@@ -69,7 +69,7 @@ class Switch(DataRow):
     status: Status
 
     def doubt(self, runtime: str, architecture: str) -> str | None:
-        """Why it does not work on a device; None where it does."""
+        """Say why it does not work on a device; None where it does."""
         if runtime not in self.runtimes:
             return f"{self.title} works on {', '.join(self.runtimes)}, not on {runtime}"
         kin = [name for name in self.only_on if name[:3] == architecture[:3]]
@@ -79,7 +79,7 @@ class Switch(DataRow):
 
 
 class Reproducibility(DataRow):
-    """How outputs of an engine are asked for and compared.
+    """The way outputs of an engine are asked for and compared.
 
     ``greedy`` and ``sampled``: fields of a request; null leaves one of the launch's out. ``ids``:
     fields by which an answer names tokens by number. ``most_logprobs``: alternatives whose
@@ -106,7 +106,7 @@ _TABLE = DataTable[Reproducibility](DataFile(FILE, "engines"), _File, "engines",
 
 
 def reproducibility(engine: str) -> Reproducibility:
-    """What is known of an engine; the plain OpenAI fields for one that the file lacks."""
+    """Return what is known of an engine; the plain OpenAI fields for one that the file lacks."""
     plain = Reproducibility(
         greedy={"temperature": 0},
         sampled={"temperature": 0.8, "top_p": 0.95},

@@ -1,4 +1,4 @@
-"""What a candidate would do: memory, time, throughput, cost and energy, with bands.
+"""Estimates of a candidate: memory, time, throughput, cost and energy, with bands.
 
 Pure functions over arrays; nothing is read but the package's own data, and nothing is chosen.
 """

@@ -1,4 +1,4 @@
-"""How far measured runs are from estimates: factors by figure and by what a device is.
+"""Distances of measured runs from estimates: factors by figure and by kind of device.
 
 The shipped files come from scripts/fit_bands.py; ``recipe_core.calibration.validation.intervals``
 says how.
@@ -87,7 +87,7 @@ class Band(DataRow):
 
 @dataclass(frozen=True, slots=True)
 class Uncertain:
-    """What the error of a quantity follows.
+    """The quantities that an error follows.
 
     ``metric``: the measured figure, ``sign``: -1 where the quantity falls as that rises.
     ``factors``: by level, the ends of measured / estimated, of the quantity itself.

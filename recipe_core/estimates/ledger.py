@@ -1,4 +1,4 @@
-"""What an estimate multiplied and added, told by the formulas themselves while they run.
+"""The factors and terms of an estimate, recorded by the formulas while they run.
 
 Formulas give their leaves to `record_entry`: kernels, transfers, the engine's own time. Inside
 `recording` the seconds that they return are `Timed`: an array that knows of which leaves it is the

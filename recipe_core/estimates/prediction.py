@@ -1,4 +1,4 @@
-"""What estimates are made of.
+"""The parts that estimates are made of.
 
 Parts that write themselves as JSON, and single figures with their bands.
 
@@ -168,7 +168,7 @@ def build_estimates(
 
 
 def named_rows(columns: Mapping[str, Iterable[Any]]) -> Iterator[dict[str, Any]]:
-    """What each row has, by the names of the columns."""
+    """Yield what each row has, by the names of the columns."""
     for values in zip(*columns.values(), strict=True):
         yield dict(zip(columns, values, strict=True))
 
@@ -232,7 +232,7 @@ def _attribute_writer(name: str) -> Writer:
 
 
 def _json_writer(kind: Any) -> Writer | None:
-    """How a value of a type becomes JSON; None where it is that already."""
+    """Return how a value of a type becomes JSON; None where it is that already."""
     if isinstance(kind, type) and issubclass(kind, Part):
         return kind.to_json
     inner_types, origin = (
@@ -288,7 +288,7 @@ class Prediction:
 
 
 class EstimateBase(Part):
-    """What estimates of both kinds have in common.
+    """The part that estimates of both kinds have in common.
 
     ``estimate.tpot_s`` is a figure with its band.
     """

@@ -1,4 +1,4 @@
-"""What an engine module is given (``Deployment``), and what it answers (``Launch``)."""
+"""The input of an engine module (``Deployment``), and its answer (``Launch``)."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class LaunchFolder:
     form: str
 
     def function(self, engine: str, launcher: str | None = None) -> Callable[[Any], Any]:
-        """What starts an engine, of the module ``launcher`` where its YAML names one, else its own.
+        """Return the function that starts an engine: of its YAML's ``launcher``, else its own.
 
         Raises:
             NoAnswer: naming the engine, the file to add and the function it must define.
@@ -94,7 +94,7 @@ class Draft:
 
     @property
     def checkpoint(self) -> str:
-        """What an eagle draft is loaded from; raises InputError where none is named."""
+        """Say what an eagle draft is loaded from; raises InputError where none is named."""
         if self.model is None:
             message = "an eagle draft is a checkpoint of its own."
             hint = "Set `model` to its checkpoint."
@@ -103,14 +103,14 @@ class Draft:
 
     @property
     def eagle(self) -> Literal["eagle", "eagle3"]:
-        """Which kind of eagle it is; checkpoints say it by name."""
+        """Return which kind of eagle it is; checkpoints say it by name."""
         name = self.checkpoint.casefold().replace("-", "").replace("_", "")
         return "eagle3" if "eagle3" in name else "eagle"
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How one pool is cut, and how many copies of it run (``replicas``)."""
+    """The cut of one pool, and the number of its copies (``replicas``)."""
 
     tp: int
     pp: int
@@ -227,7 +227,7 @@ class Process:
 
     @property
     def answers(self) -> bool:
-        """Whether it answers requests of its own (and has a health path)."""
+        """Return whether it answers requests of its own (and has a health path)."""
         return self.role not in ("worker", "trainer")
 
 
@@ -256,7 +256,7 @@ class Launch:
 
     @property
     def loads_model(self) -> bool:
-        """Whether anything that is started reads the model's files."""
+        """Return whether anything that is started reads the model's files."""
         words = [word for p in self.processes for word in (*p.argv, *p.env.values())]
         texts = (*words, *self.files.values())
         return self.kind == "serving" or any("${model}" in text for text in texts)

@@ -1,4 +1,4 @@
-"""How a serving split is started: processes, their options, and how to ask them.
+"""The start of a serving split: processes, their options, and how to ask them.
 
 Each engine has a module here, found by its name. Options are typed and rendered to argv, never to a
 string.
@@ -50,7 +50,7 @@ def training_launch(estimates: TrainingEstimates, row: int) -> Launch:
 
 
 def launch_reasons(estimates: TrainingEstimates, row: int) -> list[str]:
-    """Why a split that was estimated cannot be started; empty where it can."""
+    """Say why a split that was estimated cannot be started; empty where it can."""
     job = training_job(estimates, row)
     try:
         _launch_function(job)

@@ -1,4 +1,4 @@
-"""What mixes the tokens of a layer: attention over a cache, or a recurrent state of fixed size.
+"""Token mixers of a layer: attention over a cache, or a recurrent state of fixed size.
 
 All classes answer the same questions: heads and their widths, cached values per token
 (``kv_values_per_head``), values kept per sequence (``state_values``), and their tensors.

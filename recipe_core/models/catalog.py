@@ -217,7 +217,7 @@ BY_NAME = "Not in the catalog: its name is read as"
 
 
 def by_convention(model_id: str) -> ModelSpec | None:
-    """What the ending of a name alone says of a quantised copy, whatever the catalog knows of it.
+    """Read a quantised copy off the ending of its name, whatever the catalog knows of it.
 
     None where no convention reads the name.
     """
@@ -257,7 +257,7 @@ def _in_format(base: ModelSpec, convention: Convention) -> ModelSpec:
 
 
 def _file_convention(model_id: str) -> Convention | None:
-    """What a name says of a repository of files whose format its ``config.json`` does not tell."""
+    """Read a repository of files, whose format its ``config.json`` does not tell, off its name."""
     return next(
         (
             convention
@@ -343,7 +343,7 @@ def is_place(text: str) -> bool:
 
 
 def checked_weights(weights: object) -> str | None:
-    """Where an inline config says that its weights are: nothing, an id, or a folder.
+    """Return where an inline config says that its weights are: nothing, an id, or a folder.
 
     Raises:
         ModelError: for what no command can carry, and for a path that is not absolute.

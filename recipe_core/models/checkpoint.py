@@ -97,7 +97,7 @@ def _read_header(stream: BinaryIO) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What identifies the weights of a folder: ``sha256:…`` over ``files`` files.
+    """The identity of a folder's weights: ``sha256:…`` over ``files`` files.
 
     ``of``: "content" (the hub's cache names files by the SHA-256 of what they hold, so nothing is
     read), or "headers" (name, size, and the header of each safetensors file: every tensor's name,
@@ -141,7 +141,7 @@ CHECKPOINT_TOLERANCE = 0.02
 
 
 def looks_like_path(model: str) -> bool:
-    """Whether a name can only be a path, by its form."""
+    """Return whether a name can only be a path, by its form."""
     name = split_revision(model)[0]
     return name.startswith(("/", ".", "~")) or "\\" in name or name.count("/") > 1
 

@@ -38,12 +38,12 @@ _ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}")
 
 
 def is_id(text: str) -> bool:
-    """Whether a text is an id of the hub (``owner/name``), which is safe as part of a path."""
+    """Return whether a text is an id of the hub (``owner/name``), safe as part of a path."""
     return _ID.fullmatch(text) is not None and ".." not in text and "--" not in text.split("/")[0]
 
 
 def default_folder(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Where the models of this machine lie, or would; None where that is switched off."""
+    """Return where the models of this machine lie, or would; None where that is switched off."""
     environment = os.environ if environment is None else environment
     if (configured := environment.get(VARIABLE)) is not None:
         return Path(configured).expanduser() if configured else None

@@ -23,7 +23,7 @@ class DenseMlp:
 
     @property
     def matrices(self) -> int:
-        """How many ``hidden × intermediate`` matrices there are."""
+        """Return how many ``hidden × intermediate`` matrices there are."""
         return 3 if self.gated else 2
 
     def tensors(self, hidden: int) -> list[Tensor]:
@@ -54,7 +54,7 @@ class MoeMlp:
 
     @property
     def matrices(self) -> int:
-        """How many ``hidden × intermediate`` matrices an expert has."""
+        """Return how many ``hidden × intermediate`` matrices an expert has."""
         return 3 if self.gated else 2
 
     def expert_hidden(self, hidden: int) -> int:

@@ -25,7 +25,7 @@ CONFIG, QUANTIZED = "config.json", "hf_quant_config.json"
 
 @dataclass(slots=True)
 class Refreshed:
-    """What a refresh found, by id; ``refused`` with the reason."""
+    """The findings of a refresh, by id; ``refused`` with the reason."""
 
     folder: str
     new: list[str] = field(default_factory=list)

@@ -192,12 +192,12 @@ class ModelSpec:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether tokens attend to those after them: a text is computed whole, none is cached."""
+        """Return whether tokens attend to later ones: a text is computed whole, none is cached."""
         return any(isinstance(layer.attention, EncoderAttention) for layer, _ in self.kinds)
 
     @property
     def weights(self) -> str | None:
-        """Where the weights are: an id of the hub or a folder; None where only a config is known.
+        """Return where the weights are: an id of the hub or a folder; None for a config alone.
 
         An inline config may state it; any other model is named by it.
         """
@@ -207,7 +207,7 @@ class ModelSpec:
 
     @property
     def source(self) -> str:
-        """What an engine loads: the place of the weights, ``UNPLACED`` where it is not known."""
+        """Return what an engine loads: the place of the weights, else ``UNPLACED``."""
         return self.weights or UNPLACED
 
     @property
@@ -234,7 +234,7 @@ class ModelSpec:
 
     @cached_property
     def matrix_roles(self) -> tuple[Role, ...]:
-        """What matrices of the layers are to a quantisation, each role once."""
+        """Return what matrices of the layers are to a quantisation, each role once."""
         items = (item for layer, _ in self.kinds for item in layer.tensors(self.hidden))
         return tuple(dict.fromkeys(item.role for item in items if item.role in MATRIX_ROLES))
 

@@ -1,4 +1,4 @@
-"""What the catalog adds: constants, models that are not modelled, checkpoints known by name.
+"""Supplements of the catalog: constants, models that are not modelled, known checkpoints.
 
 ``nvidia/Qwen3-14B-FP4`` is Qwen3-14B as NVIDIA quantises; ``unsloth/Llama-3.3-70B-Instruct`` is
 Llama-3.3-70B-Instruct. A derived model says so in its notes: only its own ``config.json`` is
@@ -63,7 +63,7 @@ def model_constants() -> dict[str, dict[str, Any]]:
 
 
 class OtherKind(DataRow):
-    """What some models make, why that is not modelled, and their ids."""
+    """Models of another kind: what they make, why that is not modelled, and their ids."""
 
     makes: str
     why: str
@@ -93,7 +93,7 @@ def other_kinds() -> dict[str, OtherKind]:
 
 
 def unmodelled_feature(model_id: str) -> str | None:
-    """What of a model's architecture is not modelled, by its name: ``…layers are``; else None.
+    """Say what of a model's architecture is not modelled, by its name: ``…layers are``; else None.
 
     Names are all that is known of a model whose ``config.json`` is not at hand.
     """
@@ -110,7 +110,7 @@ def _by_id() -> dict[str, OtherKind]:
 
 
 def other_kind(model_id: str) -> OtherKind | None:
-    """What a model makes instead of text; None for one that is not known to."""
+    """Return what a model makes instead of text; None for one that is not known to."""
     return _by_id().get(model_id.casefold())
 
 
@@ -123,7 +123,7 @@ _PART = re.compile(r"\{(\w+(?:\|\w+)*)\}")
 
 
 class Convention(DataRow):
-    """What an ending of a name means; ``like`` is a model of the catalog that follows it.
+    """The meaning of a name's ending; ``like`` is a model of the catalog that follows it.
 
     ``hybrid``: only for models with layers of linear attention. ``experts`` and ``linear``: modules
     that are left out too where a model has routed experts or linear attention. ``files``: such a

@@ -80,7 +80,7 @@ Shard = Literal["replicated", "tensor", "kv_heads", "experts", "vocabulary"]
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """How quantised values are stored: a dtype, and the edge of scale blocks that cuts respect.
+    """The storage of quantised values: a dtype, and the edge of scale blocks that cuts respect.
 
     ``value_bytes``: bytes per value with scales, where a group size says so (None: as usual).
     ``group``: inputs of a row that share a scale, where these are not all of it.
@@ -168,7 +168,7 @@ PART_TITLES = {
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
-    """What a quantised checkpoint stores.
+    """The storage of a quantised checkpoint.
 
     ``dtype`` for the tensors of ``roles``, the base dtype for the rest.
 

@@ -92,7 +92,7 @@ class Tower:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """What every prompt holds besides text: ``items`` on average, of ``tokens`` each."""
+    """The media of a prompt besides text: ``items`` on average, of ``tokens`` each."""
 
     tower: Tower
     items: float

@@ -89,7 +89,7 @@ class Alternative:
 
     @property
     def accuracy_text(self) -> str:
-        """What other number formats keep of the accuracy, as a sentence; empty where none change.
+        """Say how much accuracy other number formats keep; empty where none change.
 
         ``Keeps 98.6% of the base's accuracy, 93.5% to 100% likely.``
         """
@@ -209,7 +209,7 @@ def _choices_in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
 
 
 def _plan_edits(plan: Plan, best: int) -> Iterator[Ranked]:
-    """What another request gives: other formats, more devices than there are."""
+    """Yield what another request gives: other formats, more devices than there are."""
     without_split = _open_split_edit(plan.request)
     for tried in (
         *_surer_edits(plan, best),

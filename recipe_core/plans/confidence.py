@@ -118,7 +118,7 @@ def _limit_scores(
 def _score_limits(
     cases: Cases, limits: Limits, rows: Int, moved: Mapping[str, Float]
 ) -> tuple[Bool, Bool, dict[tuple[str, int], Float]]:
-    """Whether cases keep the certain limits, and all by their estimates; scores of the others.
+    """Judge cases against limits: the certain ones, all by estimate, and scores of the others.
 
     Cases × factors of the limits that are ``moved``. Limits that follow the same figure in the same
     direction are the tighter of them.

@@ -38,7 +38,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True)
 class Physics(Generic[S, C, E]):
-    """How cases of a kind of workload are estimated.
+    """The functions that estimate cases of a kind of workload.
 
     ``estimate`` takes a setting and cases. ``case_columns`` are known of every case, ``quantities``
     of those that are estimated. ``rules`` refuse a case before it is estimated; ``search_rules``

@@ -39,7 +39,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """How rows of a kind rank, and how their errors move the score.
+    """The ranking of a kind's rows, and how their errors move the score.
 
     precedence: columns that order rows before their score does. simplicity: columns that order rows
     of equal score, simpler first; the last one counts first. errors: covariances of measured

@@ -1,4 +1,4 @@
-"""What the launch of a training framework can be told of a request and of its splits.
+"""Launches of training frameworks: what one can be told of a request and of its splits.
 
 Evaluates the rules of ``engines/training/launch_rules.yaml`` and of ``launches`` in
 ``programs.yaml``. Where some frameworks can launch a request, the first of them is the default and
@@ -67,7 +67,7 @@ class Unable:
 
 
 def _any_holds(conditions: Conditions, subject: LaunchFacts) -> Bool | bool:
-    """Where all tests of any mapping hold."""
+    """Mark where all tests of any mapping hold."""
     out: Bool | bool = False
     for tests in conditions:
         out = out | _all_hold(tests, subject)
@@ -169,7 +169,7 @@ def _rule_refusals(
 def launch_lacks(
     setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
 ) -> Iterator[Unable]:
-    """What of a request the setting's framework cannot be told.
+    """Yield what of a request the setting's framework cannot be told.
 
     ``offload``: where states live; ``in_pieces``: whether the loss is to be computed in
     pieces.
@@ -191,7 +191,7 @@ def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Lau
 
 
 def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRefusal]:
-    """What the setting's framework cannot be told of its splits."""
+    """Yield what the setting's framework cannot be told of its splits."""
     yield from degree_rules(setting, cases)
     shared, launches = launch_rules(), training_engine(setting.engine).launches
     rules = [*shared.splits, *shared.expand(launches.rules)]
@@ -199,7 +199,7 @@ def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Laun
 
 
 def launch_search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
-    """What refuses splits of a search: a framework that cannot launch the request, or the split.
+    """Return rules on splits of a search whose framework cannot launch the request or the split.
 
     Nothing where no framework can launch the request: then there are estimates only.
     """
@@ -279,7 +279,7 @@ def ways_out(setting: TrainingSetting, offload: str, in_pieces: bool) -> list[di
 
 
 def launchable_names(part: str) -> frozenset[str]:
-    """What any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
+    """Return what any framework can launch of a part: ``methods``, ``optimizers``, and so on."""
     programs = program_facts().engines.values()
     return frozenset(name for program in programs for name in getattr(program.launches, part))
 

@@ -37,7 +37,7 @@ def legal_rows(plan: PlanTable) -> Bool:
 
 
 def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
-    """How many splits keep a bound on a metric (in its limit's unit) and all other limits.
+    """Return how many splits keep a bound on a metric (in its limit's unit) and all other limits.
 
     ``bound``: None is no bound. Where the load is searched it follows the limits on time: then
     those splits keep another bound on a time than the plan's that keep it at their smallest load.
@@ -72,6 +72,6 @@ def _keeps_other_limits(plan: Plan, name: str) -> Bool:
 
 
 def _bounded_values(plan: Plan, name: str) -> Float:
-    """What a limit on a metric bounds, SI: the metric, or a simulated percentile of it."""
+    """Return what a limit on a metric bounds, SI: the metric, or a simulated percentile of it."""
     limit = plan.measures[name].limit
     return plan.raw(name) if limit is None else bounded_figures(plan, limits_by_name()[limit].code)

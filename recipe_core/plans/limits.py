@@ -52,7 +52,7 @@ def bounded_figures(plan: PlanTable, code: str) -> Float:
 
 
 def limit_excess(rule: Limit, values: Float, limits: Limits) -> Float:
-    """How many times its stated limit each value (SI) is; above one it is not kept."""
+    """Return how many times its stated limit each value (SI) is; above one it is not kept."""
     ratio = values * rule.factor / float(getattr(limits, rule.name))
     return 1 / np.maximum(ratio, 1e-12) if rule.at_least else ratio
 
@@ -139,7 +139,7 @@ def time_bounds(limits: Limits) -> dict[str, float]:
 
 
 def mean_excess(cases: Cases, limits: Limits) -> Float:
-    """How many times its limit the mean of a time is, at the worst of the stated limits.
+    """Return how many times its limit the mean of a time is, at the worst of the stated limits.
 
     Zero without any.
     """

@@ -113,7 +113,7 @@ class _Brackets:
 
     @property
     def wide(self) -> Bool:
-        """Where loads between the ends and the best one may yet be better."""
+        """Mark where loads between the ends and the best one may yet be better."""
         below = (self.best - self.low > 1) & (self.best > self.low * (1 + CLOSE))
         above = (self.high - self.best > 1) & (self.high > self.best * (1 + CLOSE))
         return np.asarray(below | above)
@@ -161,7 +161,7 @@ def least_loads(cases: Cases) -> Float:
 
 
 def missed_by(plan: PlanTable) -> Float:
-    """How many times a limit, or what it holds, each row exceeds at worst.
+    """Return how many times a limit, or what it holds, each row exceeds at worst.
 
     0 where it holds within the limits, infinite where it cannot run. Whether a row starts is not
     for its load to say: one that may not start has the best load that it holds if it does.
@@ -180,7 +180,7 @@ def missed_by(plan: PlanTable) -> Float:
 
 
 def _load_scores(plan: PlanTable) -> Float:
-    """What rows are ranked by, as far as ties tell them apart; infinite where it is unknown."""
+    """Return the scores that rank rows, as far as ties tell them apart; infinite where unknown."""
     score = np.nan_to_num(plan.score, nan=np.inf)
     if len(plan.request.objective.goals) > 1:  # a logarithm
         return np.round(score, TIE_DIGITS)
@@ -188,7 +188,7 @@ def _load_scores(plan: PlanTable) -> Float:
 
 
 def _best_place(missed: Float, score: Float) -> Int:
-    """Which of the loads of each row is the best, the smallest of equal ones."""
+    """Return which of the loads of each row is the best, the smallest of equal ones."""
     smallest = missed.min(axis=1, keepdims=True)
     score = np.where(smallest > 0, 0.0, score)
     return np.asarray(np.where(missed <= smallest, score, np.inf).argmin(axis=1), dtype=np.int64)

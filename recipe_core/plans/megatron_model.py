@@ -76,7 +76,7 @@ class MegatronModel:
 
 
 def megatron_model(model: ModelSpec) -> MegatronModel:
-    """What can be told of a model: dimensions and layers, and every field of its config."""
+    """Return what can be told of a model: dimensions and layers, and every field of its config."""
     items = list(_model_items(model))
     words = {item.argument: item.value for item in items if isinstance(item, Word)}
     return MegatronModel(words, tuple(item.phrase for item in items if isinstance(item, Untold)))
@@ -309,7 +309,7 @@ def _rope_scaling_items(kind: str, rope: dict[str, Any], latent: bool) -> Items:
 
 
 def _is_fixed(rope: Config, fixed: Config, free: frozenset[str]) -> bool:
-    """Whether a scaling states nothing but what can be told, and else what is built in."""
+    """Return whether a scaling states nothing but what can be told, and else what is built in."""
     original = "original_max_position_embeddings"  # left out, it is the whole context
     free_or_fixed = all(key in free or fixed.get(key) == value for key, value in rope.items())
     return free_or_fixed and rope.get(original) == fixed[original]

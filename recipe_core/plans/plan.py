@@ -64,7 +64,7 @@ class Plan(PlanTable):
         return Splits(self, self.order[front_of_columns(self, *columns)[self.order]])
 
     def changes(self) -> list[Change]:
-        """Where nothing is feasible.
+        """Return where nothing is feasible.
 
         A few changes to the request after which something is, each really planned.
         """
@@ -73,7 +73,7 @@ class Plan(PlanTable):
         return helpful_changes(self)
 
     def sensitivity(self) -> list[Flip]:
-        """What would flip the decision.
+        """Return what would flip the decision.
 
         The request planned again with price, lengths and load moved.
         """
@@ -149,7 +149,7 @@ class Split:
 
     @property
     def reasons(self) -> list[str]:
-        """Why it cannot run; empty when it can."""
+        """Say why it cannot run; empty when it can."""
         return row_reasons(self.plan, self.row)
 
     @property

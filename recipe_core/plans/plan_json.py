@@ -110,7 +110,7 @@ def checkpoint_of(setting: Setting) -> str | None:
 
 
 def _states_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
-    """Whether rows hold their load at once, their job, and whether they are on the front."""
+    """Return whether rows hold their load at once, their job, and whether they are on the front."""
     out = [_state_json(plan, row) for row in rows.tolist()]
     if plan.kind == "training":
         return out
@@ -126,7 +126,7 @@ def _states_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
 
 
 def _state_json(plan: PlanTable, row: int) -> dict[str, Any]:
-    """Whether a feasible row holds its load at once; where not, how much or why not."""
+    """Return whether a feasible row holds its load at once; where not, how much or why not."""
     state = row_state(plan, row)
     if state == "uncertain":
         chance = float(plan.columns["start_probability"][row])
@@ -159,12 +159,12 @@ def _unpriced_devices(plan: PlanTable) -> list[str]:
 
 
 def plan_launch_note(plan: PlanTable) -> str | None:
-    """Why no bundle of any split can be made, as sentences; None where one can."""
+    """Say why no bundle of any split can be made, as sentences; None where one can."""
     return plan.spec.launch_note(plan)
 
 
 def can_bundle(plan: PlanTable, row: int) -> bool:
-    """Whether a bundle of a split can be made; else its figures are estimates only."""
+    """Return whether a bundle of a split can be made; else its figures are estimates only."""
     if plan.kind == "serving":
         return True
     return plan.problem.workload.tokens is not None and not plan.spec.unlaunchable(plan, row)
@@ -194,7 +194,7 @@ def split_labels(plan: PlanTable, rows: Sequence[int] | Int, *, device: bool = T
 
 
 def _row_titles(plan: PlanTable, row: int, names: frozenset[str]) -> list[str]:
-    """What a row is besides its degrees, of some ``names``."""
+    """Say what a row is besides its degrees, of some ``names``."""
     setting = plan.setting(row)
     place = setting.cluster
     titles = {
@@ -254,7 +254,7 @@ def queue_text(plan: PlanTable, row: int) -> str:
 
 
 def held_text(plan: PlanTable, row: int) -> str:
-    """How much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
+    """Say how much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
     if not plan.queues[row]:
         return ""
     requests, load = (float(plan.columns[name][row]) for name in ("held_requests", "load"))
@@ -262,7 +262,7 @@ def held_text(plan: PlanTable, row: int) -> str:
 
 
 def doubt_text(plan: PlanTable, row: int) -> str:
-    """Why it is uncertain whether a row starts, with the probability; empty for others."""
+    """Say why it is uncertain whether a row starts, with the probability; empty for others."""
     if not plan.uncertain[row]:
         return ""
     estimates, place = row_estimates(plan, row)

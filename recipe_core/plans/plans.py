@@ -184,7 +184,7 @@ def _makes_checkpoint(request: PlanRequest) -> bool:
 
 
 def shared_key(problem: Problem[Any], setting: Any) -> str:
-    """What requests must share to be columns of one estimate.
+    """Say what requests must share to be columns of one estimate.
 
     All of the setting but counts, and the limits.
     """

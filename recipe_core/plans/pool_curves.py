@@ -1,4 +1,4 @@
-"""What pools do by themselves: curves over their load, and the pools on the front of these.
+"""Pools by themselves: curves over their load, and the pools on the front of these.
 
 What a pool does is a curve: the time of a step by the sequences that the pool decodes, or the time
 of a prompt by the rate at which prompts arrive. A pool whose curve lies nowhere below that of
@@ -161,7 +161,7 @@ def _pools_on_front(pools: Pools, columns: Float) -> Pools:
 
 
 def _common_pool_columns(shared: Setting, curves: Curves, pools: Pools, starts: Float) -> list[Any]:
-    """What both kinds of pools are compared by: how surely they start, nodes, sending."""
+    """Return what both kinds of pools are compared by: how surely they start, nodes, sending."""
     nodes = nodes_needed(
         [servers_of(shared, replace(curves.cases.take(pools.units), copies=pools.copies))],
         curves.cases.per_node[pools.units],
@@ -180,7 +180,7 @@ def _common_pool_columns(shared: Setting, curves: Curves, pools: Pools, starts: 
 
 
 def counts_energy(problem: ServingProblem) -> bool:
-    """Whether pools are compared by their energy too."""
+    """Return whether pools are compared by their energy too."""
     limits = problem.request.objective.limits
     limits_energy = limits.watts is not None or limits.joules_per_token is not None
     return limits_energy or "energy" in problem.request.objective.goals
@@ -194,7 +194,7 @@ def stated_load(problem: ServingProblem) -> float | None:
 
 
 def _paces(problem: ServingProblem, *columns: str) -> bool:
-    """Whether a pool that is slower may be better by some columns, for what it leaves the other.
+    """Return whether a slower pool may be better by some columns, for what it leaves the other.
 
     In a closed loop of a stated load fewer requests wait for prompts where decoding takes longer,
     and fewer decode where prompts do, or where fewer are held.

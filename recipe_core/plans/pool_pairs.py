@@ -60,7 +60,7 @@ STEPS = 12
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
-    """What pairs miss and score at the best of their loads, by ``SHARES`` and pair.
+    """The misses and scores of pairs at the best of their loads, by ``SHARES`` and pair.
 
     By pair, ``after``: what ranks before the score; ``tpot_s`` and ``per_device`` (tokens per
     second): at the best load within the limits as stated.
@@ -149,7 +149,7 @@ class _Pairs:
 
     @property
     def _after(self) -> Int:
-        """What a plan ranks pairs by before their score: those that queue, or may not start."""
+        """Return what ranks pairs before their score: those that queue, or may not start."""
         starts = np.minimum(
             self.curves.decodes[self.decode.units], self.curves.prefills[self.prefill.units]
         )
@@ -265,7 +265,7 @@ class _Pairs:
         return cases.devices[:, None] * idle + busy * (device.tdp_watts.value - idle)
 
     def _score(self, columns: dict[str, Float]) -> Float:
-        """What pairs rank by, less is better."""
+        """Return what pairs rank by, less is better."""
         out = np.zeros(columns["gpus"].shape)
         for goal, weight in self.problem.request.objective.goals.items():
             column, sign = goals_of(self.shared.mode)[goal]

@@ -58,7 +58,7 @@ class Problem(Generic[W]):
 
     @property
     def candidate(self) -> CandidateRequest:
-        """What the request states of the split; nothing where it has no candidate."""
+        """Return what the request states of the split; nothing where it has no candidate."""
         return self.request.candidate or CandidateRequest()
 
 

@@ -1,4 +1,4 @@
-"""How rows of a plan rank by its goals, and how surely one is better than another."""
+"""The ranking of a plan's rows by its goals, and how surely one is better than another."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _priced_column(table: PlanTable, name: str, rows: Any) -> Float:
 
 
 def counts_cost(table: PlanTable) -> bool:
-    """Whether a goal of the objective is about cost."""
+    """Return whether a goal of the objective is about cost."""
     spec = table.spec
     return any(spec.goals[goal][0] in spec.unpriced for goal in table.request.objective.goals)
 
@@ -215,7 +215,7 @@ def beats_elsewhere(
 
 
 def count_ties(table: PlanTable) -> int:
-    """How many rows tie with the best: measured, each may as well be better (``TIED``).
+    """Return how many rows tie with the best: measured, each may as well be better (``TIED``).
 
     A row that queues ties with none that holds its load, one that may not start with none that
     does.
@@ -296,7 +296,7 @@ def rows_beyond_limits(table: PlanTable) -> list[int]:
 
 
 def nearest_row(table: PlanTable) -> int | None:
-    """When nothing is feasible: the row that misses the limits by least.
+    """Return when nothing is feasible: the row that misses the limits by least.
 
     Where none only misses limits, the one with the fewest problems and the least memory lacking.
     """

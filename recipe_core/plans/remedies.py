@@ -164,7 +164,7 @@ def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[s
 
 
 def _limit_margin(plan: PlanTable, code: str, row: int) -> float:
-    """How many times a row's figure a limit must be to hold with the confidence asked for.
+    """Return how many times a row's figure a limit must be to hold with the confidence asked for.
 
     1 where none is.
     """
@@ -205,7 +205,7 @@ def _best_after(
 
 
 def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
-    """Whether after a change there are estimates only, where a bundle could be made before."""
+    """Return whether a change leaves estimates only, where a bundle could be made before."""
     return after.spec.launch_note(after) is not None and plan.spec.launch_note(plan) is None
 
 
@@ -272,7 +272,7 @@ def nearest_feasible(plan: PlanTable, row: int) -> int | None:
 
 
 def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
-    """How far two candidates are apart.
+    """Return how far two candidates are apart.
 
     Doublings of degrees, and one for every other choice that differs.
     """

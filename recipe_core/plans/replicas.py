@@ -90,7 +90,7 @@ def with_share(request: PlanRequest, share: Mapping[str, Any]) -> PlanRequest:
 
 
 def shared_load(request: PlanRequest, count: int) -> dict[str, Any]:
-    """What of a request ``count`` replicas share alike, by dotted field: the part of each.
+    """Return what of a request ``count`` replicas share alike, by dotted field: the part of each.
 
     Whole requests are rounded down, so that a replica keeps the limits that all of them keep.
     """

@@ -186,7 +186,7 @@ def setting_columns(
 
 
 def draft_columns(draft: Speculative | None, model: ModelSpec) -> dict[str, float]:
-    """How many tokens are drafted a step, and by how many layers."""
+    """Return how many tokens are drafted a step, and by how many layers."""
     if draft is None:
         return {}
     usual = {**draft.model_dump(), "method": "mtp" if model.draft_layers else "eagle"}

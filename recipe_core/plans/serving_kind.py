@@ -68,7 +68,7 @@ def shown_measures(table: PlanTable) -> Shown:
 
 
 def _tells_accuracy(table: PlanTable) -> bool:
-    """Whether rows are of several number formats, or the objective is about accuracy."""
+    """Return whether rows are of several number formats, or the objective is about accuracy."""
     objective = table.request.objective
     formats = {(block.setting.weight_dtype, block.setting.kv_dtype) for block in table.blocks}
     is_goal = objective.limits.accuracy_recovery is not None or "accuracy" in objective.goals

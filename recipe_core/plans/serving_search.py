@@ -58,7 +58,7 @@ def _every_search_rule(setting: Setting, cases: Cases) -> list[Any]:
 
 
 def _uncertain(setting: Setting, column: str) -> Uncertain | None:
-    """What the error of a column follows: for accuracy that of published figures."""
+    """Return what the error of a column follows: for accuracy that of published figures."""
     if column in JOB:
         return serving_uncertainty(setting, "usd_per_million_output_tokens")
     return (

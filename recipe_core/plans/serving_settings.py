@@ -1,4 +1,4 @@
-"""What all cases of a serving estimate share: cluster, engine, number formats and context."""
+"""Facts that all cases of a serving estimate share: cluster, engine, formats and context."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
 
 
 def workload_spread(workload: ServingWorkload) -> Spread:
-    """How lengths vary around their means: as requested, else as is typical."""
+    """Return how lengths vary around their means: as requested, else as is typical."""
     prompt, answer = workload.input_spread, workload.output_spread
     return Spread(
         TYPICAL.input if prompt is None else prompt, TYPICAL.output if answer is None else answer
@@ -94,7 +94,7 @@ def mode_load(workload: ServingWorkload) -> float:
 def serving_setting(
     problem: ServingProblem, spec: Engine, weights: str, cache: str, place: Cluster | None = None
 ) -> Setting:
-    """What all splits of one engine and one pair of formats share on a cluster.
+    """Return what all splits of one engine and one pair of formats share on a cluster.
 
     The request's by default.
     """
@@ -128,7 +128,7 @@ def serving_setting(
 
 
 def _checkpoint_making(problem: ServingProblem) -> Making | None:
-    """How the bundle makes the checkpoint, as far as it is stated; None where it makes none."""
+    """Return how the bundle makes the checkpoint, as far as stated; None where it makes none."""
     compression = problem.request.options.compression
     if compression is None:
         return None
@@ -137,7 +137,7 @@ def _checkpoint_making(problem: ServingProblem) -> Making | None:
 
 
 def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:
-    """What prompts hold besides text, with the towers that encode it."""
+    """Return what prompts hold besides text, with the towers that encode it."""
     tower_parts = ((model.tower("image"), workload.images), (model.tower("audio"), workload.audio))
     return tuple(
         Media(tower, part.per_request, part.tokens)
@@ -147,7 +147,7 @@ def _media(workload: ServingWorkload, model: ModelSpec) -> tuple[Media, ...]:
 
 
 def reuse_of(workload: ServingWorkload) -> ReuseCurve | None:
-    """What prefix caches find by their size; None where the workload states one share."""
+    """Return what prefix caches find by their size; None where the workload states one share."""
     points = [(point.cache_tokens, point.hit) for point in workload.prefix_reuse]
     return ReuseCurve.of(points, workload.prefix_affinity) if points else None
 

@@ -1,4 +1,4 @@
-"""How many candidates a request has, counted before they are made, and what of it would fit."""
+"""Counts of a request's candidates before they are made, and of those that would fit."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def check_loads(candidates: int) -> None:
 def check_splits(
     place: Cluster, shares_experts: ExpertSharing, kv_heads: int | None, devices: int
 ) -> int:
-    """How many splits a cluster has.
+    """Return how many splits a cluster has.
 
     Raises:
         LimitError: for more than the budget allows, with the nodes that would fit.

@@ -71,7 +71,7 @@ def broken_rules(table: PlanTable, row: int) -> frozenset[str]:
 
 
 def refusal_reasons(table: PlanTable, rows: Sequence[int] | Int) -> list[list[str]]:
-    """Why rows are refused, as sentences; empty for a row that is not."""
+    """Say why rows are refused, as sentences; empty for a row that is not."""
     return table.spec.trim_reasons(table, table.by_block(rows, EvaluatedCases.sentences))
 
 
@@ -80,6 +80,6 @@ def row_reasons(table: PlanTable, row: int) -> list[str]:
 
 
 def is_known(table: PlanTable, name: str) -> bool:
-    """Whether a measure is known of any row that is feasible (a price may not be)."""
+    """Return whether a measure is known of any row that is feasible (a price may not be)."""
     rows = table.feasible if table.feasible.any() else slice(None)
     return bool(np.isfinite(table.raw(name)[rows]).any())

@@ -147,7 +147,7 @@ class PlanTable:
         return self.blocks[k], row - int(self._ends[k]) + len(self.blocks[k])
 
     def setting(self, row: int) -> Any:
-        """What the split of a row shares with its block: model, cluster, engine, formats."""
+        """Return what the split of a row shares with its block: model, cluster, engine, formats."""
         return self.at(row)[0].setting
 
     def candidate(self, row: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which of the models that torchtitan ships a model is: ``training/titan_models.yaml``."""
+"""Models that torchtitan ships: ``training/titan_models.yaml``."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def shipped_configuration(model: ModelSpec) -> TitanModel | None:
 
 
 def reads_checkpoint(model: ModelSpec) -> bool:
-    """Whether a flavour starts from the weights of a checkpoint in the format that it stores.
+    """Return whether a flavour starts from a checkpoint's weights in their stored format.
 
     Of stored formats beside 16 bits, two modules read that of their own first release.
     """
@@ -110,7 +110,7 @@ def reads_checkpoint(model: ModelSpec) -> bool:
 
 
 def unlike_shipped(model: ModelSpec) -> str:
-    """What keeps a model from being one that torchtitan ships, as the end of a sentence."""
+    """Say what keeps a model from being one that torchtitan ships, as the end of a sentence."""
     family = _titan_family(model)
     if not family:
         modules = ", ".join(titan_facts().families)
@@ -174,7 +174,7 @@ def _value_text(value: Any) -> str:
 
 
 def titan_shape(model: ModelSpec) -> dict[str, Any]:
-    """What `TitanModel` states, of any model; a width that its layers do not share is a list."""
+    """Return what `TitanModel` states, of any model; a width that layers do not share is a list."""
     mixers = [layer.attention for layer in model.layers]
     blocks = [layer.mlp for layer in model.layers]
     routed = [isinstance(block, MoeMlp) for block in blocks]
@@ -258,7 +258,7 @@ def _text_config(model: ModelSpec) -> Mapping[str, Any]:
 
 
 def _rope_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How positions are turned: the base where it is stated, and the kind of scaling."""
+    """Return how positions are turned: the base where it is stated, and the kind of scaling."""
     fields = config.get("rope_scaling") or config.get("rope_parameters")
     scaling = fields if isinstance(fields, Mapping) else {}
     kind = str(scaling.get("rope_type") or scaling.get("type") or "none")
@@ -273,7 +273,7 @@ def _rope_shape(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _router_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """How tokens are routed, as far as a config states it; its family's score where it does not."""
+    """Return how tokens are routed, as far as a config states it; else its family's score."""
     names = {
         "router_groups": "n_group",
         "router_limited_groups": "topk_group",

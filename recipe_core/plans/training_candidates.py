@@ -98,7 +98,7 @@ def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
 
 
 def _waits_on_host(shared: TrainingSetting, recompute: Int) -> Int:
-    """Where activations wait on the host by itself, by codes of recomputation."""
+    """Return where activations wait on the host by itself, by codes of recomputation."""
     full = recompute == RECOMPUTE.index("full")
     return np.where(shared.framework.activations_on_host & full, 1, 0)
 

@@ -93,7 +93,7 @@ def _without_launch(table: PlanTable) -> list[TrainingSetting]:
 
 
 def training_launch_note(table: PlanTable) -> str | None:
-    """Why no bundle of any split can be made, as sentences; None where one can.
+    """Say why no bundle of any split can be made, as sentences; None where one can.
 
     Of several clusters also where only some have none.
     """
@@ -116,7 +116,7 @@ def training_launch_note(table: PlanTable) -> str | None:
 
 
 def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
-    """What the framework of a row cannot be told of the request or the split, as sentences."""
+    """Say what the framework of a row cannot be told of the request or the split, as sentences."""
     setting, (block, i) = table.setting(row), table.at(row)
     title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
     if lacks := [lack.phrase for lack in launch_lacks(setting, offload, _launch_needs(table)[1])]:

@@ -1,4 +1,4 @@
-"""What all cases of a training estimate share: cluster, framework, precision, failures, rollout."""
+"""Facts that all cases of a training estimate share: cluster, framework, failures, rollout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SHARED_FIELDS: tuple[str, ...] = (
 
 
 def failures_of(workload: TrainingWorkload, place: Cluster) -> Failures:
-    """How often devices fail and how checkpoints are written: as requested, else as published.
+    """Return failures of devices and the writing of checkpoints: as requested, else as published.
 
     Raises:
         HardwareError: for a storage tier that nobody knows.
@@ -104,7 +104,7 @@ def _storage_of(workload: TrainingWorkload, place: Cluster) -> StorageTier | Non
 
 
 def sampling_of(problem: TrainingProblem, place: Cluster) -> Sampling | None:
-    """How the workload samples answers on a cluster; None where it samples none.
+    """Return how the workload samples answers on a cluster; None where it samples none.
 
     Raises:
         InputError: for an engine that is unknown or does not run on the device, and where no
@@ -167,7 +167,7 @@ def _check_rollout(rollout: Rollout, place: Cluster) -> None:
 def training_setting(
     problem: TrainingProblem, name: str | None, precision: str | None, place: Cluster
 ) -> TrainingSetting:
-    """What all splits of one framework and precision share on a cluster.
+    """Return what all splits of one framework and precision share on a cluster.
 
     Without a name the framework is the first that can launch what is asked.
 

@@ -41,7 +41,7 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """What a sizing says, each part worked out when it is asked for.
+    """The answer of a sizing, each part worked out when it is asked for.
 
     Args:
         sizing: every device, sized.
@@ -210,7 +210,7 @@ class Answer:
         }
 
     def _wins_at(self, device: SizedDevice) -> Json:
-        """What would make a device win, each moved alone; of the best its price only."""
+        """Return what would make a device win, each moved alone; of the best its price only."""
         can_win = device is not self.sizing.best
         return {
             "usd_per_device_hour": self.sizing.price_to_win(device),
@@ -249,7 +249,7 @@ class Answer:
 
     @property
     def price_warning(self) -> str | None:
-        """What to know of the price that decides; None where there is little to doubt."""
+        """Say what to know of the price that decides; None where there is little to doubt."""
         best = self.sizing.best
         if best is None or best.best is None or len(self.sizing.devices) < 2:
             return None

@@ -67,7 +67,7 @@ class SizedDevice:
         return replicas.count, replicas.devices
 
     def machine_upkeep(self, row: int) -> Upkeep:
-        """How replicas on the machines of a row stay up."""
+        """Return how replicas on the machines of a row stay up."""
         availability = None if self.plan.kind == "training" else self.availability
         return Upkeep(self.plan.setting(row).cluster, self.machine(row).owned, availability)
 
@@ -110,7 +110,7 @@ class SizedDevice:
 
     @cached_property
     def scores(self) -> Float:
-        """What rows are ranked by, less is better: as the plan's, with what spares cost."""
+        """Return what rows are ranked by, less is better: as the plan's, with what spares cost."""
         goals = self.plan.request.objective.goals
         weight = sum(goals.get(goal, 0.0) for goal in ("cost", "gpus"))
         if len(goals) == 1:
@@ -149,7 +149,7 @@ class SizedDevice:
         )
 
     def _in_last(self, most_devices: Int, per_node: Int) -> Bool:
-        """Whether servers fit where the last of the machines that one has is not full."""
+        """Mark whether servers fit where the last of the machines that one has is not full."""
         owned = np.array([machine.owned for machine in self.choice.machines])[self._machine_of]
         server = self._server
         room = most_devices // per_node * (per_node // server) + most_devices % per_node // server
@@ -196,7 +196,7 @@ class SizedDevice:
 
     @property
     def score(self) -> float:
-        """What devices are ranked by, less is better; infinite where nothing holds."""
+        """Return what devices are ranked by, less is better; infinite where nothing holds."""
         return float("inf") if self.best is None else float(self.scores[self.best])
 
     @cached_property
@@ -206,7 +206,7 @@ class SizedDevice:
 
     @cached_property
     def bounded(self) -> dict[str, Float]:
-        """What each limit bounds, by its code and row."""
+        """Return what each limit bounds, by its code and row."""
         limits = self.plan.request.objective.limits
         return {
             code: bounded_figures(self.plan, code)
@@ -230,7 +230,7 @@ class SizedDevice:
 
     @cached_property
     def nearest(self) -> int | None:
-        """Where nothing holds: the row that most likely keeps the limits.
+        """Return where nothing holds: the row that most likely keeps the limits.
 
         Rows that queue come last, those that hold most of their load first.
         """
@@ -341,7 +341,7 @@ class SizedDevice:
         return replace(self, unknown=why)
 
     def reason(self) -> str:
-        """Why nothing holds, as a sentence."""
+        """Say why nothing holds, as a sentence."""
         if self.unknown:
             return self.unknown
         if self.nearest is None:
@@ -363,7 +363,7 @@ class SizedDevice:
         )
 
     def _cannot_run(self) -> str:
-        """What keeps every split from running, in the words of the one that is nearest."""
+        """Say what keeps every split from running, in the words of the one that is nearest."""
         if not len(self.plan):
             return "no split of its devices is known"
         rows = np.flatnonzero(~self.plan.runs)

@@ -1,4 +1,4 @@
-"""How long a size lasts when the load grows, and what the months until a horizon cost.
+"""Growth: how long a size lasts when the load grows, and what the months until then cost.
 
 The load of month m, 0 being now, is ``now · (1 + growth)^m``, and stays through the month.
 """

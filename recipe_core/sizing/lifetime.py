@@ -1,4 +1,4 @@
-"""What happens to a size after its first day: failures, a growing load, machines bought."""
+"""The life of a size after its first day: failures, a growing load, machines bought."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class MonthlyCost:
 
 
 def monthly_cost(cost: OwnershipCost, devices: int = 1) -> MonthlyCost:
-    """What ``devices`` cost in a month of 730 hours, written off over their life.
+    """Return what ``devices`` cost in a month of 730 hours, written off over their life.
 
     Raises:
         InputError: for a number of devices that is not positive.
@@ -98,7 +98,7 @@ def buy_or_rent(
     months: int = HORIZON_MONTHS,
     rented_share: float = 1.0,
 ) -> BuyOrRent:
-    """What buying and renting the same devices cost, month by month.
+    """Return what buying and renting the same devices cost, month by month.
 
     Until the end of month m ``capex · (bought(m) - residual · sold(m)) + m · running`` is paid up
     front: of a life of L months ``bought = ceil(m / L)`` (1 at once) and ``sold = floor(m / L)``.
@@ -205,7 +205,7 @@ def cheapest_mixture(
     peak_load: float | None = None,
     owned_idle_usd_per_hour: float | None = None,
 ) -> Mixture:
-    """How many units to own, when all that is needed beyond them is rented by the hour.
+    """Return how many units to own, when all that is needed beyond them is rented by the hour.
 
     In hour h ``need = ceil(load / capacity)`` units work. With k owned ones the hour costs
     ``min(k, need) · owned + max(k - need, 0) · idle + max(need - k, 0) · rented``; a month has

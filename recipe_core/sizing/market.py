@@ -101,7 +101,7 @@ def _find_profile(name: Named, field: str) -> Device:
 
 
 def _is_usual_device(profile: Device, market: Market) -> bool:
-    """Whether a device is chosen from without being named: processors are not."""
+    """Return whether a device is chosen from without being named: processors are not."""
     return profile.vendor != "cpu" or "cpu" in market.vendors
 
 
@@ -157,7 +157,7 @@ def _has_allowed_term(offer: Offer, market: Market) -> bool:
 
 
 def _passes_filters(offer: Offer, market: Market) -> bool:
-    """Whether an offer passes the filters on providers, regions and how sure a price is."""
+    """Return whether an offer passes the filters on providers, regions and how sure a price is."""
     if market.providers and not any(_sells(offer, name) for name in market.providers):
         return False
     region = (offer.region or "").casefold()
@@ -197,7 +197,7 @@ def _drop_beaten_offers(offers: Sequence[Offer], profile: Device, market: Market
 
 
 def _is_networked(offer: Offer, profile: Device, market: Market) -> bool:
-    """Whether what is rented are full nodes, which have the network of their device's profile.
+    """Return whether full nodes are rented, which have the network of their device's profile.
 
     Offers say nothing of networks, and devices that are rented one by one may stand anywhere.
     """

@@ -1,4 +1,4 @@
-"""What would make a device the best: another price, another limit, another load."""
+"""Changes that would make a device the best: another price, limit or load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hardware, how many of it, at what cost and how sure; the largest load that it carries.
+"""The search for a size: hardware, number, cost and certainty; the largest load it carries.
 
 For the largest load, loads are scanned on a geometric grid, and the gap behind the last one that
 holds again, until it is closed. More load never shortens a time to first token, a time per token or
@@ -119,7 +119,7 @@ def _is_close(low: float, high: float, integral: bool) -> bool:
 def _judge_loads(
     request: PlanRequest, plan: Plan, row: int, loads: Float
 ) -> tuple[Bool, list[tuple[str, ...]], Float]:
-    """Which of some loads hold, and the codes of the rules that each breaks."""
+    """Return which of some loads hold, and the codes of the rules that each breaks."""
     block, i = plan.at(row)
     cases = block.cases.take(np.full(len(loads), i))
     problem = replace(plan.problem, request=request)
@@ -183,7 +183,7 @@ class Sizing:
 
     @property
     def corrections(self) -> Corrections | None:
-        """What runs of one's own taught its estimates; None without any."""
+        """Return what runs of one's own taught its estimates; None without any."""
         return self.sized[0].plan.problem.corrections if self.sized else None
 
     @cached_property
@@ -260,7 +260,7 @@ class Sizing:
         return beats_elsewhere(device.plan, device.best, best.plan, best.best, dearer=dearer)
 
     def _weighed(self, dearer: float) -> float:
-        """What a price so many times higher makes of the score that devices rank by."""
+        """Return what a price so many times higher makes of the score that devices rank by."""
         goals = self.request.objective.goals
         return float(dearer ** sum(goals.get(goal, 0.0) for goal in ("cost", "gpus")))
 

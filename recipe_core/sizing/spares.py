@@ -265,7 +265,7 @@ def price_spot(
     instances_per_replica: int = 1,
     held_share: float = 1.0,
 ) -> Spot:
-    """What spot instances hold and cost.
+    """Return what spot instances hold and cost.
 
     An instance lives an exponential time of mean 1/λ, of which the first ``restart_s`` (r hours)
     are paid and serve nothing: ``E[max(L - r, 0)] / E[L] = exp(-λ·r)`` of paid hours serve. A
@@ -322,7 +322,7 @@ RESTART_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """How replicas on the machines of a cluster stay up.
+    """The upkeep of replicas on the machines of a cluster.
 
     ``availability``: None where the request does not ask, so that only what a spot market takes
     back counts, on average.
@@ -334,14 +334,14 @@ class Upkeep:
 
     @property
     def market(self) -> SpotMarket | None:
-        """How often machines are taken back; None where they are not."""
+        """Return how often machines are taken back; None where they are not."""
         if self.place.commitment != "spot" or self.place.offer is None:
             return None
         return spot_market(self.place.device.architecture)
 
     @property
     def failures(self) -> NodeFailures:
-        """How often machines fail, unless the request says it."""
+        """Return how often machines fail, unless the request says it."""
         return node_failures(self.place.device.architecture, self.place.per_node)
 
     @property
@@ -358,7 +358,7 @@ class Upkeep:
         return repair_hours("own" if self.owned else "rented") + RESTART_S / 3600.0
 
     def domains(self, replicas: int, devices: int) -> Domains:
-        """How replicas lie on what is lost at once: machines, or what of them is rented as spot."""
+        """Return how replicas lie on what is lost at once: machines, or spot parts of them."""
         per_node = self.place.per_node
         if self.market is not None:
             rented_devices = -(-devices // self.place.unit) * self.place.unit
@@ -390,7 +390,7 @@ class Upkeep:
         return int(self.place.rented(replicas, devices))
 
     def spot_json(self, replicas: int, devices: int) -> dict[str, Any] | None:
-        """What reclaims cost, where machines are taken back."""
+        """Return what reclaims cost, where machines are taken back."""
         if (market := self.market) is None:
             return None
         capacity = price_spot(

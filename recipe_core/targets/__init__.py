@@ -1,4 +1,4 @@
-"""Where a launch runs: one module per target, each a function from a Context to files.
+"""Targets, where a launch runs: one module each, a function from a Context to files.
 
 ``target_files`` returns the files of every available target by path in the bundle,
 ``target_refusals`` why the others are unavailable. Nothing is started, nobody is contacted.
@@ -98,7 +98,7 @@ def target_files(context: Context) -> dict[str, str]:
 
 
 def target_refusals(context: Context) -> dict[str, str]:
-    """Why each unavailable target is unavailable, by its name."""
+    """Say why each unavailable target is unavailable, by its name."""
     results = each_target(context).items()
     return {name: reason for name, reason in results if isinstance(reason, str)}
 

@@ -120,7 +120,7 @@ _ADDRESSES = TypeAdapter(tuple[Address, ...])
 
 @dataclass(frozen=True, slots=True)
 class NodeCommands:
-    """What to type on one node, in the bundle's folder.
+    """The commands to type on one node, in the bundle's folder.
 
     ``launcher`` starts everything; ``processes`` (name, command) are what it starts.
     """

@@ -100,7 +100,7 @@ def service_name(process: Process) -> str:
 
 
 def share_a_network(context: Context) -> bool:
-    """Whether processes call each other, and so share one network as on a bare machine."""
+    """Return whether processes call each other, and so share one network as on a bare machine."""
     (unit,) = launch_units(context.launch)
     return len(unit.leader) > 1
 

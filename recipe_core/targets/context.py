@@ -1,4 +1,4 @@
-"""What every target is given: how a deployment is started, on what, and what its place is like."""
+"""The context of every target: how a deployment is started, on what, and in what place."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Image:
 
     @property
     def pinned(self) -> str:
-        """What a manifest names: by digest when there is one."""
+        """Say what a manifest names: by digest when there is one."""
         return f"{self.reference}@{self.digest}" if self.digest else self.reference
 
 
@@ -120,7 +120,7 @@ class Context:
 
     @property
     def simulated(self) -> bool:
-        """Whether the request's policy was simulated over its load, as both are now."""
+        """Return whether the request's policy was simulated over its load, as both are now."""
         simulation = self.estimate.get("scaling", {}).get("simulated")
         return simulation is not None and bool(simulation["current"])
 
@@ -130,7 +130,7 @@ class Context:
 
     @property
     def api_key(self) -> ApiKey | None:
-        """How the engine asks callers for a key; None where it asks nobody."""
+        """Return how the engine asks callers for a key; None where it asks nobody."""
         return engine(self.engine).api_key if self.kind == "serving" else None
 
     @property
@@ -148,7 +148,7 @@ class Context:
 
     @property
     def model_source(self) -> str:
-        """What engines load: a folder on the nodes or a hub id."""
+        """Say what engines load: a folder on the nodes or a hub id."""
         return self.parameters.model or self.model
 
     @property

@@ -64,7 +64,7 @@ def planner_settings(context: Context, scaling: Scaling) -> dict[str, Any]:
 
 
 def _down_sensitivity(scaling: Scaling) -> dict[str, int]:
-    """How far below the limits, in percent, engines must be before one of them ends."""
+    """Return how far below the limits, in percent, engines must be before one of them ends."""
     if scaling.tolerance is None:
         return {}
     percent = 100 * (1 - scaling.tolerance)

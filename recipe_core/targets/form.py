@@ -103,7 +103,7 @@ def form_groups(context: Context, targets: Collection[str]) -> dict[str, tuple[F
 
 
 def parameter_default(name: str, context: Context) -> str:
-    """What applies while a parameter is left open, as one would type it; empty: nothing."""
+    """Say what applies while a parameter is left open, as one would type it; empty: nothing."""
     if name == "model":
         return context.model
     if name == "image":

@@ -1,4 +1,4 @@
-"""Whether the server of this container generates: exit code 0 or 1. A pod's probe runs this text.
+"""Ask the server of this container for a token: exit code 0 or 1. A pod's probe runs this.
 
 Health is answered by the process that takes requests, also where the one that computes hangs. So
 the server is asked for one token, unless its count of tokens moves anyway; and where it is so full

@@ -70,7 +70,7 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
 
 
 def mounted_objects(context: Context) -> dict[str, dict[str, Any]]:
-    """What pods mount, by file name: the claim for weights, unless the user's, and bundle files."""
+    """Return what pods mount, by file name: the claim for weights (or the user's), bundle files."""
     values = {}
     if storage.makes_weights(context):
         values["storage"] = storage.weights_claim(context)

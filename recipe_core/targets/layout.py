@@ -1,4 +1,4 @@
-"""Which processes of a launch share a pod, and which pods form one workload."""
+"""Processes that share a pod, and pods that form one workload."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def launch_units(launch: Launch) -> tuple[Unit, ...]:
 
 
 def has_independent_servers(launch: Launch) -> bool:
-    """Whether servers know nothing of each other, so that each of them is a replica.
+    """Return whether servers know nothing of each other, so that each of them is a replica.
 
     Servers whose commands differ are parts of one: ranks that share experts.
     """

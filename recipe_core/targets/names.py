@@ -1,4 +1,4 @@
-"""What clusters and clouds call vendors and devices: ``names.yaml`` as typed objects."""
+"""Names that clusters and clouds have for vendors and devices: ``names.yaml``, typed."""
 
 from __future__ import annotations
 

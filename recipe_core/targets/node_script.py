@@ -30,7 +30,7 @@ Values = Mapping[str, "str | Variable"]
 
 @dataclass(frozen=True, slots=True)
 class Syntax:
-    """How a language writes a text, a reference to a variable, and nothing at all."""
+    """The syntax of a language: a text, a reference to a variable, and nothing at all."""
 
     text: Callable[[str], str]
     reference: Callable[[str], str]
@@ -151,7 +151,7 @@ def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
 
 
 def _devices_given(context: Context, *, shared: bool) -> str:
-    """How processes find the devices that the scheduler assigned to the job."""
+    """Say how processes find the devices that the scheduler assigned to the job."""
     if context.runtime == "rocm":
         return _ROCM
     devices = ",".join(map(str, range(context.devices_per_node)))
@@ -159,7 +159,7 @@ def _devices_given(context: Context, *, shared: bool) -> str:
 
 
 def listening_host(context: Context, process: Process | None = None) -> str:
-    """Where a server on a node listens, by default where clients call it.
+    """Return where a server on a node listens, by default where clients call it.
 
     On all addresses where callers need a key, and where a router on another node calls it; else
     where the parameters say, which is the loopback unless they say otherwise.

@@ -1,4 +1,4 @@
-"""What to know of a recipe's files for clusters, where they ask for what a cluster may not have."""
+"""Notes on a recipe's files for clusters, where they ask for what a cluster may not have."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ _IN_CLUSTER = ("kubernetes", "knative", "kserve", "kserve-llm", "llm-d")
 
 
 def key_text(context: Context) -> str:
-    """What callers need, and what nobody is asked for."""
+    """Say what callers need, and what nobody is asked for."""
     key, variable, secret = (
         _key_method(context),
         context.key_variable,
@@ -161,7 +161,7 @@ def key_text(context: Context) -> str:
 
 
 def _key_method(context: Context) -> ApiKey | None:
-    """How callers are asked for a key; None where a router that cannot ask answers them."""
+    """Return how callers are asked for a key; None where a router that cannot ask answers them."""
     api_key = context.api_key
     routed = any(process.role == "router" for process in context.launch.processes)
     return None if api_key is not None and routed and api_key.router_option is None else api_key
@@ -292,7 +292,7 @@ def cluster_notes(context: Context, targets: Collection[str]) -> list[str]:
 
 
 def spot_note(context: Context, targets: Collection[str]) -> str:
-    """Which targets ask for the spot devices that the price is of; empty for other prices."""
+    """Name the targets that ask for the spot devices of the price; empty for other prices."""
     if context.spot is None:
         return ""
     provider = cluster_names().spot.get(context.spot)
@@ -311,7 +311,7 @@ def spot_note(context: Context, targets: Collection[str]) -> str:
 
 
 def _network_notes(context: Context, where: str) -> list[str]:
-    """What carries the traffic between pods, against what the estimate assumes."""
+    """Say what carries the traffic between pods, against what the estimate assumes."""
     if (gke_text := rdma.gke_note(context)) is not None:
         return [gke_text]
     usual = cluster_names().networks.get(context.network or "")

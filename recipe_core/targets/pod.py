@@ -262,7 +262,7 @@ def _pod_volume(name: str, claim: str | None, most_gib: int) -> dict[str, Any]:
 
 
 def volume_mounts(context: Context) -> list[dict[str, Any]]:
-    """Where containers mount the volumes."""
+    """Return where containers mount the volumes."""
     model = {"name": "model", "mountPath": context.model_source, "readOnly": True}
     return [
         {"name": "cache", "mountPath": CACHE},

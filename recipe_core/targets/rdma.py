@@ -1,4 +1,4 @@
-"""What pods on several nodes need so that their devices talk as the estimate assumes.
+"""The needs of pods on several nodes so that devices talk as the estimate assumes.
 
 InfiniBand and RoCE are reached past the kernel: a pod asks for a device plugin's resource, and must
 be allowed to lock memory. Without these, NCCL, RCCL and NIXL talk over TCP, and say nothing.
@@ -45,7 +45,7 @@ class Daemon(DataRow):
 
 
 class GkeNetwork(DataRow):
-    """What a pod needs for one of the networks.
+    """The needs of a pod for one of the networks.
 
     ``accelerators``: the label of nodes by device; ``interfaces``: of a pod, one for each of
     ``networks``; ``volumes``: folders of the node, which ``mounts`` puts into the program's
@@ -220,7 +220,7 @@ def _daemon_container(daemon: Daemon) -> dict[str, Any]:
 
 
 def gke_note(context: Context) -> str | None:
-    """What the README says of it; None without such a network."""
+    """Say what the README says of it; None without such a network."""
     network = network_of(context)
     if network is None:
         return None
@@ -246,7 +246,7 @@ HUGE_PAGES = "hugepages-2Mi"
 
 
 def rdma_resources(context: Context, processes: Sequence[Process]) -> dict[str, str]:
-    """What a pod with these processes asks for to reach the network; nothing where it needs none.
+    """Return what a pod with these processes asks for to reach the network; empty without needs.
 
     Raises:
         NoAnswer: where a machine's number of interfaces counts and is not known.

@@ -88,7 +88,7 @@ def _spills_to_folder(decision: Decision) -> bool:
 
 
 def place_launch(decision: Decision, parameters: Parameters) -> Launch:
-    """What a decision starts in its place: with variables of communication, and asking for a key.
+    """Return a decision's launch in its place: with variables of communication and a key.
 
     Raises:
         NoAnswer: for a key where the engine, or a router before its pools, asks nobody for one.

@@ -1,4 +1,4 @@
-"""What the container of a process asks for of its node: devices, memory, disk."""
+"""Resources that the container of a process asks for: devices, memory, disk."""
 
 from __future__ import annotations
 

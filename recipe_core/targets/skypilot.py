@@ -211,7 +211,7 @@ def _run_bucket(context: Context) -> dict[str, Any]:
 
 
 def _job_recovery(context: Context) -> dict[str, Any]:
-    """How often a run that fails is started again; lost machines are replaced without a count.
+    """Return how often a failed run is started again; lost machines are replaced without a count.
 
     ``recover_on_exit_codes`` is left out: torchrun ends with 1 whatever its ranks ended with.
     """

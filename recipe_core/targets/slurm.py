@@ -234,7 +234,7 @@ def _node_options(context: Context) -> dict[str, Any]:
 
 
 def gres_type(context: Context) -> str | None:
-    """What Slurm's cluster calls the device: the user's word, else its usual name; None for any."""
+    """Return Slurm's name of the device: the user's word, else its usual name; None for any."""
     usual = cluster_names().slurm.names.get(context.device)
     kind = context.parameters.gpu_type or usual
     return None if kind == ANY else kind

@@ -19,7 +19,7 @@ SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finis
 
 
 def makes_weights(context: Context) -> bool:
-    """Whether the recipe claims a volume for weights: no folder on the nodes or other claim."""
+    """Return whether the recipe claims a volume for weights: no folder, no other claim."""
     return bool(pod.claim_name(context)) and not context.parameters.model_cache
 
 
@@ -30,7 +30,7 @@ def weights_claim(context: Context) -> dict[str, Any]:
 
 
 def is_shared(context: Context) -> bool:
-    """Whether more than one pod mounts a volume of the recipe."""
+    """Return whether more than one pod mounts a volume of the recipe."""
     if context.kind == "training":
         return context.nodes > 1
     return (
@@ -40,7 +40,7 @@ def is_shared(context: Context) -> bool:
 
 
 def shares_a_claim(context: Context) -> bool:
-    """Whether several pods mount a volume that the recipe claims."""
+    """Return whether several pods mount a volume that the recipe claims."""
     claims = context.kind == "training" or makes_weights(context)
     return claims and is_shared(context)
 

@@ -93,7 +93,7 @@ def grace_s(context: Context) -> int:
 
 
 def saves_on(context: Context) -> tuple[str, ...]:
-    """What makes a trainer write a checkpoint and end: ``stop-file``, ``signal``, or nothing."""
+    """Return how a trainer is made to save and end: ``stop-file``, ``signal``, or nothing."""
     return training_engine(context.engine).saves_on
 
 
@@ -139,7 +139,7 @@ def drain_hook(context: Context) -> dict[str, Any]:
 
 
 def rollout_limits(context: Context, replicas: int) -> dict[str, int]:
-    """How many replicas an update replaces at once. None is added: devices are not spare."""
+    """Return how many replicas an update replaces at once. None is added: devices are not spare."""
     min_available = context.supervision.available_of(replicas)
     return {"maxSurge": 0, "maxUnavailable": max(1, replicas - min_available)}
 
@@ -167,7 +167,7 @@ _AROUND_S = 5  # of a probe's time, what reading figures and starting Python tak
 
 
 def asks_for_tokens(context: Context, process: Process) -> bool:
-    """Whether a probe can ask a server for a token, and see that a full one goes on.
+    """Return whether a probe can ask a server for a token, and see that a full one goes on.
 
     A pool alone answers nothing, and of an engine that publishes no counts a full server cannot be
     told from one that hangs.

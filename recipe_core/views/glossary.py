@@ -17,7 +17,7 @@ Words = Annotated[str, Field(min_length=2, max_length=60, pattern=r"^[^\n]+$")]
 
 
 class Reference(DataRow):
-    """Where the field uses a word so."""
+    """The field's own use of a word."""
 
     title: Annotated[str, Field(min_length=3, max_length=100)]
     url: Annotated[str, Field(pattern=r"^https://[^\s()]+$")]
@@ -97,7 +97,7 @@ def _by_field() -> dict[str, Term]:
 
 
 def field_help(field: str) -> str:
-    """What a field of a request means, then the word of the field that it is about.
+    """Say what a field of a request means, then the word of the field that it is about.
 
     Raises:
         LookupError: for a name that no request has.

@@ -32,7 +32,7 @@ def used_devices_text(plan: PlanTable, row: int) -> str:
 
 
 def unpriced_note(plan: PlanTable) -> str | None:
-    """How splits rank whose price is unknown, as sentences; None where none lacks a price."""
+    """Say how splits rank whose price is unknown, as sentences; None where none lacks a price."""
     places = plan.problem.clusters
     lacking = [place for place in places if place.usd_per_device_hour is None]
     if not lacking or not counts_cost(plan):

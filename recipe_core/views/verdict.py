@@ -48,7 +48,7 @@ def calibrated_lines(corrections: Corrections | None) -> list[str]:
 
 
 def calibrated_sentence(plan: Plan, row: int) -> str | None:
-    """What own runs did to the figures of a split; None where they changed none."""
+    """Say what own runs did to the figures of a split; None where they changed none."""
     corrections = plan.problem.corrections
     if corrections is None or not corrections.teach:
         return None

@@ -1,4 +1,4 @@
-"""What every technique would do to one plan: the advisor."""
+"""The advisor: every technique applied to one plan."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MEMORY_ALONE = ("emulated", "memory only")
 
 @dataclass(frozen=True)
 class Advice:
-    """What techniques do to the base, the best by the objective first.
+    """Techniques applied to the base, the best by the objective first.
 
     ``base``: the model in its own format, on the split that is kept (``base.same_split``) and on
     its best (``base.best``). ``limit``: least share of accuracy that was asked for, None for none.
@@ -214,7 +214,7 @@ def _support_on_base(name: str, base: Base) -> Support:
 def _accuracy_of_change(
     name: str, base: Base, request: PlanRequest, change: Change | NoChange
 ) -> Retained:
-    """What a technique keeps of the base; of a sibling by its name, which tells its size."""
+    """Return what a technique keeps of the base; of a sibling by its name, which tells its size."""
     model, kind = base.setting.model, request.objective.accuracy_of
     if not model.generates:
         return Retained(
@@ -261,7 +261,7 @@ def _without_figures(
 
 
 def _known_to_plans(technique: Technique, change: Change, base: Base) -> bool:
-    """Whether the files that plans are made by say that the engine runs the formats here."""
+    """Return whether the files that plans are made by say that the engine runs the formats here."""
     if change.planned_as == "estimated":
         return False
     engine, device = base.setting.engine, base.setting.cluster.device
@@ -333,7 +333,7 @@ def _request_edits(
 
 
 def _can_be_made(name: str, dtype: str, base: Base) -> bool:
-    """Whether a bundle makes the checkpoint that the engine does not make while it loads."""
+    """Return whether a bundle makes the checkpoint that the engine does not make while it loads."""
     engine, device = base.setting.engine, base.setting.cluster.device
     if dtype in engine.online_weight_dtypes:
         return False

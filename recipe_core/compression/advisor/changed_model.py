@@ -1,4 +1,4 @@
-"""What a technique changes of what is planned: the model's weights, the cache, or nothing."""
+"""The change that a technique makes to a plan: the model's weights, the cache, or nothing."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _TABLE = DataTable[Estimated](FILE, _File, "techniques", "technique")
 
 
 def estimated_entry(technique: str) -> Estimated:
-    """How a technique is estimated; as plain stored bits where nothing more is needed."""
+    """Return how a technique is estimated; as plain stored bits where nothing more is needed."""
     if technique.startswith(f"{FAMILY_OF_FILES}_"):
         return _TABLE.rows[FAMILY_OF_FILES]
     return _TABLE.rows.get(technique, Estimated())
@@ -196,7 +196,7 @@ Way = Literal["format", "estimated"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is planned in place of the base.
+    """A plan in place of the base's.
 
     ``model``: with its weights changed. ``weight_dtype`` and ``kv_dtype``: formats that are asked
     for ("auto": the model's). ``assumed``: whether rules on formats are passed over, since no plan
@@ -217,7 +217,7 @@ class Change:
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
-        """What tells plans apart: techniques that store and multiply alike share one."""
+        """Return what tells plans apart: techniques that store and multiply alike share one."""
         return self.model.digest, self.weight_dtype, self.kv_dtype, self.assumed
 
     def with_cache_of(self, cached: Change) -> Change:
@@ -231,7 +231,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class NoChange:
-    """Why a technique has no estimate: a sentence. ``already``: the base is it."""
+    """The reason, as a sentence, that a technique has no estimate. ``already``: the base is it."""
 
     why: str
     already: bool = False
@@ -240,7 +240,7 @@ class NoChange:
 def change_of(
     name: str, technique: Technique, base: Setting, verdict: Verdict
 ) -> Change | NoChange:
-    """What a technique changes of the base, whose weights lie as ``base`` says.
+    """Return what a technique changes of the base, whose weights lie as ``base`` says.
 
     Args:
         name: of the technique.
@@ -315,7 +315,7 @@ def _is_planned_format(
 
 
 def runs_weights(engine: Engine, device: Device, dtype: str) -> bool:
-    """Whether tables or files of engines or devices say that the engine runs ``dtype`` weights."""
+    """Return whether tables or files of engines or devices say that ``dtype`` weights run."""
     support = reply_on_format(engine, device.architecture, dtype, "")
     if dtype in engine.online_weight_dtypes or (support is not None and support.runs):
         return True

@@ -29,7 +29,7 @@ from recipe_core.request.schema import PlanRequest
 
 @dataclass(frozen=True)
 class Base:
-    """What formats are compared with: the model in its own format.
+    """The model in its own format, with which formats are compared.
 
     ``request``: narrowed to one cluster and one engine, formats left to the checkpoint. ``case``:
     the split that is kept, ``same_split`` what it does; ``best``: the best split. ``notes``: what
@@ -153,7 +153,7 @@ def _without_formats(candidate: CandidateRequest | None) -> CandidateRequest | N
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What a change does on the base's split, and on the best for it (None: no split runs)."""
+    """A change on the base's split, and on the best split for it (None: no split runs)."""
 
     same_split: Split
     best: Split | None

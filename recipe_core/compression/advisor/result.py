@@ -1,4 +1,4 @@
-"""What ``recipe compress REQUEST`` says, as its JSON has it: ``Advice.to_json``, held to a schema.
+"""The schema of what ``recipe compress REQUEST`` answers: ``Advice.to_json``.
 
 SI units, in the names. A figure that would be guessed is null.
 """
@@ -65,7 +65,7 @@ class SplitAnswer(_Part):
 
 
 class BaseAnswer(_Part):
-    """What everything is compared with."""
+    """The base, with which everything is compared."""
 
     weight_dtype: str
     """Format of the weights."""
@@ -159,7 +159,7 @@ class RetainedAnswer(_Part):
 
 
 class AccuracyAnswer(_Part):
-    """What a technique keeps of the base's accuracy."""
+    """The share of the base's accuracy that a technique keeps."""
 
     retained: RetainedAnswer | None
     """Null where nothing near is published."""
@@ -277,7 +277,7 @@ class CellAnswer(_Part):
 
 
 class MatrixAnswer(_Part):
-    """Who runs what, by technique and column."""
+    """The runners of each technique, by technique and column."""
 
     engines_on: str
     """The device of ``by_engine``."""

@@ -45,7 +45,7 @@ MEMORY = (
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What a split does.
+    """The figures of a split.
 
     ``state``: holds, queues, uncertain, or "cannot run" with ``reasons``. ``values``: figures by
     name (SI), those that are known. ``candidate``: the split as a request states it. ``why``: why
@@ -92,7 +92,7 @@ class Split:
 
 
 def split_figures(plan: Plan, row: int, why: str = "") -> Split:
-    """What a row of a plan does.
+    """Return what a row of a plan does.
 
     ``why``: the reason for which times are not known, so that memory alone is said. A split that
     cannot run has no times either.
@@ -133,7 +133,7 @@ SHAPE_EFFECT = "a smaller model in the same format: any engine that runs the bas
 
 @dataclass(frozen=True, slots=True)
 class FormatRow:
-    """What a technique does to the base.
+    """A technique applied to the base.
 
     ``planned_as``: whether a plan has it as a format, or the same physics is applied to changed
     bytes. ``effect``: what the verdict means, ``why``: why figures are missing. ``same_split``: on

@@ -57,7 +57,7 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Shares(DataRow):
-    """How the variance of a scale's logarithm is shared out; adds up to 1."""
+    """The shares of a scale's variance (of its logarithm); they add up to 1."""
 
     device: Share
     version: Share
@@ -73,7 +73,7 @@ class Shares(DataRow):
 
 
 class Prior(DataRow):
-    """What is known of scales before any own run: see the module.
+    """The spread of scales before any own run: see the module.
 
     ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
     is how fast the common effect of alike loads fades: e to the power of minus that, for each
@@ -121,7 +121,7 @@ class OwnRun:
 
 
 class Labels(NamedTuple):
-    """What the cases of a setting share of their scopes."""
+    """The labels of scopes that the cases of a setting share."""
 
     version: tuple[str, str]
     model: tuple[str, str]
@@ -207,12 +207,12 @@ class DeviceRuns:
         return [codes.get(name, -1) for codes, name in zip(self.numbers, labels, strict=True)]
 
     def with_each_other(self) -> Float:
-        """What the runs have in common: `in_common` of each."""
+        """Return what the runs have in common: `in_common` of each."""
         pairs = zip(self.labels, self.splits[:, None], self.loads[:, None], strict=True)
         return np.concatenate([self.in_common(*traits) for traits in pairs], axis=1)
 
     def in_common(self, labels: Labels, splits: Float, loads: Float) -> Float:
-        """Whether cases of a setting share each of ``WIDE_TO_NARROW`` with each run, 0 to 1.
+        """Return whether cases of a setting share each of ``WIDE_TO_NARROW`` with each run, 0 to 1.
 
         Scopes × cases × runs.
         """
@@ -255,7 +255,7 @@ class DeviceRuns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SettingCorrection:
-    """What own runs teach about the cases of one setting."""
+    """Corrections by own runs to the cases of one setting."""
 
     runs: DeviceRuns | None
     labels: Labels
@@ -263,7 +263,7 @@ class SettingCorrection:
 
     @property
     def without(self) -> str:
-        """What a figure rests on that no run tells of."""
+        """Say what a figure rests on that no run tells of."""
         if self.runs is None:
             return f"computed: none of {self.run_count:,} own runs is on this device"
         return "computed"
@@ -294,7 +294,7 @@ class LeftOut(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """How many runs of a calibration count, wait for another that agrees, and have expired."""
+    """Counts of a calibration's runs: used, waiting for another that agrees, and expired."""
 
     used: int
     held: int
@@ -303,7 +303,7 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Corrections:
-    """What own runs teach about every setting; ``left_out`` are runs that teach nothing.
+    """Corrections by own runs to every setting; ``left_out`` are runs that teach nothing.
 
     ``stored``: how many of them lie in the calibration of this machine; None where none was asked.
     ``compressed``: what checkpoints that were made here were measured to keep of their base.
@@ -323,7 +323,7 @@ class Corrections:
         return {device: DeviceRuns(self.prior, runs) for device, runs in devices.items()}
 
     def of(self, setting: Setting) -> SettingCorrection:
-        """What they teach about cases of a setting."""
+        """Return what they teach about cases of a setting."""
         runs = self._by_device.get(setting.cluster.device.digest)
         return SettingCorrection(runs, Labels.of(setting), len(self.runs))
 
@@ -334,17 +334,17 @@ class Corrections:
 
     @property
     def given(self) -> bool:
-        """Whether someone gave runs for the question, beside those of the calibration."""
+        """Return whether someone gave runs for the question, beside those of the calibration."""
         return self.stored is None or len(self.runs) > self.stored.used
 
     @property
     def teach(self) -> bool:
-        """Whether anything counts: runs, or measured checkpoints."""
+        """Return whether anything counts: runs, or measured checkpoints."""
         return bool(self.runs or self.compressed)
 
     @cached_property
     def title(self) -> str:
-        """How many runs count, and on which devices, and measured checkpoints where there are."""
+        """Say how many runs count, on which devices, and how many measured checkpoints."""
         names = sorted({run.setting.cluster.device.name for run in self.runs})
         count = len(self.runs)
         on = f" on {', '.join(names)}" if names else ""
@@ -356,7 +356,7 @@ class Corrections:
         return f"{runs} and {checkpoints}" if count else checkpoints
 
     def to_json(self) -> dict[str, Any]:
-        """How many runs are used, and which are not, with reasons."""
+        """Return how many runs are used, and which are not, with reasons."""
         left_out = [run._asdict() for run in self.left_out]
         stored = {} if self.stored is None else {"calibration": self.stored._asdict()}
         compressions = {"compressions": len(self.compressed)} if self.compressed else {}

@@ -1,4 +1,4 @@
-"""How answers are sampled in a step of reinforcement learning, as serving cases beside a split."""
+"""Sampling of answers in a step of reinforcement learning, as serving cases beside a split."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What all cases of a call share of their rollout.
+    """The facts of a rollout that all cases of a call share.
 
     ``work``: what the request says of it; ``critic``: whether a critic is trained beside the model
     (PPO); ``global_batch``: answers of an optimizer step. ``serving``: the engine on these devices,
@@ -42,7 +42,7 @@ class Sampling:
 
     @property
     def apart(self) -> bool:
-        """Whether answers are sampled on devices of their own."""
+        """Return whether answers are sampled on devices of their own."""
         return self.work.placement == "apart"
 
     @property
@@ -61,7 +61,7 @@ class Sampling:
 
     @property
     def merged(self) -> bool:
-        """Whether adapters are sent to the engine as whole weights: devices apart have no base."""
+        """Return whether adapters are sent as whole weights: devices apart have no base."""
         return self.adapters and self.apart
 
     @property

@@ -49,7 +49,7 @@ class Scales(Columns):
         return np.sqrt(np.clip(after, 0.0, before) / np.maximum(before, 1e-30))
 
     def basis(self, showing: int, case: int) -> str | None:
-        """Which runs a figure rests on, by the narrowest scope that has any; None without.
+        """Return which runs a figure rests on, by the narrowest scope that has any; None without.
 
         ``showing``: 0 for runs that show steps, 1 prompts, 2 either.
         """

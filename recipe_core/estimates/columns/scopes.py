@@ -56,7 +56,7 @@ def correct_by_default(source: Source) -> Iterator[None]:
 
 
 def has_standing() -> bool:
-    """Whether a block says what holds by default, be it nothing."""
+    """Return whether a block says what holds by default, be it nothing."""
     return _standing.get() is not None
 
 

@@ -72,11 +72,11 @@ Mode = Literal["closed", "open", "static", "offline"]
 
 
 class Correction(Protocol):
-    """What runs of one's own teach about the cases of a setting (``corrections``)."""
+    """Corrections by one's own runs to the cases of a setting (``corrections``)."""
 
     @property
     def without(self) -> str:
-        """What a figure rests on that no run tells of."""
+        """Say what a figure rests on that no run tells of."""
 
     def scales(self, cases: Cases) -> Scales | None:
         """Scales of the times of each case; None where no run is on the device."""
@@ -84,7 +84,7 @@ class Correction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all cases of one call share. Dtypes are resolved: never "auto".
+    """The facts that all cases of one call share. Dtypes are resolved: never "auto".
 
     ``correction``: what runs of one's own teach about them; None without any run. ``media``: images
     and sound in every prompt. ``reuse``: what a prefix cache finds by its size; None where cases
@@ -141,7 +141,7 @@ class Setting:
 
     @property
     def needs_other_checkpoint(self) -> bool:
-        """Whether the weights are neither stored in the checkpoint nor quantised while loading."""
+        """Return whether weights are neither in the checkpoint nor quantised while loading."""
         stored, loaded = self.model.weight_dtype, self.weight_dtype
         if loaded == stored or {loaded, stored} <= WIDE:
             return False
@@ -154,22 +154,22 @@ class Setting:
 
     @property
     def cache_can_be_had(self) -> bool:
-        """Whether the engine has a flag for the cache format with these activations."""
+        """Return whether the engine has a flag for the cache format with these activations."""
         return self.assumed or self.kv_dtype in (*self.engine.free_kv_dtypes, self.activation_dtype)
 
     @property
     def widens(self) -> bool:
-        """Whether the engine multiplies 16-bit values in fp32 where the device is faster so."""
+        """Return whether the engine multiplies 16-bit values in fp32 where that is faster."""
         return self.cluster.device.runtime in self.engine.widens
 
     @property
     def whole_prompts(self) -> bool:
-        """Whether a prompt runs in one step: without chunks, or where tokens attend ahead."""
+        """Return whether a prompt runs in one step: no chunks, or tokens that attend ahead."""
         return self.model.is_encoder or not self.engine.chunked_prefill
 
     @property
     def caches(self) -> bool:
-        """Whether the engine keeps keys and values of this model in a cache."""
+        """Return whether the engine keeps keys and values of this model in a cache."""
         return self.engine.memory.caches and not self.model.is_encoder
 
     @property
@@ -278,7 +278,7 @@ class Cases(Columns):
 
     @property
     def disaggregated(self) -> Bool:
-        """Where prompts are computed by a pool of their own."""
+        """Mark where prompts are computed by a pool of their own."""
         return self.prefill_tp > 0
 
     @property
@@ -290,7 +290,7 @@ class Cases(Columns):
 
     @property
     def shares_experts(self) -> Bool:
-        """Where experts are spread over ranks instead of being cut by tensor parallelism."""
+        """Mark where experts are spread over ranks instead of being cut by tensor parallelism."""
         return self.ep > 1
 
 

@@ -21,7 +21,7 @@ from recipe_core.models.spec import MoeMlp
 
 
 def exchange_dispatch(setting: Setting) -> Dispatch | None:
-    """What the engine dispatches with on this hardware and model; None where it never does.
+    """Return what the engine dispatches with on this hardware and model; None where it never does.
 
     The kernels exist for a runtime, for formats of experts and for widths of tokens, which reach
     other nodes over a rack's fabric.
@@ -46,7 +46,7 @@ def dispatches(
     per_node: Int | int,
     sequences: Float | int,
 ) -> Bool:
-    """Where a pool that only decodes dispatches: its experts span nodes within a fabric domain.
+    """Mark cases whose pool only decodes and dispatches: experts span nodes of a fabric domain.
 
     Args:
         setting: model, cluster and engine.
@@ -109,7 +109,7 @@ def enumerate_splits(
 def count_splits(
     devices: int, *, shares_experts: ExpertSharing, kv_heads: int | None = None
 ) -> int:
-    """How many splits ``enumerate_splits`` would make, without making them."""
+    """Return how many splits ``enumerate_splits`` would make, without making them."""
     degrees = np.arange(devices + 1)
     shared = np.ones(devices + 1, dtype=np.int64)
     if shares_experts == "all-ranks":
@@ -126,7 +126,7 @@ def count_splits(
 
 
 def _shared_by(ranks: int, sharing: ExpertSharing) -> set[int]:
-    """How many of the ranks can share the experts; 1 means that they are not shared."""
+    """Return how many of the ranks can share the experts; 1 means that they are not shared."""
     if sharing == "divisors":
         return {n for n in range(1, ranks + 1) if ranks % n == 0}
     return {1, ranks} if sharing == "all-ranks" else {1}

@@ -39,7 +39,7 @@ Precision = Literal["bf16", "fp16", "fp8"]
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How often devices fail, what a restart and a repair take, and how checkpoints are written.
+    """Failures of devices, the time of restarts and repairs, and the writing of checkpoints.
 
     ``basis``: what the failures rest on. ``node_loss``: share of them that take a node away until
     it is repaired; a restart ends the others. ``storage``: a tier; without one,
@@ -71,7 +71,7 @@ class Failures:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSetting:
-    """What all cases of one call share.
+    """The facts that all cases of one call share.
 
     ``ramp``: what ``phases`` are, where they are one; ``sampling``: of reinforcement learning.
     ``mtp_layers``: layers of multi-token prediction, trained beside the model's.
@@ -112,12 +112,12 @@ class TrainingSetting:
 
     @property
     def flash(self) -> bool:
-        """Whether attention is fused, so that its scores are never in memory."""
+        """Return whether attention is fused, so that its scores are never in memory."""
         return self.attention != "eager"
 
     @property
     def frozen(self) -> bool:
-        """Whether only adapters are trained."""
+        """Return whether only adapters are trained."""
         sampled = self.sampling is not None and self.sampling.adapters
         return self.method in ("lora", "qlora") or sampled
 
@@ -144,16 +144,16 @@ class TrainingSetting:
 
     @property
     def quantizes(self) -> bool:
-        """Whether the framework turns the frozen base into four bits."""
+        """Return whether the framework turns the frozen base into four bits."""
         return self.method == "qlora" and self.stored_base is None
 
     def adapts(self, half: Literal["attention", "mlp"] | str) -> bool:
-        """Whether matrices of a half of a layer have gradients, their own or those of adapters."""
+        """Return whether a half of a layer has gradients, its own or those of adapters."""
         return not self.frozen or self.lora_targets in (half, "all")
 
     @property
     def fused(self) -> bool:
-        """Whether kernels keep their inputs in 8 bits, and nothing between norms and products."""
+        """Return whether kernels keep inputs in 8 bits, and nothing between norms and products."""
         return self.precision == "fp8" and self.framework.fused_in_8_bit
 
     @property
@@ -333,11 +333,11 @@ class TrainingCases(Columns):
 
     @property
     def host_parameters(self) -> Bool:
-        """Where parameters, gradients and optimizer states live in host memory, one per case."""
+        """Mark cases with parameters, gradients and optimizer states in host memory."""
         return np.asarray(self.offload == OFFLOADS.index("parameters"))
 
     def has(self, schedule: str) -> Bool:
-        """Where this schedule is used, one per case."""
+        """Mark where this schedule is used, one per case."""
         return np.asarray(self.schedule == SCHEDULES.index(schedule))
 
 

@@ -1,4 +1,4 @@
-"""Which kernels a setting needs, and what the engine's release says to them.
+"""Kernels that a setting needs, and what the engine's release answers to them.
 
 Questions are those of ``engines.support``: each kind of attention with the format of its cache,
 and each format of the weights. A no refuses; what nobody asked lowers the probability of a start.
@@ -91,7 +91,7 @@ UNTUNED_SPREAD = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a setting's kernels.
+    """The answers on a setting's kernels.
 
     ``refused``: sentences of what the engine refuses. ``unknown``: of what is not known and likely
     to matter; ``unasked``: whether some answer is missing, or of another release, without more.
@@ -110,12 +110,12 @@ class Known:
 
     @property
     def untuned(self) -> bool:
-        """Whether times rest on kernels that nobody tuned."""
+        """Return whether times rest on kernels that nobody tuned."""
         return bool(self.emulated or self.generic)
 
 
 def kernel_support_of(setting: Setting) -> Known:
-    """What the engine's release says of all that a setting needs."""
+    """Return what the engine's release says of all that a setting needs."""
     device, engine = setting.cluster.device, setting.engine
     kernel_support = _ask_release(
         _kernel_release(engine),
@@ -130,7 +130,7 @@ def kernel_support_of(setting: Setting) -> Known:
 
 
 def support_by_release(setting: Setting) -> dict[tuple[str, str], Known]:
-    """What releases of the engine say of what a setting needs, by release and architecture.
+    """Return what releases of the engine say of what a setting needs, by release and architecture.
 
     All that were asked, oldest first, and all architectures of the device's vendor; of an engine
     that wraps another the one release that it comes with, under the wrapper's own name. Sentences
@@ -157,7 +157,7 @@ def support_by_release(setting: Setting) -> dict[tuple[str, str], Known]:
 
 
 def untuned_support(setting: Setting) -> Known:
-    """What is known of a setting, without kernels that measured runs of the device tell of."""
+    """Return the answers on a setting, without kernels that measured runs of the device prove."""
     kernel_support = kernel_support_of(setting)
     status = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
     if kernel_support.untuned and status in ("fitted", "measured"):
@@ -189,7 +189,7 @@ def _untuned_time(query: tuple[str, str, str], part: str, writer: str, dtype: st
 def reply_on_weights(
     query: tuple[str, str, str], part: str, dtype: str, writer: str
 ) -> Answer | None:
-    """What a release says of weights of a part ("dense", "experts") on an architecture.
+    """Return what a release says of weights of a part ("dense", "experts") on an architecture.
 
     Of several ways to store a format the best answer, and none where all that were asked are
     refused but not all were asked. ``query``: engine, release, architecture.
@@ -202,12 +202,12 @@ def reply_on_weights(
 
 
 def reply_on_format(engine: Engine, architecture: str, dtype: str, writer: str) -> Answer | None:
-    """What the engine that has the kernels says of dense weights, at its own release."""
+    """Return what the engine that has the kernels says of dense weights, at its own release."""
     return reply_on_weights((*_release_of(engine), architecture), "dense", dtype, writer)
 
 
 def replies_on_cuts(setting: Setting, part: str, dtype: str) -> list[Answer]:
-    """What the release says of a rank's share that cuts a group of a format; best first."""
+    """Return what the release says of a rank's share that cuts a group of a format; best first."""
     name, release, _ = _kernel_release(setting.engine)
     architecture = setting.cluster.device.architecture
     replies = (
@@ -240,7 +240,7 @@ def _cache_name(setting: Setting) -> str:
 
 
 def _checkpoint_writer(setting: Setting) -> str:
-    """Who wrote the checkpoint that holds the weights; "" where it is not known."""
+    """Return who wrote the checkpoint that holds the weights; "" where it is not known."""
     stored = setting.model.quantization
     if stored is None or setting.weight_dtype != stored.dtype:
         return ""

@@ -42,7 +42,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What was asked to hold blocks that devices evict, and how the engine moves them.
+    """A store asked to hold blocks that devices evict, and how the engine moves them.
 
     ``connector`` is None where the engine has no such way: every split is refused then. Bytes of
     the host's memory are of a server, or of each device that it uses.
@@ -134,7 +134,7 @@ def offload_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 
 
 def _unable(setting: Setting, offload: Offload) -> str | None:
-    """Why no split of this engine and model can offload as asked, with the fix; else None."""
+    """Say why no split of this engine and model can offload as asked, with the fix; else None."""
     engine, ways = setting.engine, ", ".join(setting.engine.kv_offload)
     title, connector = f"{engine.title} {engine.version}", offload.connector
     if not ways:

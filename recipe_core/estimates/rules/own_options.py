@@ -1,4 +1,4 @@
-"""What the user's own options and variables of an engine do to an estimate.
+"""Effects of the user's own options and variables of an engine on an estimate.
 
 An option changes a figure, or an answer names it as not counted and what it moves is less certain.
 The engine's grammar (``engines/options/ENGINE.yaml``) says which is which.
@@ -28,7 +28,7 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What own options do besides the split.
+    """The effects of own options besides the split.
 
     ``uncounted``: sentences of what is not in the estimate; ``moved``: what these move ("memory",
     "time"). ``host_weights_bytes``: weights of a device that stay in the host's memory.
@@ -61,7 +61,7 @@ def effects_of(
     variables: Mapping[str, str] | None = None,
     model: ModelSpec | None = None,
 ) -> Effects:
-    """What options by name and environment variables do with an engine, to a model where one is.
+    """Return the effects of options and environment variables on an engine and, if any, a model.
 
     Values of another kind than an option takes do nothing here: what starts the engine refuses
     them. Tiers below the devices' cache are told elsewhere (``space.kv_offload``).
@@ -111,7 +111,7 @@ def uncounted_sentence(word: str, row: Unmodelled) -> str:
 def _counted_effects(
     grammar: Grammar, values: Mapping[str, Any], model: ModelSpec | None
 ) -> dict[str, Any]:
-    """What options that are counted say, as fields of `Effects`."""
+    """Return what options that are counted say, as fields of `Effects`."""
     options: dict[Counted, Any] = {}
     for name, meaning in grammar.counted.items():
         if values.get(name) not in (None, False, "", []) or (

@@ -1,4 +1,4 @@
-"""Whether a deployment fits into its nodes, for scalars (one split) or arrays that broadcast.
+"""The fit of a deployment into its nodes, for scalars (one split) or arrays that broadcast.
 
 The search refuses what does not fit, and a launch places groups of ranks, by the same functions.
 """
@@ -32,7 +32,7 @@ class Servers:
 def are_separate_servers(
     support: SplitSupport, moe: bool, ep: Int, devices: Int, per_node: Int
 ) -> Bool:
-    """Where replicas (dp) are separate servers, rather than ranks one server balances among."""
+    """Mark replicas (dp) that are separate servers, not ranks that one server balances among."""
     always = support.replicas == "servers" or (moe and support.replicas == "dense-within-node")
     return np.asarray((np.asarray(ep) == 1) & (always | (np.asarray(devices) > per_node)))
 
@@ -119,7 +119,7 @@ def nodes_needed(kinds: Sequence[Servers], per_node: Int) -> Int:
 
 
 def fits_in_nodes(kinds: Sequence[Servers], per_node: Int, nodes: Int) -> Bool:
-    """Whether one or two kinds of servers pack into so many nodes."""
+    """Mark whether one or two kinds of servers pack into so many nodes."""
     return np.asarray(nodes_needed(kinds, per_node) <= nodes)
 
 

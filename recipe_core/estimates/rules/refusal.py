@@ -1,4 +1,4 @@
-"""Why a case cannot run, as data rather than as an exception."""
+"""Refusals of a case, as data rather than as exceptions."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Judged(Columns, Generic[Result]):
 
     @property
     def feasible(self) -> Bool:
-        """Where no rule is broken."""
+        """Mark where no rule is broken."""
         broken = np.zeros(len(self), dtype=np.bool_)
         for refusal in self.refusals:
             broken |= refusal.broken
@@ -78,14 +78,14 @@ class Judged(Columns, Generic[Result]):
         raise NotImplementedError
 
     def doubts(self, rows: Int) -> list[str]:
-        """Why the start of each of the chosen cases is uncertain; empty for the others."""
+        """Say why the start of each of the chosen cases is uncertain; empty for the others."""
         return [
             self.doubt(row) if open_question else ""
             for row, open_question in zip(rows.tolist(), self.uncertain[rows], strict=True)
         ]
 
     def doubt(self, i: int) -> str:
-        """Why the start of case ``i`` is uncertain, as a sentence without its full stop."""
+        """Say why the start of case ``i`` is uncertain, as a sentence without its full stop."""
         raise NotImplementedError
 
     def row(self, i: int, limits: Sequence[str] = (), *, explained: bool = False) -> Result:

@@ -1,4 +1,4 @@
-"""Why a serving split cannot run: one `Refusal` a rule, over all cases at once."""
+"""Rules that refuse a serving split: one `Refusal` a rule, over all cases at once."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def load_rules(setting: Setting, cases: Cases) -> list[Refusal]:
 
 
 def _engines_there_text(device: Device) -> str:
-    """What does run on a device, as the end of a sentence: engines, else programs of others."""
+    """Say what does run on a device, as the end of a sentence: engines, else programs of others."""
     if able := titles_on(device.runtime):
         return f"; on it run {', '.join(able)}"
     if device.driven_by:
@@ -319,7 +319,7 @@ _TASKS = {"generate": "text", "embed": "embeddings", "score": "scores"}
 
 
 def _task_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
-    """What the engine does not make, and prompts that have to run whole and do not fit a step."""
+    """Yield rules on tasks the engine lacks, and on whole prompts that do not fit a step."""
     task, tasks = setting.model.task, setting.engine.tasks
     makes = ", ".join(_TASKS[name] for name in tasks)
     yield Refusal(
@@ -370,7 +370,7 @@ def _missing_features(setting: Setting, cases: Cases, title: str) -> Iterator[Re
 
 
 def _draft_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
-    """What the engine cannot combine with speculative decoding."""
+    """Yield what the engine cannot combine with speculative decoding."""
     split, drafts = setting.engine.split, cases.draft_tokens > 0
     if not split.drafts_in_pipeline:
         stages = np.maximum(cases.pp, cases.prefill_pp)
@@ -478,7 +478,7 @@ def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusa
 
 
 def _expert_rank_rule(setting: Setting, cases: Cases, shared: Bool, title: str) -> Refusal:
-    """Which numbers of ranks the engine can share experts over."""
+    """Return which numbers of ranks the engine can share experts over."""
     ranks = cases.tp * cases.dp
     if setting.engine.split.experts == "none":
         return Refusal(

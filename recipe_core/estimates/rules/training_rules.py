@@ -157,7 +157,7 @@ def _phase_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
 
 
 def _host_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
-    """What parameters in host memory need: ZeRO-3, a host with memory of its own, no rollout."""
+    """Yield rules on parameters in host memory: ZeRO-3, a host with memory, no rollout."""
     device, hosted = setting.cluster.device, cases.host_parameters
     yield Refusal(
         "offload",
@@ -227,7 +227,7 @@ def untold_choices(setting: TrainingSetting) -> list[str]:
 
 
 def _choice_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
-    """What a framework or a device cannot be told."""
+    """Yield what a framework or a device cannot be told."""
     title, recipe = setting.framework.title, setting.fp8_recipe
     graphs, device = setting.cuda_graphs, setting.cluster.device
 
@@ -260,7 +260,7 @@ def _choice_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Re
 
 
 def _graph_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Refusal]:
-    """What goes with graphs (``TransformerConfig.__post_init__`` of Megatron Core 0.15)."""
+    """Yield what goes with graphs (``TransformerConfig.__post_init__`` of Megatron Core 0.15)."""
     graphs = setting.cuda_graphs
     yield Refusal(
         "cuda-graphs",

@@ -1,4 +1,4 @@
-"""Whether tensor parallelism can cut the widths of a model, by each kind of tensor's format."""
+"""Cuts of a model's widths by tensor parallelism, by each kind of tensor's format."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def unproven_blocks(setting: Setting, cases: Cases) -> Bool:
 
 
 def unknown_cuts(setting: Setting, cases: Cases) -> dict[str, Bool]:
-    """Where a rank's share cuts a group and nobody knows what the engine makes of it, by sentence.
+    """Mark shares that cut a group with an effect that nobody knows, by sentence.
 
     The sentence names the share's width and format; its cases are those that cut it.
     """
@@ -90,7 +90,7 @@ def _cut_within(cases: Cases, cut: Bool, width: int, stored: Stored) -> Bool:
 
 
 def _cut_reply(setting: Setting, name: str, stored: Stored) -> Answer:
-    """What the engine does with a share that cuts a block or group of a kind of tensor."""
+    """Return what the engine does with a share that cuts a block or group of a kind of tensor."""
     part = "experts" if name == "expert" else "dense"
     replies = replies_on_cuts(setting, part, stored.dtype)
     if stored.block and (not replies or replies[0].verdict == "unknown"):
@@ -160,19 +160,19 @@ def _widths(setting: Setting, cases: Cases) -> Iterator[tuple[str, int, Stored |
 
 
 def rounds_blocks(setting: Setting, role: Role) -> bool:
-    """Whether the engine gives every rank whole scale blocks of a role of this model."""
+    """Return whether the engine gives every rank whole scale blocks of a role of this model."""
     model_type, runtime = setting.model.model_type, setting.cluster.device.runtime
     return setting.engine.memory.rounds_blocks(model_type, role, runtime)
 
 
 def holds_shared_whole(setting: Setting, cases: Cases) -> Bool:
-    """Where every rank holds shared experts whole: data-parallel attention with tp, in vLLM."""
+    """Mark ranks that hold shared experts whole: data-parallel attention with tp, in vLLM."""
     joined = cases.shares_experts & (cases.tp > 1) & (cases.dp > 1)
     return joined & setting.engine.split.whole_shared_experts
 
 
 def _tensor_format(setting: Setting, layer: Layer, name: str) -> Stored | None:
-    """How a tensor of a layer is quantised in this checkpoint; None where it is not."""
+    """Return how a tensor of a layer is quantised in this checkpoint; None where it is not."""
     quantization = setting.model.quantization
     if quantization is None or setting.weight_dtype != quantization.dtype:
         return None

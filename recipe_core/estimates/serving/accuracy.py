@@ -1,4 +1,4 @@
-"""What a setting's number formats do to the model's base, and the accuracy that they keep of it.
+"""A setting's number formats against the model's base, and the accuracy that they keep.
 
 The base is the checkpoint that others were quantised from. A model that was published quantised
 (DeepSeek-V3 in fp8) is its own base: its makers trained, or chose, that format.
@@ -43,7 +43,7 @@ NARROW: frozenset[Verdict] = frozenset({"native", "emulated", "refused"})
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What is done to a base.
+    """The changes made to a base.
 
     base: its name. techniques: by the names of ``techniques.yaml``; none where nothing is narrower
     than in the base. method: the algorithm of the weights, "" where it is not known. published:
@@ -90,7 +90,7 @@ def _catalog_spec(name: str) -> ModelSpec | None:
 
 
 def _same_cache(setting: Setting, base_spec: ModelSpec | None) -> bool:
-    """Whether the cache is no narrower than that of the base."""
+    """Return whether the cache is no narrower than that of the base."""
     if not setting.caches or setting.kv_dtype in WIDE:
         return True
     return base_spec is not None and base_spec.kv_dtype == setting.kv_dtype
@@ -118,7 +118,7 @@ def _technique_as_run(setting: Setting) -> tuple[str, str]:
 
 
 def _rounds_activations(setting: Setting, name: str) -> bool:
-    """Whether products of a technique take activations in its format, too.
+    """Return whether products of a technique take activations in its format, too.
 
     By the kernels that the engine says it has; where it says nothing, by the rates of the device.
     """
@@ -129,7 +129,7 @@ def _rounds_activations(setting: Setting, name: str) -> bool:
 
 
 def _technique_support(setting: Setting, name: str) -> Support | None:
-    """What is known of a technique under the setting's engine; None for one that nobody read."""
+    """Look up a technique under the setting's engine; None for one that nobody read."""
     engine = setting.engine
     if engine.name not in runners():
         return None
@@ -137,14 +137,14 @@ def _technique_support(setting: Setting, name: str) -> Support | None:
 
 
 def _is_as_wide(dtype: str, stored: str) -> bool:
-    """Whether a format holds what the base stores: the same, or one of clearly more bits."""
+    """Return whether a format holds what the base stores: the same, or one of clearly more bits."""
     if dtype.removesuffix("-block") == stored.removesuffix("-block"):
         return True
     return bytes_per_value(dtype) > WIDER * bytes_per_value(stored)
 
 
 def _weights_making(setting: Setting) -> tuple[Making, bool]:
-    """How the weights are made, and whether the engine makes them while it loads."""
+    """Return how the weights are made, and whether the engine makes them while it loads."""
     model, dtype, stated_making = setting.model, setting.weight_dtype, setting.making
     if model.weight_dtype == dtype:
         return checkpoint_making(model), False
@@ -218,7 +218,7 @@ class Accuracy(Part):
 
 
 def titles_of(setting: Setting) -> str:
-    """What a setting does to the base, as people call it: ``INT4 weights and FP8 KV cache``."""
+    """Say what a setting does to the base, as people call it: ``INT4 weights and FP8 KV cache``."""
     return " and ".join(technique(name).title for name in applied_techniques(setting).techniques)
 
 
@@ -263,7 +263,7 @@ def _cached_accuracy(same: _Same, kind: str, nearest: int) -> Retained:
 
 
 def _base_names(setting: Setting, done: Applied) -> tuple[str, ...]:
-    """What the base is called by those who compress it: its name, or where its weights are."""
+    """Return names of the base among those who compress it: its own, or its weights' place."""
     model = setting.model
     weights = model.weights if model.quantization is None else None
     return (done.base,) if weights is None else (done.base, weights)

@@ -1,4 +1,4 @@
-"""What mixes tokens as named operators with their times: projections, attention, linear states.
+"""Token mixers as named operators with times: projections, attention, linear states.
 
 Attention does ``2·(d_k + d_v)`` flops per head and pair of tokens. Decoding with MLA is absorbed
 (it works on the latent); prefill expands it.
@@ -75,7 +75,7 @@ def _projections(setting: Setting, cases: Cases, rows: Float, attention: Attenti
 
 
 def _attention_parts(setting: Setting, cases: Cases, step: Step, a: Attention) -> Parts:
-    """What mixes tokens: attention over prompt and cache (in a window), or a state's update."""
+    """Return the times of mixing: attention over prompt and cache (or a window), or a state."""
     if isinstance(a, LinearAttention):
         return {"state": _state_update(setting, cases, step, a)}
     if isinstance(a, LatentAttention):

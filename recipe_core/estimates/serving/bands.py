@@ -1,4 +1,4 @@
-"""How far estimates of serving are off: factors around them, and what is shared of an error."""
+"""Errors of serving estimates: factors around them, and the shared part of an error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def serving_bands() -> BandFile:
 
 
 def roofline_grade(setting: Setting) -> str:
-    """What a device's roofline rests on.
+    """Say what a device's roofline rests on.
 
     "fitted" to measurements of it, or "prior" figures of its kind.
     """
@@ -91,7 +91,7 @@ def serving_errors(setting: Setting) -> tuple[Float, Float]:
 
 
 def serving_uncertainty(setting: Setting, column: str) -> Uncertain | None:
-    """What the error of a column follows; None for one that is certain."""
+    """Return what the error of a column follows; None for one that is certain."""
     by_metric = bands_of(setting)
     if column in by_metric:
         return Uncertain(column, 1, by_metric[column].factors)

@@ -50,7 +50,7 @@ PICKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Service(Columns):
-    """What a batch takes: column ``b`` is for a batch of ``b`` requests, up to ``most``.
+    """The time of a batch: column ``b`` is for a batch of ``b`` requests, up to ``most``.
 
     ``host_s``: the work of an instance alone; ``device_s``: that of the device, one batch at a
     time. Both have a row a case.
@@ -67,7 +67,7 @@ class Service(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Window(Columns):
-    """How batches form: the longest wait, the largest and the preferred batch, instances."""
+    """The forming of batches: longest wait, largest and preferred batch, instances."""
 
     window_s: Float
     largest: Int
@@ -140,7 +140,7 @@ def _classes(largest: Int) -> Int:
 
 
 def _run_factor(number: int) -> int:
-    """How many times longer runs are where batches are small.
+    """Return how many times longer runs are where batches are small.
 
     Queues of single requests take the longest to become steady.
     """
@@ -239,7 +239,7 @@ class _Batch:
     counts: Bool
 
     def arrival(self, place: Int) -> Float:
-        """When its request number ``place`` came."""
+        """Return when its request number ``place`` came."""
         runs = np.arange(SERVERS)
         at = np.minimum(self.first + place, self.arrivals.length - 1)
         out: Float = self.arrivals.times[runs, at] / self.rate

@@ -1,4 +1,4 @@
-"""Why a time is what it is: its parts attributed to compute, memory, network, overhead and waiting.
+"""Attribution of a time to compute, memory, network, overhead and waiting.
 
 Shares of an operator are determined by taking its limits away: the step is estimated again on links
 that cost nothing, and on devices whose arithmetic, memory or both are 10¹² times as fast. What

@@ -96,7 +96,7 @@ Shared = Packing | Grouped | CachePools
 
 
 def shares_blocks(setting: Setting) -> bool:
-    """Whether layers of this model that cache in different ways share blocks of one pool."""
+    """Return whether layers of this model that cache in different ways share blocks of one pool."""
     kinds = {
         kind for layer, _ in setting.model.kinds if (kind := _layer_cache_kind(layer)) is not None
     }
@@ -107,7 +107,7 @@ def shares_blocks(setting: Setting) -> bool:
 
 
 def assumed_layout(setting: Setting) -> str | None:
-    """Why nobody knows how the engine lays out caches of several kinds; None where it is known."""
+    """Say why the engine's layout of caches of several kinds is unknown; None where it is not."""
     engine, groups = setting.engine, setting.engine.memory.groups
     if not setting.caches or not shares_blocks(setting):
         return None
@@ -127,7 +127,7 @@ def assumed_layout(setting: Setting) -> str | None:
 
 
 def _layer_cache_kind(layer: Layer) -> tuple[object, int | None, bool] | None:
-    """What layers that cache alike have in common; None for one that caches nothing."""
+    """Return what layers that cache alike have in common; None for one that caches nothing."""
     a = layer.attention
     if a is None or not (a.kv_values_per_head or a.state_values):
         return None
@@ -166,7 +166,7 @@ def shared_blocks(
 
 
 def pool_rules(setting: Setting) -> CompressedPools | None:
-    """How the engine's release keeps compressed caches in pools of their own, where it does."""
+    """Return the rules of the engine's release for pools of compressed caches, if it has any."""
     rules, engine = setting.engine.memory.compressed_pools, setting.engine
     if rules is None or (engine.as_of or engine.version) != rules.release:
         return None

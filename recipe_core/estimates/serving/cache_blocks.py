@@ -41,7 +41,7 @@ LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What sizes pools: requests of a rank, tokens of a step, the longest context; one per case.
+    """The load that sizes pools: requests of a rank, tokens of a step, longest context, per case.
 
     ``knows_requests``: whether the server is told how many requests run. ``cache_bytes``: what a
     rank has for caches.
@@ -237,7 +237,7 @@ class CacheKind:
 
 @dataclass(frozen=True, slots=True)
 class PageRules:
-    """What sizes pages: as ``engines.memory.CacheGroups``, and tokens of a plain block per case.
+    """The rules that size pages: as ``engines.memory.CacheGroups``, and tokens of a plain block.
 
     shards: ranks that share the tokens of a block (context parallelism).
     """

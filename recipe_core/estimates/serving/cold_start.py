@@ -1,4 +1,4 @@
-"""How long a new replica takes until it answers, by phases, and what would shorten it.
+"""Cold starts: the time until a new replica answers, by phases, and what would shorten it.
 
     start = node + image + process + weights + compilation + memory profile + graphs + warm-up
 
@@ -88,7 +88,7 @@ class ColdStart:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What starts, besides where it starts from.
+    """The thing that starts, besides where it starts from.
 
     ``link_bytes_per_s``: from a host to one device. ``kernels``: those that are built at first use:
     none, those of a format that the device multiplies (``native``), or of one that it does not
@@ -168,7 +168,7 @@ def _cold_start_setup(
 
 
 def kernels_of(weight_dtype: str | None, device: Device | None) -> Kernels:
-    """Which kernels are built at first use for weights of a format on a device."""
+    """Return which kernels are built at first use for weights of a format on a device."""
     if weight_dtype not in start_numbers().built_at_first_use:
         return "none"
     native = device is None or weight_dtype.partition("-")[0] in device.peak_flops_per_s
@@ -187,12 +187,12 @@ def link_bytes_per_s(device: Device | None) -> float:
 
 
 def weights_place(start: Start, nodes: int = 1) -> Place:
-    """Where a start reads its weights: as stated, else the hub on a new node, a drive on one."""
+    """Return where a start reads weights: as stated, else the hub on a new node, a drive on one."""
     return place_by_name(start.weights or ("hub" if start.node == "new" else "nvme"), nodes)
 
 
 def image_of(start: Start) -> str:
-    """How a start gets its image: as stated, else it pulls on a new node and has it on one."""
+    """Say how a start gets its image: as stated, else it pulls on a new node and has it on one."""
     return start.image or ("pull" if start.node == "new" else "cached")
 
 
@@ -295,7 +295,7 @@ def _read_s(start: Start, setup: Setup, of: StartNumbers) -> tuple[float, Spread
 
 
 def engine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
-    """What an engine does after its weights are there: compile, build, profile, capture."""
+    """Yield what an engine does after its weights are there: compile, build, profile, capture."""
     status = setup.engine.status
     if setup.engine.builds:
         per_rank = setup.weights_bytes / setup.devices / GB  # ranks build side by side

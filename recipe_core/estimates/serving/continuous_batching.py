@@ -80,7 +80,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class _Balance:
-    """What follows from a number of decoding sequences, one number per case."""
+    """The state that follows from a number of decoding sequences, one number per case."""
 
     step_mean_s: Float
     rate: Float
@@ -131,12 +131,12 @@ def request_overhead_s(setting: Setting, cases: Cases) -> Float:
 
 
 def moved_blocks(cases: Cases) -> Parts:
-    """What a prompt adds to its steps for moving blocks of the cache; nothing where none is."""
+    """Return the time a prompt adds to its steps for moving cache blocks; empty without any."""
     return {"kv_copies": cases.kv_step_s} if cases.kv_step_s.any() else {}
 
 
 def awaited_blocks(cases: Cases) -> Parts:
-    """What a request waits for blocks of the cache; nothing where none does."""
+    """Return what a request waits for blocks of the cache; nothing where none does."""
     return {"kv_load": cases.kv_wait_s} if cases.kv_wait_s.any() else {}
 
 

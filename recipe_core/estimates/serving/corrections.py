@@ -47,7 +47,7 @@ _SHOWN_BY = {
 
 @dataclass(frozen=True, slots=True)
 class TimeShares:
-    """How much of each time is decode steps; the rest is prompts. One number per case.
+    """The share of decode steps in each time; the rest is prompts. One number per case.
 
     ``engine_s``: seconds that a request spends in the engine, without its queue.
     """
@@ -79,13 +79,13 @@ def request_time_shares(
 
 
 def time_factor(shares: TimeShares, scales: Scales) -> Float:
-    """How much longer a request is in the engine: ``r`` of the module."""
+    """Return how much longer a request is in the engine: ``r`` of the module."""
     return shares.latency * scales.steps + (1 - shares.latency) * scales.prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Corrected(TimeScales):
-    """What scales made of an estimate: factors on its figures, and what they rest on.
+    """An estimate under scales: factors on its figures, and what they rest on.
 
     ``latency``: on that of a request.
     ``width_shares``: what runs leave of the half-width of a figure's band on a log scale.
@@ -96,7 +96,7 @@ class Corrected(TimeScales):
     width_shares: dict[str, Float]
 
     def basis(self, figure: str, case: int) -> str | None:
-        """Which runs a figure of a case rests on, and what they did; None where none tells of it.
+        """Say which runs a figure of a case rests on, and their effect; None without any.
 
         What is not a time or a rate (cost and energy of a token) goes with the time.
         """

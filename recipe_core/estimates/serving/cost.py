@@ -132,7 +132,7 @@ def _watts(setting: Setting, cases: Cases, work: Busy) -> Float:
 
 
 def watts_basis(setting: Setting) -> str:
-    """How the watts of an estimate were derived, as a sentence."""
+    """Say how the watts of an estimate were derived, as a sentence."""
     device, idle = setting.cluster.device, setting.cluster.device.idle_watts
     low = f"{significant(idle_watts(device))} W idle ({idle.status if idle else 'assumed'})"
     high = significant(device.tdp_watts.value)

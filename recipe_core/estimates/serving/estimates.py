@@ -269,7 +269,7 @@ _OF_BOTH = (
 
 
 def _pool_rules(setting: Setting, pools: Pools) -> Iterator[Refusal]:
-    """What the prefill pool can break by itself."""
+    """Yield what the prefill pool can break by itself."""
     prefill_rules = [
         rule for rule in serving_refusals(setting, pools.prefill) if rule.code not in _OF_BOTH
     ]
@@ -301,7 +301,7 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
 
 
 def _holds_no_request(setting: Setting, cases: Cases, mem: Memory) -> Bool:
-    """Where a cache whose size an option states is too small for the longest request."""
+    """Mark where a cache whose size an option states is too small for the longest request."""
     effects = setting.effects
     has_stated_size = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
     if not has_stated_size or not setting.engine.memory.needs_longest:

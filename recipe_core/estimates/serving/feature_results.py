@@ -1,4 +1,4 @@
-"""What an estimate says of prompts that are found in a cache, and of tiers below the devices."""
+"""Results on prompts found in a cache, and on tiers below the devices."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipe_core.estimates.prediction import Amount, Count, Known, Part, Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedReplicas(Part):
-    """What the policy came to when ``recipe simulate`` looked at its load."""
+    """The replicas that the policy came to when ``recipe simulate`` looked at its load."""
 
     of: str
     """Digest of what was simulated."""

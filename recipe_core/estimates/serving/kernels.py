@@ -24,7 +24,7 @@ Parts = dict[str, Float]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one scheduler runs in one step; arrays of shape (cases) or (steps, cases).
+    """The work of one scheduler in one step; arrays of shape (cases) or (steps, cases).
 
     prefill_tokens: prompt tokens, each attending to ``prefill_context`` tokens on average.
     sequences: requests that decode ``queries`` tokens each (more than one verifies a draft) at

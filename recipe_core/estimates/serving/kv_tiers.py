@@ -80,7 +80,7 @@ class TierUse(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Cached(Columns):
-    """What every case finds of its prompts: in the devices' cache, and in tiers below.
+    """The hits of every case's prompts: in the devices' cache, and in tiers below.
 
     ``hit``: the share of prompt tokens that are not computed. ``busy``: of the host link.
     """
@@ -129,7 +129,7 @@ def prompt_alone_s(setting: Setting, cases: Cases) -> Float:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """How blocks of a tier reach a device: seconds per token of a server that loads or saves alone.
+    """The path of blocks from a tier to a device: seconds per token of a server alone.
 
     ``drive_s``: of that what the store takes; ``busy_per_token_s``: what a token of one server
     takes of the store, whose nodes and rate others share; likewise to save one.
@@ -242,7 +242,7 @@ class Tiers:
         return (1 - hit) * self.cases.input_tokens + answers
 
     def latency_s(self, tier: Tier, tokens: Float) -> Float:
-        """What a request waits for the first bytes of its blocks: as many rounds as reads need."""
+        """Return seconds until the first bytes of blocks: as many rounds as reads need."""
         pieces = tokens / self.connector.block_tokens
         rounds = np.maximum(pieces / self.connector.reads_at_once, np.minimum(pieces, 1.0))
         return self.paths[tier].latency_s * rounds
@@ -300,7 +300,7 @@ class Tiers:
         return np.where(tokens > 0, saved_s / np.maximum(tokens, 1e-9), alone_s / computed)
 
     def cached(self, device: DeviceCache, served: Serving | None) -> tuple[Cached, Cases]:
-        """What is found at the rate that is served, and the cases with what that costs."""
+        """Return what is found at the rate that is served, and the cases with what that costs."""
         rate = _request_rate(self.setting, self.cases, served)
         uses, hit = self.use(device, rate)
         found_tokens = {tier: use.hit_added * self.cases.input_tokens for tier, use in uses.items()}
@@ -359,7 +359,7 @@ def _found_on_devices(
     served: Serving | None,
     pools: Pools | None,
 ) -> DeviceCache:
-    """What the devices' cache finds; of the pool that computes prompts, where there are two."""
+    """Return the hits in the devices' cache: of the pool that computes prompts, if any."""
     if setting.reuse is None:
         return DeviceCache(memory.kv_cache_tokens, memory.kv_cache_tokens, cases.prefix_hit)
     pool_cases = cases.prefill_pool if pools is not None else cases

@@ -1,4 +1,4 @@
-"""What every tier below the devices' cache changes, tier by tier, and whether it is worth it.
+"""Verdicts on tiers below the devices' cache: what each changes, and whether it is worth it.
 
 A tier is judged by the whole estimate with it against that without it, the tiers above in place. So
 loads, queues on links, copies that steps wait for and hits all count, as the estimate has them.
@@ -31,7 +31,7 @@ WEIGHS = 0.2
 
 
 def prefix_caches(e: Estimates) -> list[PrefixCache | None]:
-    """What each case finds; None where the workload states a share."""
+    """Return what each case finds; None where the workload states a share."""
     if e.cached is None or e.setting.reuse is None:
         return [None] * len(e)
     device = e.cached.device
@@ -110,7 +110,7 @@ def _tier_verdict(shares: Sequence[float]) -> Verdict:
 
 
 def _verdict_reasons(change: _Change, i: int) -> Iterator[str]:
-    """What decides: hits, a token loaded against computed, drives, steps."""
+    """Yield what decides: hits, a token loaded against computed, drives, steps."""
     use, slowdown = change.use, float(change.slowdown[i])
     added, load_s = float(use.hit_added[i]), float(use.load_s_per_token[i])
     compute_s = float(use.recompute_s_per_token[i])

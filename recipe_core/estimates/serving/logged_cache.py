@@ -1,4 +1,4 @@
-"""What an estimate says of caches: what they hold, find, and what an engine logs of its own.
+"""Caches in an estimate: what they hold and find, and what an engine logs of its own.
 
 vLLM's "Maximum concurrency" divides its pool by a request of the longest context with the tokens
 that steps in flight may hold in its windows: it charges every request for them, although they are
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def held_notes(setting: Setting, cases: Cases) -> Iterator[list[str]]:
-    """How often each token's cache is held, where tp is more than there are KV heads."""
+    """Yield how often each token's cache is held, where tp is more than there are KV heads."""
     cached = [
         a
         for layer, _ in setting.model.kinds
@@ -120,7 +120,7 @@ def logged_tokens(setting: Setting, cases: Cases, pool_bytes: Float | float) -> 
 
 
 def logs_less(setting: Setting, cases: Cases) -> bool:
-    """Whether the engine logs other numbers than what its cache holds, and these are known.
+    """Return whether the engine logs other numbers than what its cache holds, and these are known.
 
     They are not of stages, which share out layers, and of drafts, whose cache is apart.
     """
@@ -130,7 +130,7 @@ def logs_less(setting: Setting, cases: Cases) -> bool:
 
 
 def logged_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[list[str]]:
-    """What the log of each case will say, where its cache holds clearly more."""
+    """Yield what the log of each case will say, where its cache holds clearly more."""
     if not logs_less(setting, cases):
         yield from ([] for _ in range(len(cases)))
         return

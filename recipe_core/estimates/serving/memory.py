@@ -87,7 +87,7 @@ class Memory(Columns):
 
     @property
     def captures_lack_memory(self) -> Bool:
-        """Where graphs lack memory although the cache of the longest request fits."""
+        """Mark where graphs lack memory although the cache of the longest request fits."""
         return (self.start_bytes <= self.usable_bytes) & (self.capture_shortfall > 0)
 
 
@@ -159,7 +159,7 @@ def _dispatch_bytes(setting: Setting, cases: Cases) -> Float:
 
 
 def _sampler_state_bytes(setting: Setting, cases: Cases) -> Float:
-    """What the sampler keeps for every sequence that a step may have: bytes a logit times S · V."""
+    """Return bytes the sampler keeps for the sequences of a step: bytes a logit times S · V."""
     state = setting.engine.memory.sampler_state_bytes_per_logit
     if state is None or not setting.model.generates:
         return np.zeros(len(cases))
@@ -234,7 +234,7 @@ def _pipeline_stages(
 
 @dataclass(frozen=True, slots=True)
 class _AnyStage:
-    """What does not depend on the stage; ``layers``: one layer of each kind."""
+    """The part that does not depend on the stage; ``layers``: one layer of each kind."""
 
     activations: Float
     runtime: Float
@@ -335,7 +335,7 @@ def stage_columns(
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What a rank holds whatever requests there are."""
+    """The memory of a rank whatever requests there are."""
 
     weights: Float
     activations: Float

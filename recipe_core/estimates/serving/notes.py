@@ -1,4 +1,4 @@
-"""What to know beside the figures of an estimate, as sentences with numbers.
+"""Notes beside the figures of an estimate, as sentences with numbers.
 
 Each sentence says of one split what binds it where a reader might expect otherwise: requests that
 wait, narrow formats that slow it down, links, kernel launches, ranks without work, buffers.
@@ -66,7 +66,7 @@ _WAITS = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference", "
 
 
 def _about_towers(setting: Setting) -> Iterator[str]:
-    """What is counted of a model that reads images or sound."""
+    """Yield what is counted of a model that reads images or sound."""
     model, rule = setting.model, setting.engine.memory.encoder
     names = " and ".join(tower.name for tower in model.towers)
     if names and rule is not None and rule.profiled:
@@ -143,7 +143,7 @@ def _pool_rate_notes(pools: Pools) -> Iterator[list[str]]:
 def _queue_notes(
     setting: Setting, cases: Cases, memory: Memory, feasible: Bool
 ) -> Iterator[list[str]]:
-    """How many requests wait, and how many of those that memory counts its cache does not hold."""
+    """Say how many requests wait, and how many more the cache would have to hold."""
     limits = (resident_limit(setting, cases, memory) * cases.replicas).tolist()
     counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     columns = (limits, cases.load.tolist(), counted.tolist(), memory.max_concurrency.tolist())
@@ -174,7 +174,7 @@ def _queue_notes(
 
 
 def _interval_notes(e: Estimates) -> Iterator[list[str]]:
-    """What requests and tokens wait for because the engine does not see to them in every step."""
+    """Yield notes on waits of requests and tokens for steps the engine skips."""
     s, cases = e.serving, e.cases
     if "stream" not in s.prefill:
         yield from ([] for _ in range(len(e)))

@@ -194,7 +194,7 @@ def _feed_forward_parts(setting: Setting, cases: Cases, rows: Float, mlp: Mlp) -
 def _surrounding_parts(
     setting: Setting, cases: Cases, rows: Float, layer: Layer, reduce_s: Float
 ) -> Parts:
-    """What surrounds the halves of a layer: sums over tp, norms, residual streams.
+    """Return what surrounds the halves of a layer: sums over tp, norms, residual streams.
 
     Either half may be missing.
     """

@@ -268,7 +268,7 @@ def _outside_batches_s(setting: Setting, cases: Cases) -> Float:
 
 
 def _batch_queue(setting: Setting, cases: Cases, memory: Memory) -> tuple[Window, Service]:
-    """How batches form, and what batches of every size take."""
+    """Return how batches form, and what batches of every size take."""
     batch_limit = largest_batch(cases.max_num_seqs, cases.max_batched_tokens, cases.max_context)
     largest = np.minimum(batch_limit, resident_limit(setting, cases, memory)).astype(np.int64)
     window = Window.of(cases.window_s, largest, cases.instances)
@@ -329,7 +329,7 @@ def _run_in_chunks(
 
 
 def _drain_batches(setting: Setting, cases: Cases, memory: Memory) -> Serving:
-    """What is there at once runs in full batches; the last one waits where it is not full."""
+    """Return the serving of requests there at once: full batches; the last may wait for more."""
     batch_limit = largest_batch(cases.max_num_seqs, cases.max_batched_tokens, cases.max_context)
     full_cases = replace(cases, max_batched_tokens=batch_limit * cases.input_tokens)
     served = pooled_serving(setting, full_cases, memory)

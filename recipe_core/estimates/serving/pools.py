@@ -52,7 +52,7 @@ BISECTIONS = 30  # of the logarithm of D, whose relative error is then below 1e-
 
 @dataclass(frozen=True, slots=True)
 class Pools(Columns):
-    """What is known of each pool, one number per case.
+    """The state of each pool, one number per case.
 
     prefill, memory: the prefill pool as cases of its own, and its memory. prefill_per_s,
     decode_per_s: the most requests per second that a pool serves. requests_per_s: what both serve.
@@ -167,7 +167,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What does not depend on the load of a request's way through both pools.
+    """The part of a request's way through both pools that does not depend on the load.
 
     request_s, handoff_s: before it is scheduled, and from pool to pool. bunched: the share of
     prompts that start at once.

@@ -93,7 +93,7 @@ def solve_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
 
 
 def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
-    """What clients see where requests are taken in, and tokens sent, every so many steps only.
+    """Return what clients see where requests enter, and tokens leave, every so many steps only.
 
     Of ``R`` decode steps from one look for requests to the next, a request waits ``(R - 1)/2`` on
     average; a prompt's step and an idle scheduler look at once, and who would wait in the engine's
@@ -137,7 +137,7 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
 def flow_serving(
     cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
 ) -> Serving:
-    """How a flow through each replica serves, with ``prefill`` as clients see it."""
+    """Return how a flow through each replica serves, with ``prefill`` as clients see it."""
     ttft_s, tpot_s = total(prefill), flow.tpot_s
     return Serving(
         ttft_s=ttft_s,

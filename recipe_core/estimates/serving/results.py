@@ -1,4 +1,4 @@
-"""What an estimate of serving says: SI units, in the names.
+"""The answer of a serving estimate: SI units, in the names.
 
 Memory is per device, of the fullest; throughput is of the whole deployment unless a name says
 per_gpu.

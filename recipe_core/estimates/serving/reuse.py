@@ -1,4 +1,4 @@
-"""What the prefix cache of a split finds, by the room that its running requests leave.
+"""Hits in the prefix cache of a split, by the room that its running requests leave.
 
 The pool of a replica holds running requests and what past ones left. Blocks that a request found
 are those of others; its own are what it computed and what it has written of its answer. With ``R``
@@ -65,7 +65,7 @@ def running_requests(setting: Setting, cases: Cases, pool_tokens: Float) -> Floa
 def device_cache(
     curve: ReuseCurve, cases: Cases, pool_tokens: Float, requests: Float
 ) -> DeviceCache:
-    """What the devices' cache finds with so many requests running in each replica."""
+    """Return what the devices' cache finds with so many requests running in each replica."""
     copies = cases.replicas if curve.affinity else np.ones(len(cases))
     hit = curve.hit_at(copies * pool_tokens)
     free = pool_tokens

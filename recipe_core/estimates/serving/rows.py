@@ -122,7 +122,7 @@ def _memory_by_stage(
 def _running_case_parts(
     e: Estimates, estimate: Callable[[Setting, Cases], Estimates], *, explained: bool
 ) -> Iterator[dict[str, Any]]:
-    """What cases that run have besides their memory, by the fields of an estimate."""
+    """Yield what cases that run have besides their memory, by the fields of an estimate."""
     figures = _latency_and_throughput(e)
     costs, energies = build_parts(ServingCost, e.cost), build_parts(ServingEnergy, e.cost)
     fixed = {
@@ -198,7 +198,7 @@ def _serving_intervals(
 def _figure_basis(
     setting: Setting, names: Iterable[str], corrected: Corrected | None, row: int
 ) -> dict[str, str]:
-    """What each figure rests on: the formulas, or own runs as well."""
+    """Return what each figure rests on: the formulas, or own runs as well."""
     without = setting.correction.without if setting.correction else "computed"
     if corrected is None:
         return dict.fromkeys(names, without)
@@ -245,7 +245,7 @@ def _percentile_rows(simulation: Simulation) -> list[dict[str, float]]:
 
 
 def _pool_figures(pools: Pools, cases: Cases) -> list[PoolFigures]:
-    """What each pool serves at most, how busy it is, and what goes between them."""
+    """Return what each pool serves at most, how busy it is, and what goes between them."""
 
     def pool(gpus: Int, capacity: Float) -> list[Pool]:
         busy = pools.requests_per_s / capacity

@@ -67,7 +67,7 @@ def _bilinear(values: list[list[float]], i: int, u: float, j: int, v: float) -> 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What a scheduler obeys.
+    """The rules that a scheduler obeys.
 
     step_tokens: the budget of a micro-batch. slots: requests that run at once. cached: share of a
     prompt that hits the prefix cache. reserves: a request holds its full length from the start.

@@ -50,7 +50,7 @@ class Spread(Quantity):
 
 
 class PlaceData(DataRow):
-    """Where weights can be besides storage tiers; bytes per second that a node reads of it."""
+    """A place of weights besides storage tiers; bytes per second that a node reads of it."""
 
     medium: Medium
     bytes_per_s: Quantity
@@ -59,7 +59,7 @@ class PlaceData(DataRow):
 
 
 class EngineStart(DataRow):
-    """What an engine does when it starts; other engines' phases are not measured (``status``).
+    """The start of an engine; other engines' phases are not measured (``status``).
 
     ``process``: its time over that of vLLM. ``compiles``: code of the model's layers. ``profiles``:
     runs the largest step to measure memory. ``captures``: CUDA graphs. ``builds``: an engine file.
@@ -128,7 +128,7 @@ def start_numbers() -> StartNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where weights are read from: its medium, and what a node reads of it at most."""
+    """The place weights are read from: its medium, and what a node reads of it at most."""
 
     name: str
     medium: Medium
@@ -159,7 +159,7 @@ def place_by_name(name: str, nodes: int = 1) -> Place:
 
 
 def engine_start(name: str) -> EngineStart:
-    """What an engine does when it starts; one that wraps another starts as that one does.
+    """Return what an engine does when it starts; one that wraps another starts as that one does.
 
     An engine that the file does not name takes what holds of ``any``, an assumption.
 

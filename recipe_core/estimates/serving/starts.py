@@ -35,7 +35,7 @@ FREE_UNTOLD = 0.98
 
 
 class Held(DataRow):
-    """What an idle card has in use once a process opened it: a lognormal number of bytes.
+    """The memory in use on an idle card once a process opened it: a lognormal number of bytes.
 
     Its median is ``bytes`` and ``share`` of the memory, ``spread`` the scale of its logarithm.
     """
@@ -118,7 +118,7 @@ def start_scale_bytes(setting: Setting, memory: Memory) -> Float:
 
 
 def format_by_name(setting: Setting) -> bool:
-    """Whether the weights have the checkpoint's own format, and only its name tells which."""
+    """Return whether weights have the checkpoint's own format, which only its name tells."""
     stored = setting.model.quantization
     return stored is not None and stored.by_name and stored.dtype == setting.weight_dtype
 
@@ -163,7 +163,7 @@ def fullest_share(setting: Setting, probability: float) -> float:
 
 
 def claim_text(setting: Setting, share: float) -> str:
-    """What an engine claims of a device, what of it is free, and the share that surely is."""
+    """Say what an engine claims of a device, what of it is free, and the share that surely is."""
     device = setting.cluster.device
     reported_bytes, title = device.told_memory_bytes, setting.engine.title
     claimed = (
@@ -230,7 +230,7 @@ DOUBT = "may not start"
 
 
 def serving_doubt_text(setting: Setting, cases: Cases, memory: Memory, probability: float) -> str:
-    """Why the start of a single case is uncertain, as a sentence without its full stop."""
+    """Say why the start of a single case is uncertain, as a sentence without its full stop."""
     short = float(memory.shortfall_bytes[0])
     doubts = [
         *claim_doubt(setting, float(cases.memory_fraction[0])),

@@ -23,7 +23,7 @@ from recipe_core.models.spec import LinearAttention, Tower
 
 
 def _graph_memory(setting: Setting) -> GraphMemory | None:
-    """How the engine treats captured graphs on this device; None where no share has them."""
+    """Return how the engine treats captured graphs on this device; None where no share has them."""
     graphs = setting.engine.memory.graphs
     return graphs if graphs and setting.cluster.device.runtime in graphs.runtimes else None
 
@@ -96,7 +96,7 @@ def tower_bytes(setting: Setting, cases: Cases) -> Float:
 
 
 def on_every_stage(setting: Setting) -> bool:
-    """Whether pipeline stages besides the first hold the towers, too."""
+    """Return whether pipeline stages besides the first hold the towers, too."""
     rule = setting.engine.memory.encoder
     return rule is not None and rule.every_stage
 

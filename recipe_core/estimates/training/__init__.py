@@ -1,4 +1,4 @@
-"""What a training split would do: memory of every stage, time of a step, the whole run.
+"""Estimates of a training split: memory of every stage, time of a step, the whole run.
 
 Pure functions over cases and stages. From layers to a schedule, from steps to a run with failures
 and checkpoints; ``estimates`` is the one call.

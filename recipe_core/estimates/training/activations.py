@@ -46,7 +46,7 @@ FP32_LOSS = 8.0
 
 
 def in_pieces(setting: TrainingSetting, cases: TrainingCases) -> Bool:
-    """Where the loss is made in pieces, one per case."""
+    """Mark where the loss is made in pieces, one per case."""
     always = setting.framework.pieces.use == "always"
     return np.asarray((cases.fused_loss > 0) | always)
 
@@ -85,7 +85,7 @@ def logit_bytes(setting: TrainingSetting, cases: TrainingCases) -> Float:
 
 
 def is_eager(setting: TrainingSetting, cases: TrainingCases) -> Bool:
-    """Where fp32 copies of the logits are made one operator after the other, one per case."""
+    """Mark where fp32 copies of the logits are made one operator after the other, one per case."""
     return np.asarray(logit_bytes(setting, cases) >= FP32_LOSS)
 
 
@@ -195,7 +195,7 @@ def _norm_saved_bytes(
 def _mixer_saved_bytes(
     setting: TrainingSetting, cases: TrainingCases, a: Attention
 ) -> dict[str, Float]:
-    """What the mixer itself saves: inputs of attention, its scores, and its output."""
+    """Return what the mixer itself saves: inputs of attention, its scores, and its output."""
     if isinstance(a, LinearAttention):
         values = 2 * a.in_columns + a.conv_channels + 2 * a.heads * a.v_head_dim
         return {"state": np.full(len(cases), BYTES * values) / cases.tp}
@@ -222,7 +222,7 @@ def _mixer_saved_bytes(
 def _feed_forward_saved_bytes(
     setting: TrainingSetting, cases: TrainingCases, layer: Layer
 ) -> dict[str, Float]:
-    """What a feed-forward block saves: gate and up, and what its last product needs."""
+    """Return what a feed-forward block saves: gate and up, and what its last product needs."""
     m, adapted = layer.mlp, setting.adapts("mlp")
     if m is None:
         return {}

@@ -127,7 +127,7 @@ class TrainingEstimates(Judged["TrainingEstimate"]):
         return self.feasible & is_training_uncertain(self.start_probability)
 
     def doubt(self, i: int) -> str:
-        """Why the start of a case is uncertain: its rollout, else its peak memory."""
+        """Say why the start of a case is uncertain: its rollout, else its peak memory."""
         chance = float(self.start_probability[i])
         if self.reinforcement and (doubt := self.reinforcement.rollouts.doubts[i]):
             return f"may not start: {doubt}; starts with a probability of {chance_text(chance)}"
@@ -205,7 +205,7 @@ def _assemble_estimates(
     main: PhaseEstimates,
     phases: tuple[PhaseEstimates, ...],
 ) -> TrainingEstimates:
-    """What follows from steps, for ``cases`` whose ``main`` shape counts in the run."""
+    """Return what follows from steps, for ``cases`` whose ``main`` shape counts in the run."""
     ran = estimate_run(setting, main, phases, trained_parameters(setting))
     fits = memory_rule(setting, main.memory)
     refusals = (

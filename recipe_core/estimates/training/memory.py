@@ -115,7 +115,7 @@ def _peak_stage(
     sharded: Float,
     logits: Float,
 ) -> Stage:
-    """What `peak_memory` needs to know of each stage; ``sharded``: bytes of sharded gradients."""
+    """Return the facts of each stage for `peak_memory`; ``sharded``: bytes of sharded gradients."""
     model, piped = setting.model, cases.pp[:, None] > 1
     gradient = 0.0 if setting.frozen else setting.states.gradient
     count, first, last = stage_layer_counts(setting, cases)
@@ -325,7 +325,7 @@ def _moving_bytes(
 def _reserve_bytes(
     setting: TrainingSetting, cases: TrainingCases, parts: dict[str, Float], logits: Float
 ) -> Float:
-    """What the allocator reserves beside.
+    """Return what the allocator reserves beside.
 
     A share of what is allocated and freed and, where a loss is eager, the block of the 16-bit
     logits, into which the fp32 copies made after them do not fit.

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of a parameter, what an update moves, and its time.
+"""Optimizer states of a parameter, and the bytes and time of an update.
 
 Moments are kept in the format that is asked for, else in that of what is updated: fp32 where there
 are fp32 shards or a master copy, 16 bits where all states are. An update reads gradient, parameter

@@ -379,7 +379,7 @@ def _loss_bytes(
 
 
 def _makes_piecewise_gradients(setting: TrainingSetting, cases: TrainingCases) -> Bool:
-    """Where a kernel makes gradients with each piece, so that no logits wait for them."""
+    """Mark where a kernel makes gradients with each piece, so that no logits wait for them."""
     kernel = setting.framework.pieces.logit_bytes is not None
     return in_pieces(setting, cases) & kernel
 

@@ -41,7 +41,7 @@ CHECKPOINTS_PER_START = 2
 
 
 def _shares_batch_evenly(cases: TrainingCases, nodes: Int) -> Bool:
-    """Whether that many nodes give whole replicas that share the global batch evenly."""
+    """Mark whether that many nodes give whole replicas that share the global batch evenly."""
     used = cases.nodes_used.astype(np.int64)
     replicas = cases.dp * nodes // used
     complete = (cases.dp * nodes % used == 0) & (replicas > 0) & (nodes > 0)
@@ -73,7 +73,7 @@ def next_smaller(cases: TrainingCases, fewest: int) -> Float:
 
 
 def saves_at_limit(setting: TrainingSetting) -> bool:
-    """Whether the framework writes a checkpoint before a start is ended at its time limit."""
+    """Return whether the framework writes a checkpoint before a start ends at its time limit."""
     return bool(training_engine(setting.engine).saves_on)
 
 

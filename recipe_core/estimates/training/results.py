@@ -1,4 +1,4 @@
-"""What an estimate of training says: SI units, in the names.
+"""The answer of a training estimate: SI units, in the names.
 
 Memory is per device, of the fullest; throughput is of the whole job unless a name says per_gpu.
 """

@@ -1,4 +1,4 @@
-"""How the answers of a step are sampled: the serving estimate of all of them, queued at once.
+"""Rollouts of a step: the serving estimate of all its answers, queued at once.
 
 Beside a training the engine has a share of each device (`shared_devices`); the fastest of the
 tensor-parallel degrees is taken, and states stay on the devices where all fits beside them.
@@ -122,7 +122,7 @@ def beside_bytes() -> tuple[float, float]:
 
 
 def too_large_text(sampling: Sampling, share: float, resident: float, offload: bool) -> str:
-    """Why a share does not fit beside what stays on a device, with one that does."""
+    """Say why a share does not fit beside what stays on a device, with one that does."""
     usable, (low, high) = sampling.serving.cluster.device.usable_memory_bytes, beside_bytes()
     fits = float(sampling.share_left(np.array([resident + high]))[0])
     remedies = [f"workload.rollout.memory_share: {fits:.2f}"] if fits >= LEAST_SHARE else []
@@ -136,7 +136,7 @@ def too_large_text(sampling: Sampling, share: float, resident: float, offload: b
 
 
 def share_doubt_text(sampling: Sampling, share: float, free_bytes: float, resident: float) -> str:
-    """What to know of a share that leaves less than the most that was seen beside it."""
+    """Say what to know of a share that leaves less than the most that was seen beside it."""
     low, high = beside_bytes()
     fits = float(sampling.share_left(np.array([resident + high]))[0])
     text = (
@@ -147,7 +147,7 @@ def share_doubt_text(sampling: Sampling, share: float, free_bytes: float, reside
 
 
 def published_doubt(share: float) -> str:
-    """What to know of a share that published runs died of, though all that is counted fits."""
+    """Say what to know of a share that published runs died of, though all that is counted fits."""
     doubted = training_data().run.doubted_share.value
     return (
         f"memory_share {share:.2f} is in the range of published runs that ran out of "
@@ -171,7 +171,7 @@ def _largest_tensor(setting: TrainingSetting) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rollouts(Columns):
-    """How answers are sampled beside each case, one number per case.
+    """The sampling of answers beside each case, one number per case.
 
     ``offload``: whether states of the training wait on the host meanwhile; ``share``: of the
     device that the engine takes; ``in_flight``: answers that a copy decodes at once;
@@ -198,7 +198,7 @@ class Rollouts(Columns):
 
     @property
     def certainty(self) -> Float:
-        """What a start keeps of its probability beside them, one per case."""
+        """Return what a start keeps of its probability beside them, one per case."""
         doubted_share = training_data().run.doubted_start.value
         return np.where(self.doubts.astype(np.bool_), doubted_share, 1.0)
 
@@ -311,7 +311,7 @@ def _with_ranks(sampling: Sampling, devices: Int, share: Float, tp: int) -> Roll
 
 
 def _rollout_reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> Texts:
-    """Why a rollout cannot run, with what to change; empty where it can."""
+    """Say why a rollout cannot run, with what to change; empty where it can."""
     feasible = queued.feasible
     out = []
     for i in range(len(devices)):

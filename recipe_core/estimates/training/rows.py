@@ -91,7 +91,7 @@ def _training_stages(e: TrainingEstimates, row: int, pp: int) -> list[TrainingSt
 
 
 def _running_job_parts(e: TrainingEstimates) -> Iterator[dict[str, Any]]:
-    """What cases that run have besides their memory, by the fields of an estimate."""
+    """Yield what cases that run have besides their memory, by the fields of an estimate."""
     figures, run, loop = _step_figures(e), e.run, e.reinforcement
     costs, energies = build_parts(TrainingCost, run), build_parts(TrainingEnergy, run)
     of_rows = map(all_figures, figures, costs, energies)
@@ -164,7 +164,7 @@ def _run_rows(e: TrainingEstimates) -> list[TrainingRun]:
 
 
 def _phase_rows(e: TrainingEstimates) -> Iterator[list[TrainingPhase]]:
-    """What each phase of the run is and takes, of every case."""
+    """Yield what each phase of the run is and takes, of every case."""
     for phase in e.phases:
         steps = phase.steps(e.setting)
         yield build_parts(
@@ -181,7 +181,7 @@ def _phase_rows(e: TrainingEstimates) -> Iterator[list[TrainingPhase]]:
 
 
 def _reinforced_rows(e: TrainingEstimates, loop: Reinforcement) -> list[Reinforced]:
-    """What a step of reinforcement learning has besides its updates."""
+    """Return what a step of reinforcement learning has besides its updates."""
     rollouts, sampling, count = loop.rollouts, loop.sampling, len(e)
     return build_parts(
         Reinforced,
@@ -233,7 +233,7 @@ def _training_notes(e: TrainingEstimates) -> Iterator[list[str]]:
 
 
 def _model_notes(setting: TrainingSetting) -> list[str]:
-    """What to know about the model, with what of its multi-token prediction is trained."""
+    """Say what to know about the model, with what of its multi-token prediction is trained."""
     notes = [note for note in setting.model.notes if note != DRAFTS_UNCOUNTED]
     if len(notes) < len(setting.model.notes) and not setting.mtp_layers:
         notes.append(
@@ -244,7 +244,7 @@ def _model_notes(setting: TrainingSetting) -> list[str]:
 
 
 def _price_notes(setting: TrainingSetting) -> list[str]:
-    """What to know of the price; of spot capacity also how often it is taken back."""
+    """Say what to know of the price; of spot capacity also how often it is taken back."""
     cluster = setting.cluster
     if cluster.price_note is None:
         return []

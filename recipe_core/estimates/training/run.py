@@ -88,7 +88,7 @@ class Run(Columns):
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """What one failure costs besides lost work, in seconds of the whole run (one per case).
+    """The cost of one failure besides lost work, in seconds of the whole run (one per case).
 
     ``spares_suffice``: probability that a lost node is replaced at once; NaN without spares.
     """
@@ -156,7 +156,7 @@ def training_devices_rented(cases: TrainingCases, unit: int, spare_nodes: int = 
 
 
 def slow_share(cases: TrainingCases, failures: Failures) -> Float:
-    """What slow nodes add to a step: ``slowdown · P(at least one of the nodes is slow)``."""
+    """Return what slow nodes add to a step: ``slowdown · P(at least one of the nodes is slow)``."""
     some = 1 - (1 - failures.slow_nodes) ** cases.nodes_used
     return np.asarray(failures.slowdown * some)
 
@@ -180,7 +180,7 @@ class Checkpoints:
 def checkpoint_schedule(
     setting: TrainingSetting, cases: TrainingCases, trained: float, busy_s: Float
 ) -> Checkpoints:
-    """How checkpoints of ``trained`` parameters are written and how often.
+    """Return how checkpoints of ``trained`` parameters are written and how often.
 
     ``busy_s``: what the steps of the run take.
     """
@@ -275,7 +275,7 @@ def estimate_run(
     phases: tuple[PhaseEstimates, ...],
     trained: float,
 ) -> Run:
-    """What all ``phases`` take together; without a token budget only what a step decides.
+    """Return what all ``phases`` take together; without a token budget only what a step decides.
 
     ``main``: steps of the workload's own shape. ``trained``: parameters in a checkpoint.
     """

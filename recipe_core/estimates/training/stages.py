@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds, and their parameters on a rank.
+"""The layers of a pipeline stage, and their parameters on a rank.
 
 ``even``: the same number of layers in each, the first ones take the remainder. ``reserved``: where
 layers do not fill the chunks but layers and both ends do, embedding and loss count as a layer each
@@ -48,7 +48,7 @@ def stage_layer_counts(
 
 
 def reserved_ends(setting: TrainingSetting, cases: TrainingCases) -> Bool:
-    """Where embedding and loss count as a layer each, so that all chunks come out even."""
+    """Mark where embedding and loss count as a layer each, so that all chunks come out even."""
     chunks, layers = cases.pp * cases.virtual_stages, setting.trained_layers
     reserves = (layers % chunks != 0) & ((layers + 2) % chunks == 0)
     return np.asarray((setting.framework.stages == "reserved") & reserves)
@@ -89,7 +89,7 @@ def _by_cost(stages: Int, pp: Int, layers: int, head: float) -> Float:
 
 
 def _head_layers(setting: TrainingSetting) -> float:
-    """How many mean layers the products of the head are worth."""
+    """Return how many mean layers the products of the head are worth."""
     model, per_layer = setting.model, 0.0
     for layer, n in model.kinds:
         for tensor in layer.tensors(model.hidden):

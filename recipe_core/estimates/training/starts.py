@@ -77,7 +77,7 @@ def training_errors(setting: TrainingSetting) -> tuple[Float, Float]:
 
 
 def training_uncertainty(setting: TrainingSetting, column: str) -> Uncertain | None:
-    """What the error of a column follows; None for one that is certain."""
+    """Return what the error of a column follows; None for one that is certain."""
     if column not in FOLLOWING:
         return None
     return Uncertain("step_s", 1, training_band(setting, "step_s").factors)
@@ -143,7 +143,7 @@ def training_start_probability(
 def training_doubt_text(
     setting: TrainingSetting, peak_bytes: float, usable_bytes: float, probability: float
 ) -> str:
-    """Why a start is uncertain, as a sentence without its full stop."""
+    """Say why a start is uncertain, as a sentence without its full stop."""
     around = training_band(setting, "peak_memory_bytes")
     # rounded down, so that none reads as the bound that it is below
     chance = chance_text(math.floor(probability * 100) / 100)

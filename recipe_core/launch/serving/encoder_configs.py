@@ -15,7 +15,7 @@ _ANSWERS = {"embed": "embedding", "score": "score"}
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What is served, and how: names, formats and limits of both models."""
+    """The service to launch: names, formats and limits of both models."""
 
     name: str
     backend: str

@@ -29,11 +29,11 @@ TRTEXEC = ("trtexec", "/usr/src/tensorrt/bin/trtexec", "/opt/tensorrt/bin/trtexe
 
 
 class ExportError(Exception):
-    """What cannot be exported, for the command line."""
+    """A model that cannot be exported, for the command line."""
 
 
 def pooling_of(folder: Path) -> tuple[str, bool]:
-    """How a text's vector is made of its tokens' (cls, mean, last), and whether it gets length 1.
+    """Read how a text's vector is made of its tokens' (cls, mean, last), and if it gets length 1.
 
     Raises:
         ExportError: for a pooling that is none of these.
@@ -219,7 +219,7 @@ def _save_tokenizer(source: str, folder: Path) -> None:
 
 
 def encoder_export_parser() -> argparse.ArgumentParser:
-    """What the program takes."""
+    """Return what the program takes."""
     parser = argparse.ArgumentParser(description="Export an encoder for a backend of Triton.")
     parser.add_argument("--model", required=True, help="a folder, or an id of the hub")
     parser.add_argument("--task", choices=["embed", "score"], required=True)

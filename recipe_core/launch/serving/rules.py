@@ -1,4 +1,4 @@
-"""What vendors, architectures and networks ask of engines: ``rules.yaml``, each with its source."""
+"""Demands of vendors, architectures and networks on engines: ``rules.yaml``, with sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from recipe_core.models.towers import THROUGH
 
 
 class When(DataRow):
-    """Where a rule holds: everything that is stated must be so."""
+    """The conditions of a rule: everything that is stated must be so."""
 
     engines: tuple[str, ...] = ()
     vendors: tuple[Vendor, ...] = ()
@@ -31,7 +31,7 @@ class When(DataRow):
     pools: bool | None = None
 
     def holds(self, deployment: Deployment) -> bool:
-        """Whether a deployment meets every stated condition."""
+        """Return whether a deployment meets every stated condition."""
         setting, candidate = deployment.setting, deployment.candidate
         device, cluster = setting.cluster.device, setting.cluster
         among = (

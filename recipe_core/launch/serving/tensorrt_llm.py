@@ -89,7 +89,7 @@ def _config_path(group: Group) -> str:
 
 
 def _pool_server_config(placed: list[Group]) -> dict[str, Any]:
-    """What the server before the pools reads, once filled: its address and those behind it."""
+    """Return the file of the server before the pools, once filled: its address and theirs."""
     out: dict[str, Any] = {"hostname": "$host", "port": "$port", "backend": "pytorch"}
     for part, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
         urls = [f"${_pool_variable(group)}" for group in placed if group.role == role]

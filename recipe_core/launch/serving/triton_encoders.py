@@ -76,7 +76,7 @@ def launch_triton_encoders(deployment: Deployment) -> Launch:
 
 
 def served_of(deployment: Deployment) -> Served:
-    """What a deployment serves.
+    """Return what a deployment serves.
 
     Raises:
         NoAnswer: for weights in a format that the export does not make for this backend.
@@ -129,7 +129,7 @@ def _encoder_inputs(deployment: Deployment) -> tuple[str, ...]:
 def _encoder_options(
     deployment: Deployment, served: Served
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What the estimate depends on, and the user's options of the server and of the models."""
+    """Return options the estimate depends on, and the user's of the server and of the models."""
     engine = deployment.setting.engine
     options: dict[str, Any] = {
         "max_batch_size": served.batch,

@@ -41,7 +41,7 @@ SIDE_CHANNEL_PORT, RANKS_A_GROUP = 5600, 64
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Who balances, and whether engines over several nodes are joined by Ray."""
+    """The layout of a launch: who balances, and whether Ray joins engines over several nodes."""
 
     balancer: Literal["internal", "external", "hybrid"] = "internal"
     ray: bool = False
@@ -57,7 +57,7 @@ class Way:
         return self.ray and group.nodes > 1
 
     def options(self, group: Group, rank: int) -> dict[str, Any]:
-        """What one node of a group is told about the others, besides the degrees."""
+        """Return what one node of a group is told about the others, besides the degrees."""
         options: dict[str, Any] = {EXECUTOR: "ray"} if self.ray else {}
         if group.part is not None:
             address = {
@@ -307,7 +307,7 @@ def _vllm_cache_word(deployment: Deployment) -> str:
 
 
 def side_channel(group: Group, rank: int) -> dict[str, str]:
-    """Where the other pool fetches cached blocks: an address, and a port per engine and rank."""
+    """Return where the other pool fetches cached blocks: an address, a port per engine and rank."""
     port = SIDE_CHANNEL_PORT + group.number * RANKS_A_GROUP
     return {
         "VLLM_NIXL_SIDE_CHANNEL_HOST": f"${{node{group.places[rank].node}}}",

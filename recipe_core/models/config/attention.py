@@ -70,7 +70,7 @@ def _layer_attention(
 
 
 def layer_window(read: Reader, word: LayerWord) -> int | None:
-    """How many tokens a layer of this kind sees, None for all."""
+    """Return how many tokens a layer of this kind sees, None for all."""
     if word == "chunked":
         return read.whole(("attention_chunk_size",), MAX_CONTEXT)
     if word == "sliding":
@@ -138,7 +138,7 @@ def _read_compressed_attention(read: Reader, word: LayerWord) -> CompressedAtten
 
 
 def _head_fields(read: Reader, word: LayerWord) -> tuple[Reader, str, str]:
-    """Where the heads of this kind of layer are: an object, and prefixes of the general names."""
+    """Return where this kind of layer has its heads: an object, and prefixes of general names."""
     if word == "sliding" and read.has("attention_other_setting"):
         return read.inside("attention_other_setting"), "", ""
     return (read, "swa_", "swa_") if word == "sliding" else (read, "", "global_")

@@ -43,7 +43,7 @@ _GATED_WORDS = ("swiglu", "geglu", "glu", "reglu", "gated")
 
 
 class _Family(BaseModel):
-    """What a modelling class has whatever its config says; the file explains the fields."""
+    """A modelling class: what it has whatever its config says; the file explains the fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     gated: bool = False
@@ -59,7 +59,7 @@ class _Family(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class EncoderParts:
-    """What makes an encoder: layers, tensors outside them, and the longest text in tokens."""
+    """An encoder: layers, tensors outside them, and the longest text in tokens."""
 
     layers: tuple[Layer, ...]
     extras: tuple[Tensor, ...]
@@ -73,7 +73,7 @@ def _encoder_families() -> dict[str, _Family]:
 
 
 def is_encoder(config: Config) -> bool:
-    """Whether a config is of an encoder that is modelled; one that decodes (``is_decoder``) not."""
+    """Return whether a config is of a modelled encoder; one that decodes is not."""
     return str(config.get("model_type")) in _encoder_families() and not config.get("is_decoder")
 
 
@@ -110,7 +110,7 @@ def encoder_parts(read: Reader) -> EncoderParts:
 
 
 def encoder_task(config: Config) -> Task:
-    """Whether a checkpoint embeds texts or scores them, by the class that its config names."""
+    """Return whether a checkpoint embeds or scores texts, by the class that its config names."""
     names = config.get("architectures")
     class_name = str(names[0]) if isinstance(names, list) and names else ""
     return "score" if class_name.endswith(("ForSequenceClassification", "ForRanking")) else "embed"
@@ -171,7 +171,7 @@ def _encoder_mlp(read: Reader, family: _Family, width: int, number: int) -> Mlp:
 
 
 def _has_encoder_gate(read: Reader, family: _Family) -> bool:
-    """Whether a feed-forward has a gate: as its fields say (Jina, Nomic), else as its family."""
+    """Return whether a feed-forward has a gate: by its fields (Jina, Nomic), else its family."""
     for name in ("feed_forward_type", "activation_function"):
         if isinstance(word := read.config.get(name), str):
             return word in _GATED_WORDS
@@ -179,7 +179,7 @@ def _has_encoder_gate(read: Reader, family: _Family) -> bool:
 
 
 def _has_position_table(read: Reader, family: _Family) -> bool:
-    """Whether positions have a table; ALiBi and rotations have none."""
+    """Return whether positions have a table; ALiBi and rotations have none."""
     positions = read.config.get("position_embedding_type")
     return family.positions == "learned" and positions in (None, "absolute")
 

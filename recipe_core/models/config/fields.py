@@ -38,7 +38,7 @@ class Reader:
         return ModelError(message, field=f"{self.field}.{name}", hint=hint)
 
     def has(self, *names: str) -> bool:
-        """Whether any of ``names`` is given and not zero, false or empty."""
+        """Return whether any of ``names`` is given and not zero, false or empty."""
         return any(self.config.get(n) for n in names)
 
     def whole(

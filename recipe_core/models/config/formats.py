@@ -77,7 +77,7 @@ class Matched:
 
 
 def match_modules(patterns: Iterable[str], *, beside: bool = False) -> Matched:
-    """What the patterns of one list mean together."""
+    """Return what the patterns of one list mean together."""
     names, out = BESIDE if beside else MODULES, Matched()
     tensors: dict[str, frozenset[str]] = {}
     for pattern in patterns:
@@ -167,7 +167,7 @@ class Format:
 
     @property
     def stored(self) -> Stored:
-        """What of it concerns memory and cuts."""
+        """Return what of it concerns memory and cuts."""
         group = self.group or GROUPS.get(self.dtype)
         return Stored(self.dtype, self.block, self.value_bytes, group)
 

@@ -1,4 +1,4 @@
-"""What each layer is by config fields: its kind of token mixing, its feed-forward block.
+"""Layers by config fields: the kind of token mixing, the feed-forward block.
 
 Configs name this in a dozen ways (a list of layer types, a pattern string, every n-th layer, index
 lists); all end as one word a layer.
@@ -73,14 +73,14 @@ def layer_mixers(read: Reader, layers: int) -> list[LayerWord]:
 
 
 def halves_apart(read: Reader, words: list[LayerWord]) -> bool:
-    """Whether each layer is a mixer or a feed-forward block alone (Nemotron-H, Mamba)."""
+    """Return whether each layer is a mixer or a feed-forward block alone (Nemotron-H, Mamba)."""
     return "mlp" in words or (
         all(word == "linear" for word in words) and not read.has("num_attention_heads")
     )
 
 
 def routed_letters(read: Reader, layers: int) -> list[bool] | None:
-    """Which layers a one-letter or one-word pattern gives experts (None: it does not say)."""
+    """Mark layers to which a pattern of letters or words gives experts (None: it says nothing)."""
     pattern = read.config.get("hybrid_override_pattern")
     if isinstance(pattern, str) and pattern:
         return [letter == "E" for letter in pattern]
@@ -285,7 +285,7 @@ def _width_beside_experts(read: Reader, hidden: int, expert: int) -> int:
 
 
 def _has_gate_matrix(read: Reader) -> bool:
-    """Whether the block has a gate matrix: by the family, else by the activation.
+    """Return whether the block has a gate matrix: by the family, else by the activation.
 
     GELU and ReLU blocks have none.
     """
@@ -339,7 +339,7 @@ def _expert_layers(read: Reader, layers: int) -> list[bool]:
 
 
 def _has_last_expert_layer(read: Reader) -> bool:
-    """Whether a last expert layer is named (-1 says there is none)."""
+    """Return whether a last expert layer is named (-1 says there is none)."""
     return read.config.get("moe_layer_end_index") not in (None, -1)
 
 

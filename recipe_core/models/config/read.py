@@ -332,7 +332,7 @@ def _cache_dtype(layers: Sequence[Layer]) -> str | None:
 
 
 def _layer_count(read: Reader) -> int:
-    """How many layers there are; some hybrids only list them."""
+    """Return how many layers there are; some hybrids only list them."""
     lists = (read.config.get(name) for name in _LAYER_LISTS)
     listed = next((value for value in lists if isinstance(value, list | str)), "")
     return read.whole(_LAYERS, MAX_LAYERS, default=min(len(listed), MAX_LAYERS) or None)

@@ -53,7 +53,7 @@ Weights = tuple[Width, ...]
 
 
 class Family(BaseModel):
-    """What configs of some ``types`` leave out; ``defaults`` are fields below those of a config.
+    """A family of ``types``; ``defaults`` are fields that its configs leave out.
 
     ``gated``: three matrices in the feed-forward instead of two. ``bias``: attention and
     feed-forward have biases. ``layer``: further tensors of each layer. ``norms``: vectors of the

@@ -1,4 +1,4 @@
-"""What a deployment file says of an engine: its containers, command, place and devices."""
+"""Engines in a deployment file: containers, command, place and devices."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class DeployedEngine:
     unset: tuple[str, ...] = ()
 
     def ground(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """What to judge it on: ``overrides`` of the user before what the file says."""
+        """Return what to judge it on: ``overrides`` of the user before what the file says."""
         values = self.place.ground()
         hardware = overrides.get("hardware")
         if isinstance(hardware, Mapping) or (isinstance(hardware, str) and ":" in hardware):
@@ -131,7 +131,7 @@ def device_labels() -> frozenset[str]:
 
 @cache
 def device_resources() -> frozenset[str]:
-    """What pods ask for to get devices."""
+    """Return what pods ask for to get devices."""
     vendors = cluster_names().vendors.values()
     return frozenset(vendor.resource for vendor in vendors if vendor.resource)
 
@@ -312,7 +312,7 @@ def _names_folder(launch: Launch) -> bool:
 
 
 def unread_reason(image: str, words: Iterable[str]) -> str | None:
-    """Why a container that holds an engine gave no command; None for one that holds none."""
+    """Say why a container that holds an engine gave no command; None for one that holds none."""
     start = image_start(image)[0]
     engine_match = engine_by_name(image)
     engine = start or (engine_match[0] if engine_match else "")
@@ -327,7 +327,7 @@ def unread_reason(image: str, words: Iterable[str]) -> str | None:
 
 
 def is_helper(image: str) -> bool:
-    """Whether an image is of a program beside engines: a router, a benchmark, a cache."""
+    """Return whether an image is of a program beside engines: a router, a benchmark, a cache."""
     name = image.partition("@")[0].rpartition("/")[2].casefold()
     return _HELPER.search(name) is not None
 
@@ -350,7 +350,7 @@ def with_notes(place: Place, *notes: str) -> Place:
 
 
 def starts_engine(text: str) -> bool:
-    """Whether a text has a word that starts an engine, in whatever way."""
+    """Return whether a text has a word that starts an engine, in whatever way."""
     words = (
         start.words[1] if start.words[0] == "-m" else " ".join(start.words)
         for grammar in grammars().values()

@@ -104,7 +104,7 @@ def _add_model_hint(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def model_hint(name: str) -> str | None:
-    """Which model to state for a folder that is called like one; None for no such folder."""
+    """Return which model to state for a folder that is called like one; None for no such folder."""
     if not name.startswith(("/", ".", "~")):
         return None
     parts = [part for part in name.split("/") if part]

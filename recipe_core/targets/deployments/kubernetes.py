@@ -136,7 +136,7 @@ def _group_nodes(outer: Sequence[Mapped]) -> int | None:
 
 
 def node_device_names(pod: Mapped) -> Iterator[str]:
-    """What a pod says of its nodes' devices: selectors and required or preferred affinity."""
+    """Yield what a pod says of its nodes' devices: selectors and required or preferred affinity."""
     for label, value in yaml_mapping(pod.get("nodeSelector")).items():
         if label in device_labels() and isinstance(value, str):
             yield value
@@ -154,7 +154,7 @@ def term_names(terms: Sequence[Mapped]) -> Iterator[str]:
 
 
 def _shares_memory(pod: Mapped) -> bool:
-    """Whether a pod mounts memory for its processes to share."""
+    """Return whether a pod mounts memory for its processes to share."""
     volumes = yaml_mappings(pod.get("volumes"))
     memory = any(
         yaml_mapping(volume.get("emptyDir")).get("medium") == "Memory" for volume in volumes

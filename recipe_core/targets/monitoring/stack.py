@@ -1,4 +1,4 @@
-"""What watches a recipe: Prometheus with what it scrapes, and a dashboard of Grafana."""
+"""Monitoring of a recipe: Prometheus with what it scrapes, and a dashboard of Grafana."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who starts what again, where: per target and event who acts, how, and by which settings.
+"""Restarts: per target and event who acts, how, and by which settings.
 
 A setting has the name and the value that it has in the target's files, which tests hold it against.
 Controllers differ in what they can be told: where one does nothing about an event, or counts in

@@ -1,4 +1,4 @@
-"""What an answer to an event is: who acts, how, and by which settings."""
+"""The shape of an answer to an event: who acts, how, and by which settings."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is done about an event: ``who`` acts, what it ``does``, and what tells it how."""
+    """The answer to an event: ``who`` acts, what it ``does``, and what tells it how."""
 
     who: str
     does: str
@@ -61,7 +61,7 @@ def nobody_answer(does: str) -> Answer:
 
 
 def unsaved_text(context: Context, *ways: str) -> str:
-    """What a run that is told to stop in one of the ``ways`` does, or what it loses."""
+    """Say what a run that is told to stop in one of the ``ways`` does, or what it loses."""
     if set(ways) & set(supervise.saves_on(context)):
         return "lets the trainer write a checkpoint"
     interval_s = context.estimate.get("run", {}).get("checkpoint_interval_s")

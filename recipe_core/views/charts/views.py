@@ -76,7 +76,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why a view has nothing to draw, or what else to know; the report leaves it out."""
+    """The reason a view draws nothing, or what else to know; the report leaves it out."""
 
     text: str
 

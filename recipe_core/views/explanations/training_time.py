@@ -156,7 +156,7 @@ def _scheduled(
 def _ready(
     done: dict[tuple[int, Pass], float], stage: int, step: Pass, stages: int, chunks: int
 ) -> float | None:
-    """When the passes that a pass waits for are done; None while they are not."""
+    """Return when the passes that a pass waits for are done; None while they are not."""
     backward, chunk, m = step
     if not backward:
         if stage == 0 and chunk == 0:
