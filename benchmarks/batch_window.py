@@ -120,7 +120,7 @@ def session(folder: Path) -> Any:
 
 
 def runner(session: Any) -> Callable[[list[Any]], list[Any]]:
-    """What runs a batch of equally long texts."""
+    """Return what runs a batch of equally long texts."""
 
     def run(rows: list[Any]) -> list[Any]:
         ids = np.stack(rows)

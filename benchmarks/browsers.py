@@ -1,6 +1,4 @@
-"""What benchmarks with a real browser share: the server as a person starts it, a Chromium, and the
-processor time of both.
-"""
+"""A real browser for benchmarks: the server as a person starts it, Chromium, processor time."""
 
 from __future__ import annotations
 

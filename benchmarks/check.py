@@ -42,7 +42,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Collection:
-    """What a folder publishes, and how many of its commands are for devices without a profile."""
+    """The commands that a folder publishes, and how many are for devices without a profile."""
 
     published: list[Published]
     foreign: Counter[str]

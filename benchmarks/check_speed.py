@@ -1,4 +1,4 @@
-"""How fast commands are read, and judged: ``python benchmarks/check_speed.py [COUNT [MODELS]]``.
+"""Speed of reading and judging commands: ``python benchmarks/check_speed.py [COUNT [MODELS]]``.
 
 The commands are of any MODELS models of the catalog (all without a number, which is the hard case:
 what is computed once a model and engine is shared by few).

@@ -315,7 +315,7 @@ class Clients:
 
     @property
     def done(self) -> bool:
-        """Whether every request has ended."""
+        """Return whether every request has ended."""
         return len(self.latencies) >= self.count
 
 

@@ -125,7 +125,7 @@ def paid_replicas(sample: Sample) -> int:
 
 
 def signals(sample: Sample) -> Signals:
-    """What the proxy and the launchers show, as a policy sees it."""
+    """Return what the proxy and the launchers show, as a policy sees it."""
 
     def one(value: float) -> Any:
         return np.array([float(value)])

@@ -1,5 +1,4 @@
-"""How long the server takes from a moved slider to the charts that follow, page by page, without a
-browser.
+"""Time from a moved slider to the charts that follow, page by page, without a browser.
 
 python benchmarks/pages.py [ROUNDS]      default 20
 

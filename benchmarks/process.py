@@ -1,5 +1,4 @@
-"""How long `recipe plan` takes as a whole process, against a plain loop on the same machine: no
-browser is needed.
+"""Time of `recipe plan` as a whole process, against a plain loop on the same machine.
 
 The loop stands for the machine: seconds mean little where others use it too, what runs in turn with
 the loop is slowed as much.
@@ -66,7 +65,7 @@ def ratios(pairs: int = 7) -> dict[str, float | dict[str, float]]:
 
 
 def too_slow(measured: dict[str, float | dict[str, float]]) -> bool:
-    """Whether a ratio of processor time is over its limit."""
+    """Return whether a ratio of processor time is over its limit."""
     return any(
         share > RATIOS[name]
         for name, share in measured.items()
@@ -75,7 +74,7 @@ def too_slow(measured: dict[str, float | dict[str, float]]) -> bool:
 
 
 def _taken(words: Sequence[str]) -> Seconds:
-    """What a process of Python takes from its start to its end."""
+    """Return what a process of Python takes from its start to its end."""
     environment = {
         name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
     }

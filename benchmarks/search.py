@@ -1,5 +1,4 @@
-"""How fast the search is: candidates per second on one core, memory, growth, and the request that a
-slider moves.
+"""Speed of the search: candidates a second on one core, memory, growth, a slider's request.
 
     python benchmarks/search.py [--write docs/reference/performance.md]
 

@@ -1,5 +1,4 @@
-"""How long interactions take while several browsers use one server: ten sessions in one real
-headless Chromium.
+"""Times of interactions while ten sessions in one headless Chromium use one server.
 
 python benchmarks/sessions.py [SESSIONS] [INTERACTIONS] [THINK_S]      defaults 10, 30 and 7
 
@@ -198,7 +197,7 @@ class Run:
 
 
 def told(values: list[float]) -> dict[str, float]:
-    """How many, the usual one and a slow one (seconds)."""
+    """Return how many, the usual one and a slow one (seconds)."""
     return {"n": len(values), "median_s": quantile(values, 0.5), "p95_s": quantile(values, 0.95)}
 
 

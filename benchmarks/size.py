@@ -1,4 +1,4 @@
-"""How long it takes to size a model on every device, and how much memory.
+"""Time and memory of sizing a model on every device.
 
     python benchmarks/size.py [ROUNDS]                    default 5
     python benchmarks/size.py --write docs/reference/performance.md

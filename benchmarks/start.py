@@ -1,5 +1,4 @@
-"""How long a reader waits for the first page after the server is started, and for a plan on the
-command line.
+"""Time until the first page after the server's start, and until a plan on the command line.
 
 python benchmarks/start.py [STARTS]      default 5 python benchmarks/start.py plan          the
 command line alone, which needs no browser

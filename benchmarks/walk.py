@@ -1,5 +1,4 @@
-"""How long and how many clicks a reader takes from the first page to a bundle, for every case of
-the gallery.
+"""Time and clicks from the first page to a bundle, for every case of the gallery.
 
 python benchmarks/walk.py [NAME …]      default: every case
 

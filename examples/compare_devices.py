@@ -1,4 +1,4 @@
-"""Which device serves a model best: read this file cell by cell, as a notebook, or run it.
+"""The device that serves a model best: read this file cell by cell, as a notebook, or run it.
 
 python examples/compare_devices.py
 """

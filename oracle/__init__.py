@@ -37,7 +37,7 @@ _LOCK = threading.Lock()
 
 
 def trace(table: Plan, row: int) -> dict[str, Any]:
-    """What the real model of a row holds on one device, as JSON values, and the formulas' error.
+    """Return what the real model of a row holds on a device, as JSON, and the formulas' error.
 
     weights_bytes: parameters of the fullest rank, counted in ``weight_dtype`` (the base format of a
     quantised checkpoint). kv_bytes_per_token, kv_request_bytes: growth of the model's own cache per
@@ -204,7 +204,7 @@ def _differences(
 
 
 def _method(setting: Setting, rank: Rank, wide: str, tp: int, dp: int, ep: int) -> str:
-    """What was really built, as sentences for the user."""
+    """Say what was really built, as sentences for the user."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""What a training step holds and sends: storages by role while they live, collectives by group."""
+"""Meters of a training step: live storages by role, collectives by group."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ TRANSPOSED_EXPERTS = {
 
 @dataclass(slots=True)
 class Cut:
-    """How a model was split.
+    """The split of a model.
 
     added: rules besides transformers' plan. unsplit: matrices on every rank. gathered: projections
     in layers whose output every rank gets complete. repeated_kv: whether KV heads are replicated.
@@ -220,7 +220,7 @@ def _ungathered(model: nn.Module, rules: dict[str, str]) -> dict[str, str]:
 
 
 def _spans_heads(model: nn.Module, name: str, norm: nn.Module) -> bool:
-    """Whether a norm has a weight for every output of its projection instead of one head's."""
+    """Return whether a norm has a weight for every output of its projection, not one head's."""
     weight = getattr(norm, "weight", None)
     projection = model.get_submodule(name.replace("_norm", "_proj"))
     head = getattr(model.get_submodule(name.rpartition(".")[0]), "head_dim", None)

@@ -111,7 +111,7 @@ class Traced:
 def trace_training(
     estimates: TrainingEstimates, row: int, *, every_layer: bool = False
 ) -> dict[str, Any]:
-    """What the real model of a row holds and sends, by pipeline stage, as plain JSON values.
+    """Return what the real model of a row holds and sends, by pipeline stage, as plain JSON values.
 
     stages: for each ``peak_bytes``, its parts by role, the ``phase`` of the peak, and
     ``sent_bytes`` of a step by group and collective. differences: formula / trace − 1, of the peak
@@ -278,7 +278,7 @@ class _Job:
         return f"a bf16 base and adapters in {shards}" if self.setting.frozen else shards
 
     def _method(self) -> str:
-        """What was really run, as sentences for the user."""
+        """Say what was really run, as sentences for the user."""
         framework = self.setting.framework
         sentences = [
             "The second step of the real transformers model under torch's FSDP2, tensor "

@@ -240,9 +240,7 @@ def beyond_peak(figures: pd.DataFrame, runs: list[Run]) -> str:
 
 
 def serving_left_out() -> str:
-    """What happens to the scores when a model or a source takes no part in the fit; a sentence
-    where that was not measured.
-    """
+    """Say what becomes of the scores when a model or a source is left out of the fit."""
     if not LEFT_OUT.exists():
         return "Not measured for this version."
     scores = json.loads(LEFT_OUT.read_text())
@@ -266,7 +264,7 @@ def serving_left_out() -> str:
 
 
 def intervals() -> str:
-    """How often measured runs of sources left out are inside their intervals."""
+    """Say how often measured runs of sources left out are inside their intervals."""
     report = json.loads(INTERVALS.read_text())
     parts = []
     for kind, title in (("serving", "Serving"), ("training", "Training")):
@@ -345,7 +343,7 @@ def accuracy_page(comparison: Comparison, runs: list[Run], memory: str, own_runs
 
 
 def accuracy_introduction(comparison: Comparison) -> str:
-    """What is compared, and how errors are counted."""
+    """Say what is compared, and how errors are counted."""
     f = comparison.figures
     return f"""# How wrong the numbers are
 

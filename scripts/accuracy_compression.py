@@ -41,7 +41,7 @@ FEWEST = 5
 
 
 def group_of(name: str) -> str:
-    """How far a technique goes, in five groups."""
+    """Say how far a technique goes, in five groups."""
     of = technique(name)
     if of.kind == "kv cache":
         return GROUPS[3]
@@ -72,7 +72,7 @@ def frame_of(rows: tuple[Figure, ...], questions: list[Question]) -> pd.DataFram
 
 
 def text_of(kind: str) -> str:
-    """What is measured."""
+    """Say what is measured."""
     return kind if kind in {"perplexity", "divergence"} else "tasks"
 
 
@@ -161,7 +161,7 @@ BASELINES = {
 
 @dataclass(frozen=True, slots=True)
 class Counting:
-    """What bands are counted on: left-out losses, those of a kind of knowledge, and folds."""
+    """The losses that bands are counted on: left out, of a kind of knowledge, and folds."""
 
     losses: Losses
     among: Bool

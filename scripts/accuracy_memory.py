@@ -96,7 +96,7 @@ BOOTS = Path(__file__).parents[1] / "tests/data/vllm-boots.csv"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """How the engine behind a source's logs differed from the pinned version, with a reference."""
+    """The difference of a source's engine from the pinned version, with a reference."""
 
     source: str
     was: str
@@ -158,9 +158,7 @@ DIFFERENCES = (
 
 
 def _miscounted(table: Plan, release: str | None) -> bool:
-    """Whether a release, or an unknown one, may have logged wrong token counts: for models that
-    bound some layers' caches.
-    """
+    """Return whether a release may have logged wrong token counts (bounded caches of layers)."""
     windowed = any(
         layer.attention is not None and layer.attention.window is not None
         for layer in table.problem.model.layers
@@ -289,7 +287,7 @@ def describe_start(
 
 
 def scored(row: Any) -> bool:
-    """Whether a row is a measured figure that can be compared."""
+    """Return whether a row is a measured figure that can be compared."""
     text = f"{'' if pd.isna(row.note) else row.note} {row.setup}".lower()
     figure_sets = [figures for word, figures in NOT_SCORED.items() if word in text]
     return (

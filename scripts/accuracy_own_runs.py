@@ -1,4 +1,4 @@
-"""How much nearer estimates come with a few runs of one's own, and what is known before any run.
+"""Errors of estimates with a few runs of one's own, against those before any run.
 
     python scripts/accuracy_own_runs.py TRUTH_DIR          print the table of accuracy.md
     python scripts/accuracy_own_runs.py TRUTH_DIR --write  also write own_runs.yaml
@@ -148,7 +148,7 @@ def spread(all_cells: Sequence[Told]) -> tuple[float, float]:
 
 
 def _log_ratio(run: OwnRun, figure: str) -> float:
-    """What a run shows of a figure; a rate counts as the time that goes with it."""
+    """Return what a run shows of a figure; a rate counts as the time that goes with it."""
     place = "prompts" if figure == "ttft_ms" else "steps"
     return max(run.residuals, key=lambda residual: getattr(residual, place)).log_ratio
 
@@ -213,7 +213,7 @@ def trials(all_cells: Sequence[Told], figure: str, common: dict[Place, _Common])
 
 @dataclass(frozen=True)
 class _Common:
-    """What runs of one source and device have in common, and where those of each cell begin."""
+    """Common parts of the runs of one source and device, and the first row of each cell."""
 
     scopes: Float
     starts: dict[Cell, int]
@@ -248,7 +248,7 @@ class Choice:
     errors: dict[float, pd.DataFrame]
 
     def best(self, without: str | None = None) -> tuple[float, Float]:
-        """How fast loads fade, and the shares: by all sources or all but one.
+        """Return how fast loads fade, and the shares: by all sources or all but one.
 
         Kinds of trials count alike, each in units of its least error.
         """
@@ -295,7 +295,7 @@ def choose(all_cells: Sequence[Told], base_prior: Prior) -> Choice:
 def prior_of(
     choice: Choice, spreads: tuple[float, float], without: str | None, cells: int
 ) -> Prior:
-    """What is known before any run, by all sources or all but one."""
+    """Return what is known before any run, by all sources or all but one."""
     fades, shares = choice.best(without)
     rounded = np.round(shares, 2)
     rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)

@@ -1,4 +1,4 @@
-"""How often sizes that were measured lie in the ranges that estimates propose, on all runs.
+"""Ranges of sizes that estimates propose, against the sizes of all measured runs.
 
     python scripts/accuracy_sizes.py TRUTH_DIR
 

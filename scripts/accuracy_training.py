@@ -106,7 +106,7 @@ def known() -> str:
 
 
 def training_left_out() -> str:
-    """What happens to a source's error when it takes no part in the fit."""
+    """Say what happens to a source's error when it takes no part in the fit."""
     if not LEFT_OUT.exists():
         return "Not measured for this version."
     lines = ["| source | runs | median | p90 |", "|---|---|---|---|"]

@@ -98,7 +98,7 @@ def train_chain_model(folder: Path) -> Path:
 
 
 def ask_chain_server(folder: Path, model: Path) -> str:
-    """What a serving bundle of the model says."""
+    """Say what a serving bundle of the model says."""
     bundle, port = (
         build_chain_bundle(folder, "serve", serving_request(model.resolve())),
         find_chain_port(),

@@ -87,7 +87,7 @@ def complexity(function: ast.AST) -> int:
 
 
 def annotated(function: Function) -> bool:
-    """Whether all parameters but self and the result are annotated."""
+    """Return whether all parameters but self and the result are annotated."""
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
     typed = all(a.annotation or a.arg in ("self", "cls") for a in arguments)
     return typed and (function.returns is not None or function.name == "__init__")

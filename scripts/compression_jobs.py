@@ -24,7 +24,7 @@ def published() -> list[dict[str, str]]:
 
 
 def job_estimate(row: dict[str, str]) -> CompressionEstimate:
-    """What a row of the table is estimated to take."""
+    """Return what a row of the table is estimated to take."""
     job = Job(
         model=catalog_model(row["model"]),
         tool="",

@@ -1,4 +1,4 @@
-"""What tools of compression take, read from their sources without importing them.
+"""Arguments of compression tools, read from their sources without importing them.
 
     python scripts/compressor_apis.py FOLDER... [--write]
 

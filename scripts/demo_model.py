@@ -61,8 +61,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """How well and how hard: until the ``loss`` over the corpus, in nats per token, which is looked
-    at every few steps; rates fall over the first ``steps``, and training ends after ``max_steps``.
+    """The limits of training: the ``loss`` (nats a token) that ends it, and ``max_steps``.
 
     A loss of 0.12 is a model that finishes the corpus's sentences; at 1 it stammers.
     """
@@ -81,7 +80,7 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What was built, from what, and how well it learnt."""
+    """The model that was built: from what, and how well it learnt."""
 
     digest: str
     parameters: int

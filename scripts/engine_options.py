@@ -76,7 +76,7 @@ def router_parser(module: str) -> Callable[[], Made]:
 
 
 def dynamo_parser() -> Made:
-    """What ``dynamo.vllm`` and ``dynamo.frontend`` take besides vLLM's own options."""
+    """Return what ``dynamo.vllm`` and ``dynamo.frontend`` take besides vLLM's own options."""
     from dynamo.common.configuration.groups.runtime_args import DynamoRuntimeArgGroup
     from dynamo.frontend.frontend_args import FrontendArgGroup
     from dynamo.vllm.backend_args import DynamoVllmArgGroup

@@ -73,7 +73,7 @@ def parser_check(name: str) -> Check:
 
 
 def engine_refusal(check: Check, argv: list[str], deep: bool) -> str | None:
-    """Why a command line is refused; None when it is taken."""
+    """Say why a command line is refused; None when it is taken."""
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):

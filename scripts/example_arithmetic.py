@@ -303,7 +303,7 @@ def engine_s(data: Data, decoding: float) -> float:
 
 
 def launches_s(data: Data) -> float:
-    """What the host needs to launch all kernels of a step with prompts."""
+    """Return what the host needs to launch all kernels of a step with prompts."""
     return data.overheads["launch_s"] * LAUNCHED * data.model.L
 
 
@@ -337,7 +337,7 @@ CHUNKS_NEEDED = "a prompt fits into one step"
 
 @dataclass(frozen=True)
 class Balance:
-    """What follows from D sequences that decode, in a loop of R requests."""
+    """The balance of D sequences that decode, in a loop of R requests."""
 
     decoding: float
     step_s: float
@@ -466,7 +466,7 @@ def bisect(excess: Callable[[float], float], high: float) -> float:
 
 @dataclass(frozen=True)
 class Served:
-    """What the client sees, with what a loop's first, bunched prompts change."""
+    """The client's view, with what a loop's first, bunched prompts change."""
 
     group: float
     bunch_step_s: float

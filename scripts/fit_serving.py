@@ -108,7 +108,7 @@ class Parameter:
         return KERNEL_PULL if self.dtype and self.name != "request" else PULL
 
     def shipped(self, engine: Engine) -> float:
-        """What the engine's file has, on the scale that is searched."""
+        """Return what the engine's file has, on the scale that is searched."""
         if self.dtype:
             return float(np.log(engine.kernel_time(self.scope, self.name, self.dtype)))
         return _inner(self.name, getattr(engine.overheads[self.scope], self.name))

@@ -116,7 +116,7 @@ def with_training_values(setting: TrainingSetting, values: dict[str, float]) -> 
 
 
 def concerns(name: str, setting: TrainingSetting) -> bool:
-    """Whether a figure changes the steps of a setting: its framework's, its generation's."""
+    """Return whether a figure changes the steps of a setting: its framework's, its generation's."""
     owner, _, figure = name.rpartition(":")
     generation = figure.partition(".")[2]
     architecture = setting.cluster.device.architecture

@@ -1,4 +1,4 @@
-"""How well rates are forecast: the table of docs/guide/scale.md.
+"""Errors of forecast rates: the table of docs/guide/scale.md.
 
     python scripts/forecast_table.py RATES.csv
 

@@ -1,4 +1,4 @@
-"""How far each training bundle is held: the matrix of ``docs/reference/training-launches.md``."""
+"""Evidence of each training bundle: the matrix of ``docs/reference/training-launches.md``."""
 
 from __future__ import annotations
 

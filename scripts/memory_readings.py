@@ -1,4 +1,4 @@
-"""What rows of logged memory leave unsaid, read from the rest of their source.
+"""Facts that rows of logged memory leave unsaid, read from the rest of their source.
 
 Models by other names, settings that a source states elsewhere, and figures that follow from a
 logged size of the cache alone.
@@ -35,7 +35,7 @@ class Reading:
     why: str = ""
 
     def concerns(self, row: Any) -> bool:
-        """Whether it reads this row."""
+        """Return whether it reads this row."""
         return str(row.model) == self.model and self.words in str(row.setup)
 
 
@@ -71,7 +71,7 @@ READINGS = (
 
 
 def reading_of(row: Any) -> Reading:
-    """How a row is read; as it stands where nothing is known of it."""
+    """Return how a row is read; as it stands where nothing is known of it."""
     return next((reading for reading in READINGS if reading.concerns(row)), Reading(str(row.model)))
 
 

@@ -58,7 +58,7 @@ def _models_without_text() -> list[str]:
 
 
 def _training() -> list[str]:
-    """What training runs do and no estimate counts."""
+    """Say what training runs do and no estimate counts."""
     out = [
         "## Training",
         "",

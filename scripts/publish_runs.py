@@ -93,7 +93,7 @@ def _scored(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _reference(source: str) -> str:
-    """Where a figure was read: repository, commit and place."""
+    """Return where a figure was read: repository, commit and place."""
     return re.sub(r"\s+", " ", source.replace(LONG_FOLDER, "").replace('"', ""))
 
 

@@ -128,7 +128,7 @@ def _whole(value: Any, default: int = 1) -> int:
 
 
 def is_gated(row: Any) -> bool:
-    """Whether three matrices per feed-forward block match the published parameter count best."""
+    """Return whether three matrices a feed-forward block match the published parameters best."""
     if not np.isfinite(row.params):
         return True
     kv = row.kv_heads if np.isfinite(row.kv_heads) else row.heads
@@ -180,7 +180,7 @@ def _gradients(source: str, engine: str, precision: str, vendor: str) -> str | N
 
 
 def _has_experts(row: Any) -> bool:
-    """Whether ranks share experts: the table leaves some models' active parameters out."""
+    """Return whether ranks share experts: the table leaves some models' active parameters out."""
     fewer = np.isfinite(row.active_params) and row.active_params != row.params
     return bool(fewer or row.model in CATALOG)
 
@@ -192,7 +192,7 @@ def _precision(words: str) -> Literal["fp8", "fp16", "bf16"]:
 
 
 def _method(row: Any) -> str:
-    """What is trained; of a base in 4 bits adapters."""
+    """Say what is trained; of a base in 4 bits adapters."""
     method = TASKS[str(row.task)]
     return "qlora" if method == "lora" and "nf4" in str(row.precision) else method
 

@@ -17,7 +17,7 @@ Schema = Mapping[str, Any]
 
 
 def choices(field: Schema) -> list[Schema]:
-    """What a field can be; that it can be left out goes without saying."""
+    """Return what a field can be; that it can be left out goes without saying."""
     options = field.get("anyOf") or field.get("oneOf") or [field]
     return [option for option in options if option.get("type") != "null"]
 
@@ -57,7 +57,7 @@ def kind(option: Schema) -> str:
 
 
 def default(name: str, field: Schema, model: Schema) -> str:
-    """What stands for a field that is left out; empty where its meaning says that."""
+    """Say what stands for a field that is left out; empty where its meaning says that."""
     if name in model.get("required", ()):
         return "required"
     value = field.get("default")

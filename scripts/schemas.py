@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent.parent / "docs" / "schema"
 
 
 def files() -> dict[Path, str]:
-    """What the files should hold."""
+    """Return what the files should hold."""
     return {FOLDER / f"{name}.schema.json": to_json(document_schema(name)) + "\n" for name in NAMES}
 
 

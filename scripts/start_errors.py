@@ -1,4 +1,4 @@
-"""How far start-ups are from their estimates: the numbers of estimates/serving/starts.yaml.
+"""Errors of estimated start-ups: the numbers of estimates/serving/starts.yaml.
 
 ``python scripts/start_errors.py memory_facts.csv`` prints them: scales of Student's t with two
 degrees of freedom, whose tails are those of the errors.
@@ -111,7 +111,7 @@ def pool_errors(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def coverage(errors: pd.Series, scale: float) -> str:
-    """How many of some errors lie within the 50, 80 and 90 % intervals of a scale."""
+    """Return how many of some errors lie within the 50, 80 and 90 % intervals of a scale."""
     within = [float((errors.abs() < score * scale).mean()) for score in (0.8165, 1.8856, TAIL)]
     return ", ".join(f"{share:.0%}" for share in within)
 
@@ -128,7 +128,7 @@ def cache_share(rows: pd.DataFrame) -> float:
 
 
 def named() -> tuple[float, float]:
-    """What reading a format from a name misses where the catalog knows the config.
+    """Return what reading a format from a name misses where the catalog knows the config.
 
     The scale of the weights' logarithm, and the share of owners whose FP8 has no blocks.
     """

@@ -1,4 +1,4 @@
-"""Whether stated probabilities of a start hold: of starts and failures that are known.
+"""Stated probabilities of a start against starts and failures that are known.
 
     python scripts/start_reliability.py
 

@@ -91,7 +91,7 @@ def window(attention: Any) -> int | None:
 
 
 def letter(layer: Any) -> str:
-    """What mixes the tokens of a layer."""
+    """Say what mixes the tokens of a layer."""
     if layer.attention is None:
         return "l"
     return "w" if window(layer.attention) else "f"

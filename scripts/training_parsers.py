@@ -193,7 +193,7 @@ INSTALLED = (("deepspeed", "0.18.9"), ("bitsandbytes", "0.50.2"), ("liger-kernel
 
 
 def installed(folder: Path) -> None:
-    """What is asked for its version only, before transformers looks for it."""
+    """Return what is asked for its version only, before transformers looks for it."""
     for name, version in INSTALLED:
         module_name = name.replace("-", "_")
         (folder / f"{module_name}.py").write_text("")
@@ -226,7 +226,7 @@ def bundle(case: Case) -> Iterator[Case]:
 
 
 def answer_of_tool(check: Callable[[Case], Values], case: Case) -> Values:
-    """What a tool understood of a case, or why it refused it."""
+    """Return what a tool understood of a case, or why it refused it."""
     output = io.StringIO()
     try:
         with (

@@ -1,4 +1,4 @@
-"""Which backends SGLang's own argument code takes on which architecture, asked without a GPU.
+"""Backends that SGLang's own argument code takes, by architecture, asked without a GPU.
 
 Only ``ServerArgs`` is resolved and checked: no model is built, so that a missing kernel or a
 refusal inside a layer is not seen. "no": the arguments are refused, or a chosen FlashMLA or

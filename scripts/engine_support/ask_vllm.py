@@ -1,4 +1,4 @@
-"""What vLLM's own Python code starts on which architecture, asked without a GPU.
+"""Starts that vLLM's own Python code allows, by architecture, asked without a GPU.
 
 Every model is built on the meta device from a config cut to a few layers (a fake process group, so
 any tensor-parallel size): config checks, attention selector, expert oracle, choice of linear
@@ -185,7 +185,7 @@ def refusing(model, cap):
 
 
 def cut_group(model):
-    """How a rank's share cuts a group of a layer, in words; None where none is cut."""
+    """Return how a rank's share cuts a group of a layer, in words; None where none is cut."""
     for layer in model.modules():
         config = getattr(getattr(layer, "quant_method", None), "quant_config", None)
         share = getattr(layer, "input_size_per_partition", None)
@@ -201,7 +201,7 @@ TOLD["cut"] = TOLD["weights"]
 
 
 def chosen_kernels(model, kind):
-    """What the engine chose, read from the built layers: backends, kernels and methods."""
+    """Return what the engine chose, read from the built layers: backends, kernels and methods."""
     picks = collections.Counter()
     for layer in model.modules():
         for backend in backends_of(layer):
@@ -222,14 +222,14 @@ def chosen_kernels(model, kind):
 
 
 def quantised(model):
-    """Whether any layer has a quantisation method."""
+    """Return whether any layer has a quantisation method."""
     methods = (getattr(layer, "quant_method", None) for layer in model.modules())
     names = [type(method).__name__ for method in methods if method is not None]
     return any(not name.startswith("Unquantized") and "KVCache" not in name for name in names)
 
 
 def metadata_refusal(config, model):
-    """Where making a chosen backend's metadata builder fails by the engine's own words."""
+    """Return where making a chosen backend's metadata builder fails by the engine's own words."""
     import torch
     from vllm.config import set_current_vllm_config
 
@@ -253,7 +253,7 @@ def metadata_refusal(config, model):
 
 
 def aiter_works():
-    """Whether the engine's own test says that AITER runs here."""
+    """Return whether the engine's own test says that AITER runs here."""
     try:
         from vllm._aiter_ops import is_aiter_found_and_supported
 

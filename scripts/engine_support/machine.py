@@ -259,7 +259,7 @@ def _pretend_modules(arch, modules, cuda):
 
 
 def _properties(arch, cuda, cap, shared):
-    """What torch tells of a device; ``shared``: bytes of shared memory that a block can have."""
+    """Return torch's properties of a device; ``shared``: bytes of shared memory of a block."""
     return types.SimpleNamespace(
         name=NAMES.get(arch, arch),
         major=cap[0],
@@ -414,7 +414,7 @@ MAIN = ("vllm._C_stable_libtorch", "vllm._C")
 
 
 def code_answer(modules, arch):
-    """Whether the engine's main module holds code that an architecture can load; None if unread.
+    """Return whether an architecture can load the engine's main module; None if unread.
 
     Cubins run on later architectures of their family, as published runs on B300 and DGX Spark show
     of those for sm_100 and sm_120.

@@ -1,4 +1,4 @@
-"""What engines are asked: attention of every kind, weights in every format, shares that cut groups.
+"""Questions to engines: kinds of attention, formats of weights, shares that cut groups.
 
 A question names a model of ``models.yaml`` (public config.json files at their true widths, cut to
 a few layers), a format of ``formats.yaml`` (None: the model's own), a tensor-parallel size and a
@@ -40,7 +40,7 @@ CUTS = {
 
 
 class Question(NamedTuple):
-    """What is asked, and with which model."""
+    """A question, and the model it is asked with."""
 
     kind: str
     subject: str

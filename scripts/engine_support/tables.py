@@ -45,7 +45,7 @@ def write_support_table(engine, release, rows, output=None):
 
 
 def _by_hand(engine, release):
-    """What a person read of a release, by kind, subject and architecture."""
+    """Return what a person read of a release, by kind, subject and architecture."""
     with (HERE / "by_hand.csv").open(newline="", encoding="utf-8") as rows:
         return {
             (row["kind"], row["subject"], arch): (row["answer"], "", row["words"], row["source"])

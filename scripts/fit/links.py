@@ -284,7 +284,7 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
 
 
 def _fit_network(joined: Cluster, rows: pd.DataFrame) -> Links:
-    """What a low-latency exchange adds when it leaves the node."""
+    """Return what a low-latency exchange adds when it leaves the node."""
     rows = rows[(rows.fabric == joined.fabric.name) & (rows.num_nodes > 1) & (rows["mode"] == "ll")]
 
     def predicted(numbers: dict[str, Quantity]) -> Array:
