@@ -7,16 +7,26 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
-from . import compress, events, keep, keeping, report, runs, state, supervisor
+from . import (
+    compress,
+    events,
+    keeper_process,
+    report,
+    runs,
+    state,
+    supervision,
+    supervisor,
+)
 from .bench import Options, measure_serving
 from .choices import Attempts
 from .errors import InputError, LauncherError
 from .files import refuse_odd_run
+from .keeper import Log
 from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .report import print_json
 from .request import Request
-from .running import (
+from .starts import (
     has_recorded_all,
     load_running_state,
     load_started_plan,
@@ -53,15 +63,15 @@ def run_up(request: Request) -> int:
         plan, current, already = _ensure_up(request, plan, progress)
         left_out = not_applied(request, parameters, current) if already else []
         if not request.foreground:
-            if not (request.no_keep or keeping.is_kept(plan.own, current)):
+            if not (request.no_keep or keeper_process.is_kept(plan.own, current)):
                 current = _keep_in_background(request, plan, progress)
                 plan = load_started_plan(plan, current)
             _show_up(request, plan, current, already, left_out)
             return 0
-        keeping.dismiss(current.keeper)
+        keeper_process.dismiss(current.keeper)
         with suppress(OSError):  # nobody reads it any more; the servers stay all the same
             _show_up(request, plan, current, already, left_out)
-        return keep.stay(request, plan, current, progress)
+        return supervision.stay(request, plan, current, progress)
     except KeyboardInterrupt:
         started = state.load_state(plan.own)
         if started is None:
@@ -77,18 +87,18 @@ def run_up(request: Request) -> int:
 def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
-    keep.dismiss_silent(plan.own, progress)
+    supervision.dismiss_silent(plan.own, progress)
     current = state.load_state(plan.own)
-    if keeping.is_kept(plan.own, current):
-        keep.revive(plan, current)
+    if keeper_process.is_kept(plan.own, current):
+        supervision.revive(plan, current)
         timeout_s = request.timeout or plan.startup_timeout_s
-        current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
+        current = supervision.wait_kept(plan, timeout_s=timeout_s, progress=progress)
         return load_started_plan(plan, current), current, True
     with state.exclusive(plan.own):
         current = load_running_state(plan)
         if current is None:
             orphaned = state.load_state(plan.own)
-            if orphaned is not None and keep.left_alone(orphaned) and not request.no_keep:
+            if orphaned is not None and supervision.left_alone(orphaned) and not request.no_keep:
                 return load_started_plan(plan, orphaned), orphaned, True
             plan, current, _ = _start_serving(request, plan, progress)
             return plan, current, False
@@ -107,9 +117,9 @@ def _ensure_up(
 
 def _keep_in_background(request: Request, plan: LaunchPlan, progress: Progress) -> State:
     """Leave a keeper, which first brings back what of the servers is missing."""
-    keep.leave_keeper(request, plan)
+    supervision.leave_keeper(request, plan)
     timeout_s = request.timeout or plan.startup_timeout_s
-    return keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
+    return supervision.wait_kept(plan, timeout_s=timeout_s, progress=progress)
 
 
 def _show_up(
@@ -141,12 +151,10 @@ def _show_up(
 def run_keep_command(request: Request) -> int:
     """Be the keeper in the background of what `up` started; people do not call it."""
     plan = request.plan()
-    if plan.kind == "serving":
-        return keep.run_serving_keeper(request)
     current = state.load_state(plan.own)
     if current is None:
         raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
-    return runs.keep_run(request, load_started_plan(plan, current), current)
+    return supervision.stay(request, load_started_plan(plan, current), current, Log())
 
 
 def run_bench(request: Request) -> int:
@@ -163,10 +171,10 @@ def run_bench(request: Request) -> int:
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
     with ExitStack() as stack:
-        keep.dismiss_silent(plan.own, progress)
-        if keeping.is_kept(plan.own, state.load_state(plan.own)):
+        supervision.dismiss_silent(plan.own, progress)
+        if keeper_process.is_kept(plan.own, state.load_state(plan.own)):
             # What fails just now is the keeper's to restart.
-            keep.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
+            supervision.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
         stack.enter_context(state.exclusive(plan.own))
         current = load_running_state(plan)
         if current is None:
@@ -193,7 +201,7 @@ def run_status(request: Request) -> int:
         nothing: dict[str, Any] = {"state": "degraded" if strays else "down", "servers": []}
         if (origin := state.find_copied_state(plan.own)) is not None:
             nothing["copy_of"] = origin
-        print_json(nothing | keeping.described(plan, None) | keeping.remains(strays))
+        print_json(nothing | keeper_process.described(plan, None) | keeper_process.remains(strays))
         return 1
     plan = load_started_plan(plan, current)
     answering = {process.name for process in plan.answering}
@@ -222,10 +230,12 @@ def run_status(request: Request) -> int:
         "model": current.model,
         "choice": current.choice,
         "servers": servers,
-        **keeping.described(plan, current),
+        **keeper_process.described(plan, current),
     }
     print_json(
-        answer | ({"unrecorded": unrecorded} if unrecorded else {}) | keeping.remains(survivors)
+        answer
+        | ({"unrecorded": unrecorded} if unrecorded else {})
+        | keeper_process.remains(survivors)
     )
     return 0 if healthy else 1
 
@@ -243,8 +253,8 @@ def run_down(request: Request) -> int:
     current = state.load_state(plan.own)
     if current is not None and current.here:
         if request.drain is not None:
-            stopped = keep.drain(request, plan, current, progress)
-        keeping.dismiss(current.keeper)  # it may hold the lock while it restarts something
+            stopped = supervision.drain(request, plan, current, progress)
+        keeper_process.dismiss(current.keeper)  # it may hold the lock while it restarts something
     with state.exclusive(plan.own):
         current = state.load_state(plan.own)
         if current:

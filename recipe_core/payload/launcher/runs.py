@@ -9,11 +9,10 @@ from datetime import timezone
 from pathlib import Path
 from typing import Any
 
-from . import events, files, keep, keeping, report, state, supervisor
+from . import events, files, keeper_process, report, state, supervision, supervisor
 from .choices import Attempts
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import refuse_odd_run, tail
-from .keeper import Log
 from .metrics import (
     WARM_UP,
     Step,
@@ -26,26 +25,27 @@ from .plan import LaunchPlan
 from .preflight import Preflight, preflight
 from .report import print_json
 from .request import Request
-from .run_decide import log_of
-from .run_keeper import END_S, Keeper
-from .running import (
+from .run_probe import END_S, log_of
+from .run_record import (
     STOP,
     checkpoint_step,
     finished,
     last_step,
-    load_running_state,
-    load_started_plan,
     newest_checkpoint,
-    not_applied,
     note_start,
-    passed_preflight,
-    require_files,
     start_step,
     status_data,
     step_of_start,
+    world_size,
+)
+from .starts import (
+    load_running_state,
+    load_started_plan,
+    not_applied,
+    passed_preflight,
+    require_files,
     stop_started,
     tell_copy,
-    world_size,
 )
 from .state import State
 from .supervisor import Progress
@@ -63,13 +63,13 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     try:
         tell_copy(plan, progress)
         refuse_odd_run(plan.run)
-        keep.dismiss_silent(plan.own, progress, world=world)
+        supervision.dismiss_silent(plan.own, progress, world=world)
         recorded = state.load_state(plan.own)
-        is_supervised = keeping.is_kept(plan.own, recorded, world=world)
+        is_supervised = keeper_process.is_kept(plan.own, recorded, world=world)
         already = is_supervised or load_running_state(plan) is not None
         if is_supervised and request.foreground and recorded is not None:
-            keeping.dismiss(recorded.keeper, world=world)
-        if not keeping.is_kept(plan.own, state.load_state(plan.own), world=world):
+            keeper_process.dismiss(recorded.keeper, world=world)
+        if not keeper_process.is_kept(plan.own, state.load_state(plan.own), world=world):
             with state.exclusive(plan.own):
                 current = load_running_state(plan)
                 already = current is not None
@@ -81,7 +81,7 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
                     state.save_state(plan.own, current)
             plan = load_started_plan(plan, current)
             if request.foreground:
-                return _build_run_keeper(request, plan, current, progress, shown, world).keep()
+                return supervision.stay(request, plan, current, progress, shown=shown, world=world)
             if not request.no_keep:
                 _leave_keeper(request, plan)
             if not already:
@@ -108,35 +108,10 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
 def _leave_keeper(request: Request, plan: LaunchPlan) -> None:
     """Leave a keeper; a short run may be over before it says that it is there."""
     try:
-        keep.leave_keeper(request, plan)
+        supervision.leave_keeper(request, plan)
     except StartError:
         if state.load_state(plan.own) is not None:
             raise
-
-
-def keep_run(request: Request, plan: LaunchPlan, current: State, *, world: World = HERE) -> int:
-    """Be the keeper in the background of a run that `up` started; SIGTERM ends both."""
-    progress = Log()
-    try:
-        return _build_run_keeper(request, plan, current, progress, None, world).keep()
-    except KeyboardInterrupt:
-        stop_started(plan, progress)
-        return 0
-
-
-def _build_run_keeper(
-    request: Request,
-    plan: LaunchPlan,
-    current: State,
-    progress: Progress,
-    shown: int | None,
-    world: World,
-) -> Keeper:
-    limits, fixed = (
-        keep.supervision_limits(request, plan),
-        request.strict or request.choice is not None,
-    )
-    return Keeper(plan, current, limits, progress, fixed=fixed, shown=shown, world=world)
 
 
 def _start_run(
@@ -193,7 +168,7 @@ def wait_first_step(
         if stepped or passed > (limit_s if path else _LIVES_S):
             return
         lives = supervisor.lives(now, world=world)
-        if not lives and not keeping.is_kept(plan.own, now, world=world):
+        if not lives and not keeper_process.is_kept(plan.own, now, world=world):
             break
         if clock.monotonic() - reported_at >= supervisor.PROGRESS_S:
             reported_at = clock.monotonic()
@@ -221,7 +196,7 @@ def _given_up(plan: LaunchPlan, current: State, world: World) -> LauncherError:
             if event["event"] in ("start", "finished", "stopped"):
                 break
         world.clock.sleep(_LOOK_S)
-    log = plan.own / keeping.LOG
+    log = plan.own / keeper_process.LOG
     return LateError("the run was stopped before its first step.", hint=f"See {log}.")
 
 
@@ -337,7 +312,7 @@ def end_run(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
         )
     if current is not None and current.here:
         # Its keeper may hold the lock while it restarts the run.
-        keeping.dismiss(current.keeper, world=world)
+        keeper_process.dismiss(current.keeper, world=world)
     with state.exclusive(plan.own):
         current = state.load_state(plan.own)
         if current is not None and request.checkpoint:

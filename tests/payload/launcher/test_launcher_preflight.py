@@ -11,7 +11,14 @@ from functools import partial
 import pytest
 
 from recipe_core.bundle.write import write_bundle
-from recipe_core.payload.launcher import choices, engine, health, keeping, preflight, supervisor
+from recipe_core.payload.launcher import (
+    choices,
+    engine,
+    health,
+    keeper_process,
+    preflight,
+    supervisor,
+)
 from recipe_core.payload.launcher.claims import Claim, Memory, refused
 from recipe_core.payload.launcher.holders import Holder
 from recipe_core.payload.launcher.machine import Device, Machine
@@ -294,8 +301,8 @@ def test_placeholders(bundle):
     assert plan.processes[0].argv == ("x", "0.0.0.0:9003", "${other}", f"{bundle.root}/engine.yaml")
     assert plan.api.body == {"a": ["owner/name", 1]}
     assert plan.address(9003) == "http://127.0.0.1:9003"
-    assert keeping.metrics_port(plan) == 10_000
-    assert keeping.metrics_port(load_plan(bundle.root, port=65000)) == 64000
+    assert keeper_process.metrics_port(plan) == 10_000
+    assert keeper_process.metrics_port(load_plan(bundle.root, port=65000)) == 64000
 
 
 def test_devices_of_several_servers(bundle, monkeypatch):

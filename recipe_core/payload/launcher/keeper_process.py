@@ -1,6 +1,6 @@
 """The keeper of a bundle as a process: started in the background, asked, dismissed, found dead.
 
-A keeper supervises what its ``up`` started (module ``keeper``; of training runs ``run_keeper``).
+A keeper supervises what its ``up`` started (module ``keeper``).
 It is told what to do by signals: SIGUSR1 to leave what runs alone and end, SIGTERM to let requests
 finish and stop everything, SIGUSR2 to read a request. Servers do not depend on it: one that is
 killed leaves them serving, and the next ``up`` starts another for them.

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import keeping, state, supervisor
-from .decide import Phase
+from . import keeper_process, state, supervisor
 from .errors import InputError, LateError, LauncherError, StartError
-from .keeper import Keeper, Log
-from .kept import groups_of, rolled_groups
+from .keeper import Keeper, groups_of
 from .plan import LaunchPlan
 from .request import Request
-from .running import load_started_plan
+from .rolling import rolled_groups
 from .sections import OPTIONS, Supervision, option_of
+from .starts import load_started_plan
 from .state import State
 from .supervisor import Progress
+from .tracks import Phase
 from .world import HERE, World
 
 _LOOK_S = 0.2
@@ -29,10 +29,10 @@ def supervision_limits(request: Request, plan: LaunchPlan) -> Supervision:
 def dismiss_silent(node_folder: Path, progress: Progress, *, world: World = HERE) -> None:
     """End a keeper that hangs, so that another can take its place; what it kept runs on."""
     current = state.load_state(node_folder)
-    if current is not None and keeping.has_silent_keeper(node_folder, current, world=world):
+    if current is not None and keeper_process.has_silent_keeper(node_folder, current, world=world):
         pid = current.keeper.pid if current.keeper else 0
         progress.say(f"the keeper (pid {pid}) gives no sign of life: another takes its place")
-        keeping.dismiss(current.keeper, world=world)
+        keeper_process.dismiss(current.keeper, world=world)
 
 
 def left_alone(current: State | None) -> bool:
@@ -58,16 +58,7 @@ def leave_keeper(request: Request, plan: LaunchPlan) -> None:
         options += ["--metrics-port", str(request.metrics_port)]
     if plan.parameters.data is not None:
         options += ["--data", plan.parameters.data]
-    keeping.spawn(plan, options)
-
-
-def run_serving_keeper(request: Request) -> int:
-    """Be the keeper in the background of what `up` started; people do not call it."""
-    plan = request.plan()
-    current = state.load_state(plan.own)
-    if current is None:
-        raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
-    return stay(request, load_started_plan(plan, current), current, Log())
+    keeper_process.spawn(plan, options)
 
 
 def stay(
@@ -76,27 +67,38 @@ def stay(
     current: State,
     progress: Progress,
     *,
+    shown: int | None = None,
     world: World = HERE,
 ) -> int:
-    """Be the keeper until everything is stopped (0).
+    """Be the keeper until everything is stopped, or done (0).
+
+    Of a run, steps after ``shown`` are told.
 
     Raises:
-        StartError: with the diagnosis, when the servers cannot be kept up.
+        StartError: with the diagnosis, when it cannot be kept up.
     """
-    return _build_serving_keeper(request, plan, current, progress, world).run()
+    return _build_keeper(request, plan, current, progress, world, shown).run()
 
 
-def _build_serving_keeper(
-    request: Request, plan: LaunchPlan, current: State, progress: Progress, world: World
+def _build_keeper(
+    request: Request,
+    plan: LaunchPlan,
+    current: State,
+    progress: Progress,
+    world: World,
+    shown: int | None = None,
 ) -> Keeper:
     port = request.metrics_port
+    if plan.kind == "training":
+        port = 0  # it publishes none
     return Keeper(
         plan,
         current,
         supervision_limits(request, plan),
         progress,
         strict=request.strict or request.choice is not None,
-        metrics_port=keeping.metrics_port(plan) if port is None else port or None,
+        metrics_port=keeper_process.metrics_port(plan) if port is None else port or None,
+        shown=shown,
         world=world,
     )
 
@@ -113,13 +115,13 @@ def wait_kept(
     began = reported_at = world.clock.monotonic()
     while True:
         current = state.load_state(plan.own)
-        if current is None or not keeping.is_kept(plan.own, current, world=world):
+        if current is None or not keeper_process.is_kept(plan.own, current, world=world):
             raise _keeper_ended_error(plan)
         if _serve(load_started_plan(plan, current), current, world):
             return current
         now = world.clock.monotonic()
         if now - began >= timeout_s:
-            hint = f"See {plan.own / keeping.LOG}."
+            hint = f"See {plan.own / keeper_process.LOG}."
             raise LateError(f"the servers were not ready after {timeout_s:.0f} s.", hint=hint)
         if now - reported_at >= supervisor.PROGRESS_S:
             reported_at = now
@@ -128,9 +130,9 @@ def wait_kept(
 
 
 def _keeper_ended_error(plan: LaunchPlan) -> StartError:
-    last = keeping.last_event(plan.own) or {}
+    last = keeper_process.last_event(plan.own) or {}
     reason = str(last.get("reason") or last.get("event") or "no event was noted")
-    hint = str(last.get("fix") or f"See {plan.own / keeping.LOG}.")
+    hint = str(last.get("fix") or f"See {plan.own / keeper_process.LOG}.")
     return StartError(f"the keeper has ended: {reason.rstrip('.')}.", hint=hint)
 
 
@@ -161,16 +163,18 @@ def drain(
     seconds = request.drain or limits.drain_s
     processes = world.processes
     names = [s.name for s in reversed(current.servers) if processes.alive(*s.identity)]
-    if current.keeper is None or not keeping.is_kept(plan.own, current, world=world):
+    if current.keeper is None or not keeper_process.is_kept(plan.own, current, world=world):
         plan = load_started_plan(plan, current)
         keeper = Keeper(plan, current, limits, progress, strict=True, world=world)
         keeper.drain(seconds)
         keeper.close()
         return names
-    keeping.ask_keeper(plan.own, current.keeper, keeping.DRAIN, world=world, drain_s=seconds)
+    keeper_process.ask_keeper(
+        plan.own, current.keeper, keeper_process.DRAIN, world=world, drain_s=seconds
+    )
     progress.say(f"draining: waiting up to {seconds:.0f} s for running requests")
     end = world.clock.monotonic() + seconds + _DRAINED_S
-    while keeping.is_kept(plan.own, current, world=world) and world.clock.monotonic() < end:
+    while keeper_process.is_kept(plan.own, current, world=world) and world.clock.monotonic() < end:
         world.clock.sleep(_LOOK_S)
     return names
 
@@ -180,7 +184,7 @@ def revive(plan: LaunchPlan, current: State | None) -> None:
     if current is not None and current.keeper is not None and current.parked:
         processes = load_started_plan(plan, current).processes
         names = [process.name for process in processes if process.group in current.parked]
-        keeping.ask_keeper(plan.own, current.keeper, keeping.READ, restart=names)
+        keeper_process.ask_keeper(plan.own, current.keeper, keeper_process.READ, restart=names)
 
 
 def run_restart(request: Request, *, world: World = HERE) -> int:
@@ -206,9 +210,9 @@ def run_restart(request: Request, *, world: World = HERE) -> int:
         progress.say("there is one replica: restarting it interrupts the service")
     members = {process.name for process in plan.processes if process.group in groups}
     before = {s.name: s.identity for s in current.servers if s.name in members}
-    if current.keeper is not None and keeping.is_kept(plan.own, current, world=world):
-        keeping.ask_keeper(
-            plan.own, current.keeper, keeping.READ, world=world, restart=sorted(members)
+    if current.keeper is not None and keeper_process.is_kept(plan.own, current, world=world):
+        keeper_process.ask_keeper(
+            plan.own, current.keeper, keeper_process.READ, world=world, restart=sorted(members)
         )
         _wait_rolled(request, plan, before, progress, world)
     else:
@@ -216,7 +220,9 @@ def run_restart(request: Request, *, world: World = HERE) -> int:
     now = state.load_state(plan.own)
     renewed = {s.name for s in now.servers if before.get(s.name) != s.identity} if now else set()
     if not set(before) <= renewed:
-        raise StartError("not every server came back.", hint=f"See {plan.own / keeping.LOG}.")
+        raise StartError(
+            "not every server came back.", hint=f"See {plan.own / keeper_process.LOG}."
+        )
     names = sorted(renewed & members)
     request.show({"state": "up", "restarted": names}, lambda: f"restarted {', '.join(names)}")
     return 0
@@ -249,7 +255,7 @@ def _wait_rolled(
     reported_names: set[str] = set()
     while world.clock.monotonic() < end:
         current = state.load_state(plan.own)
-        if current is None or not keeping.is_kept(plan.own, current, world=world):
+        if current is None or not keeper_process.is_kept(plan.own, current, world=world):
             raise _keeper_ended_error(plan)
         renewed = {s.name for s in current.servers if s.identity != before.get(s.name)}
         for name in sorted((renewed & set(before)) - reported_names):
@@ -257,7 +263,7 @@ def _wait_rolled(
             progress.say(f"{name} is restarted")
         if set(before) <= renewed and _serve(load_started_plan(plan, current), current, world):
             return
-        last = keeping.last_event(plan.own) or {}
+        last = keeper_process.last_event(plan.own) or {}
         if last.get("cause") == "requested" and last.get("finished") is False:
             return
         world.clock.sleep(_LOOK_S)
@@ -273,7 +279,7 @@ def _roll_here(
     world: World,
 ) -> None:
     """Be the keeper for as long as the restart takes."""
-    keeper = _build_serving_keeper(request, plan, current, progress, world)
+    keeper = _build_keeper(request, plan, current, progress, world)
     keeper.rolling.ask(names)
     keeper.run(done=_rolled)
 
