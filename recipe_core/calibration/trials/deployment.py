@@ -21,7 +21,8 @@ from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.guard import PYTHON, environment_of, take_bundle_down
 from recipe_core.payload.launcher.procs import uninterrupted
-from recipe_core.payload.launcher.sections import Api, Fields, read_api
+from recipe_core.payload.launcher.sections import Api, read_api
+from recipe_core.payload.launcher.typed_json import Fields
 from recipe_core.recipe import Recipe
 
 

@@ -25,9 +25,10 @@ from .machine import Machine, detect_machine
 from .plan import LaunchPlan, is_model_path
 from .preflight import Check, Preflight, check_files
 from .request import Request
-from .sections import RECORD, TOOLS, Fields, Making
+from .sections import RECORD, TOOLS, Making
 from .state import boot_id, find_copied_owner, owner_of
 from .supervisor import Progress
+from .typed_json import Fields
 
 _PROBE = """
 import importlib.util as u, json, shutil, sys
