@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -18,26 +17,28 @@ from . import (
     supervisor,
 )
 from .bench import Options, measure_serving
-from .choices import Attempts
 from .errors import InputError, LauncherError
 from .files import refuse_odd_run
 from .keeper import Log
+from .metrics import metrics_file
 from .plan import LaunchPlan
-from .preflight import Preflight, preflight
+from .preflight import preflight
 from .report import print_json
 from .request import Request
+from .run_record import last_step, newest_checkpoint
 from .starts import (
     has_recorded_all,
     load_running_state,
     load_started_plan,
     not_applied,
-    passed_preflight,
-    require_files,
+    running_bundle,
+    start_bundle,
     stop_started,
     tell_copy,
 )
 from .state import State
 from .supervisor import Progress
+from .world import HERE
 
 
 def run_preflight(request: Request) -> int:
@@ -100,7 +101,7 @@ def _ensure_up(
             orphaned = state.load_state(plan.own)
             if orphaned is not None and supervision.left_alone(orphaned) and not request.no_keep:
                 return load_started_plan(plan, orphaned), orphaned, True
-            plan, current, _ = _start_serving(request, plan, progress)
+            plan, current, _ = start_bundle(request, plan, progress, HERE)
             return plan, current, False
         plan = load_started_plan(plan, current)
         if not current.ready:  # its launcher was killed while it waited
@@ -170,22 +171,11 @@ def run_bench(request: Request) -> int:
         )
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
-    with ExitStack() as stack:
-        supervision.dismiss_silent(plan.own, progress)
-        if keeper_process.is_kept(plan.own, state.load_state(plan.own)):
-            # What fails just now is the keeper's to restart.
-            supervision.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
-        stack.enter_context(state.exclusive(plan.own))
-        current = load_running_state(plan)
-        if current is None:
-            refuse_odd_run(plan.run)
-            stack.callback(stop_started, plan, progress)
-            plan, current, checked = _start_serving(request, plan, progress)
-        else:
-            stack.close()  # others may stop what they started
-            plan = load_started_plan(plan, current)
-            checked = preflight(plan, own_ports=current.ports)
-            require_files(checked)
+    supervision.dismiss_silent(plan.own, progress)
+    if keeper_process.is_kept(plan.own, state.load_state(plan.own)):
+        # What fails just now is the keeper's to restart.
+        supervision.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
+    with running_bundle(request, plan, progress, stop=stop_started) as (plan, _, checked):
         measurement = measure_serving(plan, checked, options, progress)
     return request.show_measurement(plan, measurement, report.bench_text)
 
@@ -247,21 +237,44 @@ def run_down(request: Request) -> int:
         plan = request.plan()
     except InputError as error:
         return _down_by_state(request, error, progress)
-    if plan.kind == "training":
-        return runs.end_run(request, plan)
     tell_copy(plan, progress)
-    current = state.load_state(plan.own)
+    current, trains = state.load_state(plan.own), plan.kind == "training"
+    if trains and current is not None and request.checkpoint and metrics_file(plan) is None:
+        raise LauncherError(
+            f"{plan.engine.name} cannot save a checkpoint on request.",
+            hint="Leave --checkpoint out; its last checkpoint remains.",
+        )
     if current is not None and current.here:
-        if request.drain is not None:
+        if request.drain is not None and not trains:
             stopped = supervision.drain(request, plan, current, progress)
-        keeper_process.dismiss(current.keeper)  # it may hold the lock while it restarts something
+        # It may hold the lock while it restarts something.
+        keeper_process.dismiss(current.keeper)
     with state.exclusive(plan.own):
         current = state.load_state(plan.own)
         if current:
-            events.append(plan.own, "stop")
+            if trains and request.checkpoint:
+                runs.end_with_checkpoint(plan, current, progress)
+            events.append(plan.own, "stop", **({"step": last_step(plan)} if trains else {}))
             stopped += supervisor.stop(plan.own, current, progress=progress)
         stopped += supervisor.stop_strays(plan, progress)
-    return _show_down(request, stopped)
+    return (
+        _show_ended_run(request, plan, current, stopped) if trains else _show_down(request, stopped)
+    )
+
+
+def _show_ended_run(
+    request: Request, plan: LaunchPlan, current: State | None, stopped: list[str]
+) -> int:
+    checkpoint = newest_checkpoint(plan)
+    data = {
+        "state": "down",
+        "stopped": [server.name for server in current.servers] if current else [],
+        "checkpoint": str(checkpoint[1]) if checkpoint else None,
+    }
+    ended = bool(stopped) or current is not None
+    text = f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
+    request.show(data, lambda: text)
+    return 0
 
 
 def _show_down(request: Request, stopped: list[str]) -> int:
@@ -290,34 +303,3 @@ def _down_by_state(request: Request, error: InputError, progress: Progress) -> i
 def _own_ports(plan: LaunchPlan) -> frozenset[int]:
     current = load_running_state(plan)
     return current.ports if current else frozenset()
-
-
-def _start_serving(
-    request: Request, plan: LaunchPlan, progress: Progress
-) -> tuple[LaunchPlan, State, Preflight]:
-    """Preflight, then start; a half-dead deployment is stopped first.
-
-    Where the machine holds less than planned, or a start fails for want of it, the next fallback
-    is taken, unless the request is strict or names its choice.
-    """
-    leftover = state.load_state(plan.own)
-    if leftover is not None:
-        supervisor.stop(plan.own, leftover, progress=progress)
-    supervisor.stop_strays(plan, progress)
-    fixed = request.strict or request.choice is not None
-    attempts = Attempts(plan, progress, strict=fixed)
-    began = time.monotonic()
-    for choice in attempts:
-        events.append(plan.own, "start", choice=choice.name)
-        with attempts.trying(choice):
-            result = passed_preflight(choice.plan, progress)
-            current = supervisor.start_processes(
-                choice.plan,
-                timeout_s=request.timeout or choice.plan.startup_timeout_s,
-                progress=progress,
-            )
-            spent = time.monotonic() - began
-            events.append(plan.own, "ready", choice=choice.name, after_s=round(spent, 3))
-            progress.say(f"ready after {spent:.1f} s")
-            return choice.plan, current, result
-    raise attempts.failure

@@ -40,7 +40,7 @@ def _compile_all(patterns: Iterable[str]) -> tuple[Pattern[str], ...]:
 
 
 def _parse_cause(data: dict[str, Any]) -> Cause:
-    compiled = {
+    compiled: dict[str, Any] = {
         name: _compile_all(value) if name in ("patterns", "benign", "kernel") else value
         for name, value in data.items()
         if name != "benign_because"
@@ -56,7 +56,7 @@ _ENDS = {cause.id: cause for cause in map(_parse_cause, _DATA["ends"])}
 # What says that a part of an engine ended, without saying why.
 _SYMPTOMS = _compile_all(_DATA["symptoms"])
 # Ends by signal, for people.
-_SIGNALS = {int(number): words for number, words in _DATA["signals"].items()}
+_SIGNALS: dict[int, str] = {int(number): words for number, words in _DATA["signals"].items()}
 
 # Of a log, what is searched for the beginning of a failure.
 LOG_BYTES = 1 << 20

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .claims import Memory, node_memories
+from .procs import ask_program
 
 UNITS = {
     "B": 1,
@@ -132,18 +132,12 @@ def run_vendor_tool(argv: list[str], notes: list[str]) -> str | None:
     """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        notes.append(f"{argv[0]}: {error}")
-        return None
-    if done.returncode != 0:
-        output = (done.stderr or done.stdout).strip().splitlines()[:1]
-        notes.append(f"{argv[0]}: {output or [f'exit code {done.returncode}']}")
-        return None
-    return done.stdout
+    code, text, errors = ask_program(argv, timeout_s=30)
+    if code == 0:
+        return text
+    first = (errors or text).strip().splitlines()[:1]
+    notes.append(f"{argv[0]}: {first[0] if first else f'exit code {code}'}")
+    return None
 
 
 def _nvidia(notes: list[str]) -> list[Device]:

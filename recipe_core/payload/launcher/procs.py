@@ -314,6 +314,29 @@ family, left_behind, unrecorded = HERE.family, HERE.left_behind, HERE.unrecorded
 terminate = HERE.terminate
 
 
+def ask_program(
+    argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None
+) -> tuple[int | None, str, str]:
+    """Run a program that only answers: its exit code, output, and errors.
+
+    None for one that cannot be started, or does not end in ``timeout_s``: then the errors say why.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, "", str(error)
+    return done.returncode, done.stdout, done.stderr
+
+
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A closed terminal signals twice, once by the kernel and once by the shell: both mean one end.
 _ECHO_S = 1.0

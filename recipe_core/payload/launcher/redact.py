@@ -16,7 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from re import Match
 
-_DATA = json.loads(Path(__file__).with_name("secret_forms.json").read_text(encoding="utf-8"))
+_DATA: dict[str, dict[str, str]] = json.loads(
+    Path(__file__).with_name("secret_forms.json").read_text(encoding="utf-8")
+)
 _PATTERNS = {kind: re.compile(form) for kind, form in _DATA["forms"].items()}
 # ``user:password`` in base 64: of a header, and of Docker's ``config.json``
 _BASIC = re.compile(

@@ -7,14 +7,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from . import keeper_process
 from .errors import InputError
 from .files import read_object, write_json
 from .metrics import metrics_file, planned_steps, read_steps
 from .plan import LaunchPlan
-from .starts import has_recorded_all, load_started_plan
-from .state import State
-from .world import HERE, World
 
 # Exit codes of the trainers of this project; their launcher, torchrun, ends with 1 for both.
 ROLLED_BACK, FOR_A_PERSON = 3, 2
@@ -151,52 +147,3 @@ def world_size(plan: LaunchPlan) -> int:
     return sum(len(process.devices) or 1 for process in plan.processes) * (
         1 if plan.node is None else plan.nodes
     )
-
-
-def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
-    """Step, loss, speed and remaining time, from the run's own record; and who keeps it."""
-    if current is not None:
-        plan = load_started_plan(plan, current)
-    steps, planned = read_steps(metrics_file(plan)), planned_steps(plan)
-    last = steps[-1] if steps else None
-    remaining_s = None
-    if planned and last and (seconds := last.get("step_s")):
-        remaining_s = (planned - last.number) * seconds
-    servers, processes = current.servers if current else (), world.processes
-    listed = [
-        {"name": s.name, "pid": s.pid, "alive": processes.alive(*s.identity), "log": s.log}
-        for s in servers
-    ]
-    names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
-    figures = {name: last.get(name) if last else None for name in names}
-    model, checkpoint = plan.run / "model", newest_checkpoint(plan)
-    return {
-        "state": _name_run_state(plan, current, world),
-        "step": last.number if last else 0,
-        "steps": planned,
-        **figures,
-        "left_s": remaining_s,
-        "checkpoint": str(checkpoint[1]) if checkpoint else None,
-        "model": str(model) if model.is_dir() else None,
-        "choice": plan.choice,
-        "world_size": world_size(plan),
-        "rollbacks": len(read_rollbacks(plan)),
-        **keeper_process.described(plan, current, world=world),
-        "processes": listed,
-        **keeper_process.remains(current.left_behind(processes) if current else []),
-    }
-
-
-def _name_run_state(plan: LaunchPlan, current: State | None, world: World) -> str:
-    processes = world.processes
-    if current and current.here and any(processes.alive(*s.identity) for s in current.servers):
-        return "up"
-    if current and current.left_behind(processes):
-        return "degraded"  # workers outlive their parent
-    if current and not has_recorded_all(plan, current) and current.unrecorded(processes):
-        return "degraded"  # its launcher was killed before it noted the process
-    if finished(plan):
-        return "finished"
-    if current is None:
-        return "down"
-    return "restarting" if keeper_process.is_kept(plan.own, current, world=world) else "failed"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from . import report, state, supervisor
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from . import events, report, run_record, state, supervisor
+from .choices import Attempts
 from .errors import PreflightError
+from .files import refuse_odd_run
 from .plan import LaunchPlan, Parameters, load_plan
 from .preflight import Preflight, preflight
 from .request import Request
 from .sections import option_of
 from .state import State
 from .supervisor import Progress
+from .world import HERE, World
 
 
 def has_recorded_all(plan: LaunchPlan, current: State) -> bool:
@@ -82,16 +88,66 @@ def passed_preflight(plan: LaunchPlan, progress: Progress) -> Preflight:
     return result
 
 
-def require_files(result: Preflight) -> None:
-    """Accept a bundle whose processes run already.
-
-    Raises:
-        PreflightError: when its files are not those that were built.
-    """
-    _require(result, ["bundle"])
-
-
 def _require(result: Preflight, names: list[str]) -> None:
     for check in result.checks:
         if check.status == "FAIL" and check.name in names:
             raise PreflightError(check.name, check.detail, check.hint)
+
+
+def start_bundle(
+    request: Request, plan: LaunchPlan, progress: Progress, world: World
+) -> tuple[LaunchPlan, State, Preflight]:
+    """Preflight, then start; a half-dead deployment is stopped first.
+
+    Where the machine holds less than planned, or a start fails for want of it, the next fallback
+    is taken, unless the request is strict or names its choice.
+    """
+    leftover = state.load_state(plan.own)
+    if leftover is not None:
+        supervisor.stop(plan.own, leftover, progress=progress, world=world)
+    supervisor.stop_strays(plan, progress, world=world)
+    fixed, trains = request.strict or request.choice is not None, plan.kind == "training"
+    attempts, began = Attempts(plan, progress, strict=fixed), world.clock.monotonic()
+    for choice in attempts:
+        about = {"world_size": run_record.world_size(choice.plan)} if trains else {}
+        events.append(plan.own, "start", choice=choice.name, **about)
+        with attempts.trying(choice):
+            result = passed_preflight(choice.plan, progress)
+            if trains:
+                run_record.note_start(choice.plan)
+            timeout_s = request.timeout or choice.plan.startup_timeout_s
+            current = supervisor.start_processes(
+                choice.plan, timeout_s=timeout_s, progress=progress, world=world
+            )
+            if not trains:  # a run is ready with its first step
+                spent = world.clock.monotonic() - began
+                events.append(plan.own, "ready", choice=choice.name, after_s=round(spent, 3))
+                progress.say(f"ready after {spent:.1f} s")
+            return choice.plan, current, result
+    raise attempts.failure
+
+
+@contextmanager
+def running_bundle(
+    request: Request,
+    plan: LaunchPlan,
+    progress: Progress,
+    *,
+    stop: Callable[[LaunchPlan, Progress], object],
+    needed: bool = True,
+    world: World = HERE,
+) -> Iterator[tuple[LaunchPlan, State | None, Preflight]]:
+    """What runs of a bundle, else what is started where it is ``needed``, which ``stop`` ends."""
+    with ExitStack() as stack:
+        stack.enter_context(state.exclusive(plan.own))
+        current = load_running_state(plan)
+        if current is None and needed:
+            refuse_odd_run(plan.run)
+            stack.callback(stop, plan, progress)
+            yield start_bundle(request, request.plan(starts=True), progress, world)
+            return
+        stack.close()  # others may stop what they started
+        plan = load_started_plan(plan, current) if current is not None else plan
+        checked = preflight(plan, own_ports=current.ports if current else frozenset())
+        _require(checked, ["bundle"])  # its processes run already
+        yield plan, current, checked

@@ -55,11 +55,12 @@ class Fields:
         return None if self.data.get(key) is None else self.integer(key, low=low)
 
     def number(self, key: str, *, high: float | None = None) -> float:
-        """A number above 0, and at high ``high``."""
+        """A number above 0, and at most ``high``."""
         value = self.data.get(key)
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not numeric or not 0 < value < float("inf") or (high is not None and value > high):
-            raise self.fail(key, "a number above 0" + (f" and at high {high:g}" if high else ""))
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            value = 0.0
+        if not 0 < value < float("inf") or (high is not None and value > high):
+            raise self.fail(key, "a number above 0" + (f" and at most {high:g}" if high else ""))
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -137,7 +138,12 @@ def _read_field(data: Fields, field: Field[Any], hint: Any) -> Any:
         return tuple(read_typed(parts[0], item) for item in data.children(key))  # type: ignore[arg-type]
     if "allowed" in field.metadata:
         return data.one_of(key, **field.metadata)
-    readers = {str: data.text, int: data.integer, float: data.number}
-    more = {tuple[str, ...]: data.texts, tuple[int, ...]: data.integers}
-    reader: Any = {**readers, **more}.get(hint, data.text_map)
-    return reader(key, **field.metadata)
+    readers: dict[Any, Any] = {
+        str: data.text,
+        int: data.integer,
+        float: data.number,
+        tuple[str, ...]: data.texts,
+        tuple[int, ...]: data.integers,
+        dict[str, str]: data.text_map,
+    }
+    return readers[hint](key, **field.metadata)
