@@ -78,12 +78,6 @@ class Figures:
     cache_usage: float | None = None
     tpot_sum_s: float | None = None
     tpot_count: float | None = None
-    ttft_sum_s: float | None = None
-    ttft_count: float | None = None
-
-    @property
-    def published(self) -> bool:
-        return any(getattr(self, name) is not None for name in self.__slots__)
 
 
 # Names of metrics by what they tell; of each the first that is there counts.
@@ -104,8 +98,6 @@ def engine_figures(text: str) -> Figures:
         cache_usage=_max_first_metric(samples, _NAMES["cache"]),
         tpot_sum_s=tpot_sum,
         tpot_count=tpot_count,
-        ttft_sum_s=_sum_first_metric(samples, _add_name_suffix(_NAMES["ttft"], "sum")),
-        ttft_count=_sum_first_metric(samples, _add_name_suffix(_NAMES["ttft"], "count")),
     )
 
 

@@ -309,9 +309,7 @@ def _flags(pid: int, number: int) -> int:
 
 
 HERE = Processes()
-read_stat, alive, reap, send = HERE.read_stat, HERE.alive, HERE.reap, HERE.send
-family, left_behind, unrecorded = HERE.family, HERE.left_behind, HERE.unrecorded
-terminate = HERE.terminate
+read_stat, alive, reap, terminate = HERE.read_stat, HERE.alive, HERE.reap, HERE.terminate
 
 
 def ask_program(
