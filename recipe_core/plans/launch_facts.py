@@ -26,8 +26,7 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.training_rules import untold_choices
 from recipe_core.estimates.training.frozen_base import frozen_base_bytes
 from recipe_core.estimates.training.stages import reserved_ends, stage_layer_counts
-from recipe_core.models.attention import GroupedAttention, LatentAttention, LinearAttention
-from recipe_core.models.mlp import DenseMlp
+from recipe_core.models.attention import LatentAttention, LinearAttention
 from recipe_core.plans.megatron_model import megatron_model
 from recipe_core.plans.titan_models import reads_checkpoint, shipped_configuration, unlike_shipped
 
@@ -57,7 +56,6 @@ _CODES: Mapping[str, tuple[str, ...]] = {
 # Columns that hold names as bits.
 _MODULES = ("recompute_modules", "unlisted_modules")
 
-_NF4_BLOCK = 64  # of weights that share a scale (trainer/nf4.py)
 _FLEX_BLOCK = 128
 
 
@@ -173,17 +171,6 @@ def _shared_heads(setting: TrainingSetting) -> int:
     return math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
 
 
-def _unblocked_width(setting: TrainingSetting) -> int | None:
-    """Inputs of a matrix of the layers that do not divide into 4-bit blocks."""
-    widths = {setting.model.hidden}
-    for layer, _ in setting.model.kinds:
-        if isinstance(layer.attention, GroupedAttention):
-            widths.add(layer.attention.heads * layer.attention.v_head_dim)
-        if isinstance(layer.mlp, DenseMlp):
-            widths.add(layer.mlp.intermediate)
-    return next((width for width in widths if width % _NF4_BLOCK), None)
-
-
 def _engine_launches(setting: TrainingSetting) -> Launches:
     return training_engine(setting.engine).launches
 
@@ -217,7 +204,6 @@ _OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
     "shared_heads_kind": lambda s: (
         "attention heads" if _has_latent_attention(s) else "key/value heads"
     ),
-    "unblocked_width": _unblocked_width,
 }
 
 

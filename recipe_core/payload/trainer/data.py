@@ -150,103 +150,55 @@ class Tokens:
         return Tokens, (self.folder,)
 
 
-# The target of a token that is not learned (torch's ``ignore_index``).
-IGNORED = -100
-
-
 class Item(NamedTuple):
-    """A sequence, or several (sequences × length): tokens, and what follows each.
-
-    ``positions``: of tokens in their text, where several share a sequence; None where they do not.
-    """
+    """Sequences (sequences × length): tokens, and what follows each."""
 
     inputs: torch.Tensor
     targets: torch.Tensor
-    positions: torch.Tensor | None = None
 
 
-def positions(items: Iterable[Item]) -> Iterator[torch.Tensor]:
-    for item in items:
-        if item.positions is not None:
-            yield item.positions
+class Sequences:
+    """Windows of ``length`` tokens, and the next one, over a token file, shuffled every epoch.
 
-
-class Order:
-    """``count`` items, shuffled every epoch: the first of what a run needs of data.
-
-    The items of a step depend on the seed, the step and what is left out alone; ranks take
+    The windows of a step depend on the seed, the step and what is left out alone; ranks take
     consecutive shares of them. So a run resumes exactly where it stopped, also with another number
     of replicas.
     """
 
-    sequences_each = 1
-    """Sequences of an item, which stay together."""
-    left_out = 0
-    """Items without anything to learn."""
-
-    def __init__(self, count: int, global_batch: int, seed: int, skips: Skips | None) -> None:
-        self.count, self.seed = count, seed
-        self.items = global_batch // self.sequences_each
-        self.skips = skips or Skips()
-        self._shuffled: tuple[int, torch.Tensor] = (-1, torch.empty(0))
-
-    def batch(self, step: int, dp_rank: int, dp: int, micro_batches: int) -> list[Item]:
-        """A replica's micro-batches of a step."""
-        share = self.items // dp
-        start = step * self.items + dp_rank * share
-        numbers = range(start, start + share)
-        items = [item for number in numbers for item in self.item(self.place(number))]
-        inputs = torch.stack([item.inputs for item in items]).chunk(micro_batches)
-        targets = torch.stack([item.targets for item in items]).chunk(micro_batches)
-        if items[0].positions is None:
-            return [Item(*pair) for pair in zip(inputs, targets, strict=True)]
-        places = torch.stack(list(positions(items)))
-        pieces = zip(inputs, targets, places.chunk(micro_batches), strict=True)
-        return [Item(*piece) for piece in pieces]
-
-    def learned(self, step: int) -> int:
-        """The tokens that all replicas learn in a step."""
-        numbers = range(step * self.items, (step + 1) * self.items)
-        items = (item for number in numbers for item in self.item(self.place(number)))
-        return sum(int((item.targets != IGNORED).sum()) for item in items)
-
-    def place(self, number: int) -> int:
-        """Which item comes as the ``number``-th of the whole run."""
-        step, place = divmod(number, self.items)
-        epoch, place = divmod(self.skips.batch(step) * self.items + place, self.count)
-        if self._shuffled[0] != epoch:
-            generator = torch.Generator().manual_seed(self.seed + epoch)
-            self._shuffled = (epoch, torch.randperm(self.count, generator=generator))
-        return int(self._shuffled[1][place])
-
-    def item(self, place: int) -> list[Item]:
-        raise NotImplementedError
-
-
-class Sequences(Order):
-    """Windows of ``length`` tokens, and the next one, over a token file."""
-
     def __init__(
         self, path: Path, length: int, global_batch: int, seed: int, skips: Skips | None = None
     ) -> None:
-        self.tokens, self.length = Tokens(path), length
+        self.tokens, self.length, self.global_batch = Tokens(path), length, global_batch
         size = len(self.tokens)
-        count = (size - 1) // length
-        if count < 1:
+        self.count = (size - 1) // length
+        if self.count < 1:
             raise TrainError(
                 f"the texts have {size} tokens; a sequence needs {length} + 1.",
                 hint="Use more text or a shorter sequence_length.",
             )
-        super().__init__(count, global_batch, seed, skips)
+        self.seed, self.skips = seed, skips or Skips()
+        self._shuffled: tuple[int, torch.Tensor] = (-1, torch.empty(0))
 
-    def learned(self, step: int) -> int:  # noqa: ARG002 - the same in each
-        return self.items * self.length
+    def batch(self, step: int, dp_rank: int, dp: int, micro_batches: int) -> list[Item]:
+        """A replica's micro-batches of a step."""
+        share = self.global_batch // dp
+        start = step * self.global_batch + dp_rank * share
+        windows = torch.stack([self.window(number) for number in range(start, start + share)])
+        return [Item(part[:, :-1], part[:, 1:]) for part in windows.chunk(micro_batches)]
 
-    def item(self, place: int) -> list[Item]:
-        """One window."""
-        start = place * self.length
-        window = self.tokens[start : start + self.length + 1]
-        return [Item(window[:-1], window[1:])]
+    def window(self, number: int) -> torch.Tensor:
+        """The ``number``-th window of the whole run, and the token behind it."""
+        start = self.place(number) * self.length
+        return self.tokens[start : start + self.length + 1]
+
+    def place(self, number: int) -> int:
+        """Which window comes as the ``number``-th of the whole run."""
+        step, place = divmod(number, self.global_batch)
+        epoch, place = divmod(self.skips.batch(step) * self.global_batch + place, self.count)
+        if self._shuffled[0] != epoch:
+            generator = torch.Generator().manual_seed(self.seed + epoch)
+            self._shuffled = (epoch, torch.randperm(self.count, generator=generator))
+        return int(self._shuffled[1][place])
 
 
 class Ahead:
@@ -265,7 +217,7 @@ class Ahead:
 
     def __init__(
         self,
-        sequences: Order,
+        sequences: Sequences,
         part: tuple[int, int, int],
         workers: int,
         prefetch: int,
@@ -278,7 +230,7 @@ class Ahead:
         self._pool = ThreadPoolExecutor(workers, "loader") if prefetch else None
 
     def batch(self, step: int) -> Any:
-        """The batch of a step, as `Order.batch` makes it."""
+        """The batch of a step, as `Sequences.batch` makes it."""
         if self._pool is None:
             return self._make(step)
         for ahead in range(step, min(step + self.prefetch + 1, self.steps)):
