@@ -95,9 +95,8 @@ class Compression(BaseModel):
     model and technique."""
 
     @model_validator(mode="after")
-    def _gguf_has_its_makers(self) -> Self:
+    def _gguf_has_its_maker(self) -> Self:
         gguf = (self.technique or "").startswith("gguf_")
-        if gguf and self.tool not in ("auto", "llama-cpp", "embedded"):
-            message = f"technique {self.technique} is made by llama-cpp or embedded"
-            raise ValueError(f"{message}, not {self.tool}")
+        if gguf and self.tool not in ("auto", "llama-cpp"):
+            raise ValueError(f"technique {self.technique} is made by llama-cpp, not {self.tool}")
         return self

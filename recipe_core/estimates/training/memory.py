@@ -257,8 +257,9 @@ def _reference_bytes(
     setting: TrainingSetting, rank: RankParameters, divisors: tuple[Float, Float]
 ) -> Float:
     """Bytes of DPO's frozen model, which some have whole on every device, on a CPU in fp32."""
-    whole = not setting.framework.reference_divided and setting.cluster.device.runtime == "cpu"
-    size = REFERENCE_BYTES * (2 if whole else 1) if setting.method == "dpo" else 0.0
+    undivided = not setting.framework.reference_divided
+    wider = undivided and setting.cluster.device.runtime == "cpu"
+    size = REFERENCE_BYTES * (2 if wider else 1) if setting.method == "dpo" else 0.0
     return _divided_bytes(
         rank, divisors if setting.framework.reference_divided else _undivided_ranks(rank), size
     )

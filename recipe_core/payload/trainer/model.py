@@ -135,9 +135,9 @@ def fill_weights(
     fill_random(part, reference, settings.seed, device)
     if from_folder:
         names = {_base_name(name) for name, _ in reference.named_parameters()}
-        held = {_base_name(name): name for name, _ in part.named() if ".lora_" not in name}
-        for name, tensor in stored_tensors(str(folder), held.keys() & names):
-            copy_part_weights(part, {held[name]: tensor.to(device, torch.float32)})
+        part_names = {_base_name(name): name for name, _ in part.named() if ".lora_" not in name}
+        for name, tensor in stored_tensors(str(folder), part_names.keys() & names):
+            copy_part_weights(part, {part_names[name]: tensor.to(device, torch.float32)})
     if settings.lora:
         copy_part_weights(part, start_adapters(part.learning(), settings.seed, device))
 
