@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from .data import write_shards
+from .data import write_tokens
 from .errors import TrainError
 
 # Characters that the tokenizer gets at once.
@@ -59,7 +59,7 @@ def _join_lines_to_pieces(lines: Iterable[str]) -> Iterator[str]:
 
 
 def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
-    """Write all texts as tokens, each followed by an end-of-text token, and return the folder.
+    """Write all texts as tokens, each followed by an end-of-text token, and return the file.
 
     It is written once for these files and this tokenizer. Nodes that share the folder may write
     side by side: each moves what it wrote into place.
@@ -75,8 +75,8 @@ def token_file(paths: tuple[Path, ...], tokenizer: Any, folder: Path) -> Path:
                 f"cannot read {path}: {error.strerror}.",
                 hint="Set the path of the text: --data FILE.",
             ) from None
-    target = folder / f"tokens-{digest.hexdigest()[:16]}"
-    return write_shards(target, _encode_documents(paths, tokenizer), len(tokenizer))
+    name = f"tokens-{digest.hexdigest()[:16]}"
+    return write_tokens(folder, name, _encode_documents(paths, tokenizer), len(tokenizer))
 
 
 def _encode_documents(paths: tuple[Path, ...], tokenizer: Any) -> Iterator[list[int]]:

@@ -18,7 +18,7 @@ from tests.payload.trainer.conftest import CONFIG, Job, needs_torch, settings
 pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
-from recipe_core.payload.trainer.data import Ahead, Sequences, Tokens, write_shards
+from recipe_core.payload.trainer.data import Ahead, Sequences, Tokens, write_tokens
 from recipe_core.payload.trainer.errors import TrainError
 from recipe_core.payload.trainer.main import main
 from recipe_core.payload.trainer.metrics import Metrics, Row, prometheus, read_metrics_rows
@@ -45,9 +45,9 @@ def part_of(found):
     return Part(build_meta_model(load_model_config(found, None), found), 0, 1)
 
 
-def shards(folder, count=161, vocabulary=512):
+def written(folder, count=161, vocabulary=512):
     pieces = [list(range(start, min(start + 7, count))) for start in range(0, count, 7)]
-    return write_shards(folder / "tokens", pieces, vocabulary, shard_tokens=50)
+    return write_tokens(folder, "tokens", pieces, vocabulary)
 
 
 def test_settings_are_read_with_their_types_and_a_wrong_field_is_named(tmp_path, capsys):
@@ -126,7 +126,7 @@ def test_only_bf16_on_a_processor_without_its_products_is_emulated(native, monke
 
 
 def test_every_sequence_comes_once_each_time_around_whatever_the_replicas(tmp_path):
-    found = Sequences(shards(tmp_path), 8, 4, seed=3)
+    found = Sequences(written(tmp_path), 8, 4, seed=3)
     alone = found.batch(6, 0, 1, 2)
     shared = [pair for rank in range(2) for pair in found.batch(6, rank, 2, 1)]
     assert [pair[0].tolist() for pair in alone] == [pair[0].tolist() for pair in shared]
@@ -136,7 +136,7 @@ def test_every_sequence_comes_once_each_time_around_whatever_the_replicas(tmp_pa
     assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
     assert order[:20] != order[20:]
     with pytest.raises(TrainError, match="the texts have 5 tokens"):
-        Sequences(shards(tmp_path / "few", 5), 8, 4, seed=3)
+        Sequences(written(tmp_path / "few", 5), 8, 4, seed=3)
     # a line without text is named
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"words": "b"}\n')
@@ -186,58 +186,46 @@ def test_metrics_go_on_after_the_step_that_is_resumed_and_prometheus_reads_them(
     )
 
 
-# Tokens as mapped shards, and batches made ahead: the same numbers whoever makes them
+# Tokens as mapped files, and batches made ahead: the same numbers whoever makes them
 
 
 def test_numbers_are_as_wide_as_the_vocabulary_needs(tmp_path):
     for vocabulary, width in ((512, 2), (65_536, 2), (65_537, 4), (200_000, 4)):
-        folder = shards(tmp_path / str(vocabulary), vocabulary=vocabulary)
-        sizes = [path.stat().st_size for path in sorted(folder.glob("*.bin"))]
-        assert sizes == [width * count for count in (50, 50, 50, 11)]
-        tokens = Tokens(folder)
+        path = written(tmp_path / str(vocabulary), vocabulary=vocabulary)
+        assert path.stat().st_size == width * 161
+        tokens = Tokens(path)
         assert len(tokens) == 161
         for start, stop, end in ((45, 105, 105), (150, 400, 161), (7, 7, 7)):
             assert tokens[start:stop].tolist() == list(range(start, end))
-    # processes that get tokens map the same files
+    # processes that get tokens map the same file
     text = pickle.dumps(tokens)
     assert len(text) < 1000
     assert pickle.loads(text)[140:161].tolist() == tokens[140:161].tolist()
 
 
-def test_shards_appear_whole_and_of_the_first_writer(tmp_path, monkeypatch):
-    folder = shards(tmp_path)
-    before = (folder / "index.json").stat().st_mtime_ns
+def test_a_token_file_appears_whole_and_is_written_once(tmp_path):
+    path = written(tmp_path)
+    before = path.stat().st_mtime_ns
 
     def never():
         raise AssertionError("made again")
         yield []
 
-    assert write_shards(folder, never(), 512) == folder
-    assert (folder / "index.json").stat().st_mtime_ns == before
-    shutil.rmtree(folder)
+    assert write_tokens(tmp_path, "tokens", never(), 512) == path
+    assert path.stat().st_mtime_ns == before
+    path.unlink()
     with pytest.raises(AssertionError):
-        write_shards(folder, never(), 512)
-    assert not folder.exists()
-
-    def other_is_first():
-        with monkeypatch.context() as patch:
-            patch.setattr("os.getpid", lambda: 1)  # another process
-            shards(tmp_path)
-        yield [1, 2, 3]
-
-    folder = write_shards(tmp_path / "tokens", other_is_first(), 512)
-    assert len(Tokens(folder)) == 161
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
-    # damaged ones are named with a way out
-    for index in ("{}", "no", json.dumps({"dtype": "<u2", "tokens": [500]})):
-        (folder / "index.json").write_text(index)
-        with pytest.raises(TrainError, match=r"cannot read the tokens in .*tokens"):
-            Tokens(folder)
+        write_tokens(tmp_path, "tokens", never(), 512)
+    assert not path.exists()
+    # one that cannot be read is named with a way out
+    path.write_bytes(b"")
+    with pytest.raises(TrainError, match=r"cannot read the tokens in .*tokens"):
+        Tokens(path)
 
 
 def test_batches_made_ahead_are_those_made_in_place(tmp_path):
     """Over four epochs, from a step in the middle: each epoch has an order of its own."""
-    sequences = Sequences(shards(tmp_path), 8, 4, seed=3)
+    sequences = Sequences(written(tmp_path), 8, 4, seed=3)
     for workers, prefetch in itertools.product((1, 3), (0, 1, 5)):
         ahead = Ahead(sequences, (1, 2, 1), workers, prefetch, steps=20)
         for step in range(3, 20):
