@@ -99,7 +99,7 @@ class Transformers:
             self._device = pick_torch_device()
             dtype = "auto" if self._device.type == "cuda" else "float32"
             self._model = load_decoder(folder, dtype=dtype).to(self._device)
-            self.version = torch.__version__
+            self.version = str(torch.__version__)
         else:
             module, kind, package, options = _OPTIMUM[runtime]
             self._device = torch.device("cpu")
@@ -109,15 +109,18 @@ class Transformers:
 
     def logits(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
-        self._cache, self._length = None, 0
-        return _plain_array(self._read(tokens))
+        return _plain_array(self._begin(tokens))
 
     def start(self, tokens: Sequence[int]) -> Logits:
         """See `Runner`."""
-        return self.logits(tokens)[-1]
+        return _plain_array(self._begin(tokens)[-1])
 
     def step(self, token: int) -> Logits:
-        return _plain_array(self._read([token]))[-1]
+        return _plain_array(self._read([token])[-1])
+
+    def _begin(self, tokens: Sequence[int]) -> torch.Tensor:
+        self._cache, self._length = None, 0
+        return self._read(tokens)
 
     def _read(self, tokens: Sequence[int]) -> torch.Tensor:
         self._length += len(tokens)
