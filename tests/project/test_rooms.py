@@ -17,14 +17,14 @@ from tests.fixtures.rows import over, table
 
 BUDGETS = {
     "base": 2_200,
-    "payload": 19_280,
+    "payload": 17_340,
     "models": 5_280,
     "hardware": 4_780,
     "engines": 3_200,
     "request": 4_440,
     "accuracy": 3_360,
     "estimates": 19_320,
-    "plans": 8_560,
+    "plans": 8_540,
     "launch": 6_180,
     "compression": 2_920,
     "sizing": 2_700,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,26 @@ def launch_embedded(job: Job) -> Launch:
     launch = job_launch(job, started, settings, trainer_files(settings, "train.py", "main"))
     adapters = ("peft",) if job.setting.frozen else ()
     return replace(launch, requires=(*launch.requires, *adapters))
+
+
+def launch_hf_trainer(
+    job: Job,
+    recorded: dict[str, Any],
+    files: dict[str, str],
+    start: Callable[[int], tuple[str, ...]],
+    *options: str,
+) -> Launch:
+    """Transformers' trainer under a program of its own files, started by its words on a node."""
+    settings = train_json(job)
+    model = ("--model", "${model}") if job.has_home else ()
+    script = ("${root}/train_hf.py", "--config", "${root}/train.json", "--out", "${run}", *model)
+
+    def words(node: int) -> tuple[str, ...]:
+        return (*start(node), *script, *options)
+
+    started = trainer_processes(job, words, torch_environment(job))
+    every_file = trainer_files(settings, "train_hf.py", "hf") | files
+    return job_launch(job, started, settings | recorded, every_file)
 
 
 def train_json(job: Job, **more: Any) -> dict[str, Any]:
