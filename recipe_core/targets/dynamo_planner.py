@@ -6,7 +6,6 @@ this file (``--config``), or a DynamoGraphDeploymentRequest has it under ``featu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
@@ -75,19 +74,6 @@ def _down_sensitivity(scaling: Scaling) -> dict[str, int]:
             hint=f"Set {round(scaling.tolerance, 2):g}.",
         )
     return {"load_scaling_down_sensitivity": round(percent)}
-
-
-def read_planner_settings(settings: Mapping[str, Any]) -> Scaling:
-    """The policy that settings were written from."""
-    fields = {field: settings[name] for field, name in TIMES.items() if name in settings}
-    if "load_scaling_down_sensitivity" in settings:
-        fields["tolerance"] = 1 - settings["load_scaling_down_sensitivity"] / 100
-    return Scaling(
-        policy="dynamo",
-        min_replicas=settings["min_endpoint"],
-        max_replicas=settings["max_gpu_budget"] // settings["decode_engine_num_gpu"],
-        **fields,
-    )
 
 
 FILE = "targets/dynamo-planner/planner.yaml"

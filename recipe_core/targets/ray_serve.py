@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.texts import PLACEHOLDER
-from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.request.scaling import Metric, Scaling
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
@@ -60,25 +59,6 @@ def ray_deployment_replicas(scaling: Scaling) -> dict[str, Any]:
         **{name: seconds for name, seconds in times.items() if seconds is not None},
     }
     return {"autoscaling_config": config}
-
-
-def read_ray_deployment(config: Mapping[str, Any]) -> Scaling:
-    """The policy that a deployment's configuration was written from."""
-    if "num_replicas" in config:
-        count = config["num_replicas"]
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    scaled = config["autoscaling_config"]
-    times = {field: scaled[name] for field, name in TIMES.items() if name in scaled}
-    triggers: tuple[Trigger, ...] = ()
-    if "target_ongoing_requests" in scaled:
-        triggers = (Trigger(metric=METRIC, target=scaled["target_ongoing_requests"]),)
-    return Scaling(
-        policy="ray-serve",
-        min_replicas=scaled["min_replicas"],
-        max_replicas=scaled["max_replicas"],
-        triggers=triggers,
-        **times,
-    )
 
 
 FILE = "targets/ray-serve/serve.yaml"

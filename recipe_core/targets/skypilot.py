@@ -6,13 +6,12 @@ task that opens no port, and is reached through an SSH tunnel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.request.scaling import Metric, Scaling
 from recipe_core.scaling.policies.columns import default_of
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
@@ -71,23 +70,6 @@ def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
         **{name: seconds for name, seconds in times.items() if seconds is not None},
     }
     return {"replica_policy": policy}
-
-
-def read_sky_service(service: Mapping[str, Any]) -> Scaling:
-    """The policy that a service was written from."""
-    if "replicas" in service:
-        count = service["replicas"]
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    policy = service["replica_policy"]
-    times = {field: policy[name] for field, name in TIMES.items() if name in policy}
-    trigger = Trigger(metric=METRIC, target=policy["target_qps_per_replica"])
-    return Scaling(
-        policy="skyserve",
-        min_replicas=policy["min_replicas"],
-        max_replicas=policy["max_replicas"],
-        triggers=(trigger,),
-        **times,
-    )
 
 
 FOLDER = "targets/skypilot"

@@ -16,12 +16,11 @@ from recipe_core.scaling.policies import controller_of
 from recipe_core.scaling.policies.table import ROWS
 from recipe_core.targets import each_target, kserve, target_names, target_refusals
 from recipe_core.targets.notes import scaling_notes
-from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import keda
-from recipe_core.targets.scale.hpa import read_behavior
 from recipe_core.targets.scale.policy import refuse_other_bounds, stated_fields
 from tests.conftest import make_request
 from tests.fixtures.cluster_schemas import assert_valid
+from tests.fixtures.read_scaling import read_behavior, read_files, read_scaling
 from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table

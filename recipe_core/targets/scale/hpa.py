@@ -1,12 +1,11 @@
-"""The policy ``hpa`` as a HorizontalPodAutoscaler and the rules of its metrics, and back."""
+"""The policy ``hpa`` as a HorizontalPodAutoscaler and the rules of its metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.request.scaling import Metric, Scaling
 from recipe_core.scaling.policies.columns import default_of
 from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
 from recipe_core.targets.context import Context
@@ -18,7 +17,6 @@ from recipe_core.targets.scale.policy import (
     grain_target,
     metric_query,
     most_copies,
-    read_metric_query,
     refuse_fields,
     refuse_policy,
     shortest_number,
@@ -38,7 +36,7 @@ FIELDS = (
     "down_step",
     "down_period_s",
 )
-_SIDES = {"scaleUp": "up", "scaleDown": "down"}
+SIDES = {"scaleUp": "up", "scaleDown": "down"}
 
 
 def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
@@ -48,7 +46,7 @@ def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
         NoAnswer: for a window that the API refuses, and a period without a step.
     """
     sides = {}
-    for side, direction in _SIDES.items():
+    for side, direction in SIDES.items():
         rules: dict[str, Any] = {}
         window_s = whole_seconds(scaling, f"{direction}_delay_s", most_s=int(LONGEST_WINDOW_S))
         if window_s is not None:
@@ -74,21 +72,6 @@ def _step_policies(scaling: Scaling, direction: str) -> list[dict[str, Any]]:
     if step is None:
         return []
     return [{"type": "Pods", "value": step, "periodSeconds": period_s or PERIOD_S}]
-
-
-def read_behavior(sides: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the policy that a behavior was written from."""
-    fields: dict[str, Any] = {}
-    for side, direction in _SIDES.items():
-        rules = sides.get(side, {})
-        if "stabilizationWindowSeconds" in rules:
-            fields[f"{direction}_delay_s"] = rules["stabilizationWindowSeconds"]
-        if "tolerance" in rules:
-            fields["tolerance"] = float(rules["tolerance"])
-        for policy in rules.get("policies", []):
-            fields[f"{direction}_step"] = policy["value"]
-            fields[f"{direction}_period_s"] = policy["periodSeconds"]
-    return fields
 
 
 WHERE = "a HorizontalPodAutoscaler"
@@ -184,28 +167,3 @@ def _external_rule(context: Context, window_s: int | None) -> dict[str, Any]:
         "name": {"as": ADAPTED["request-rate"]},
         "metricsQuery": metric_query(context, "request-rate", window_s),
     }
-
-
-def read_hpa_spec(spec: Mapping[str, Any], rules: Mapping[str, Any] | None = None) -> Scaling:
-    """The policy that a specification, and the adapter's values, were written from."""
-    metrics = {name: metric for metric, name in ADAPTED.items()}
-    triggers = []
-    for entry in spec["metrics"]:
-        source = entry[entry["type"].lower()]
-        metric = metrics[source["metric"]["name"]]
-        triggers.append(Trigger(metric=metric, target=float(source["target"]["averageValue"])))
-    fields: dict[str, Any] = {
-        "policy": "hpa",
-        "min_replicas": spec["minReplicas"],
-        "max_replicas": spec["maxReplicas"],
-        "triggers": tuple(triggers),
-        **read_behavior(spec.get("behavior", {})),
-    }
-    adapter_rules: Sequence[Mapping[str, Any]] = [
-        rule for kind in (rules or {}).get("rules", {}).values() for rule in kind
-    ]
-    for rule in adapter_rules:
-        _, window_s = read_metric_query(rule["metricsQuery"])
-        if window_s is not None:
-            fields["window_s"] = window_s
-    return Scaling(**fields)

@@ -1,4 +1,4 @@
-"""Policies as fields and annotations of KServe services, raw and on Knative, and back."""
+"""Policies as fields and annotations of KServe services, raw and on Knative."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.scaling.policies.columns import default_of
 from recipe_core.targets.context import Context
-from recipe_core.targets.scale.hpa import read_behavior, scaling_behavior
+from recipe_core.targets.scale.hpa import scaling_behavior
 from recipe_core.targets.scale.policy import (
     averaging_window_s,
     grain_target,
     metric_query,
     only_trigger,
-    read_metric_query,
     refuse_fields,
     refuse_policy,
     shortest_number,
@@ -115,30 +114,6 @@ def without_refused(pod: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "containers": containers}
 
 
-def read_annotations(annotations: Mapping[str, str]) -> Scaling:
-    """The policy that annotations were written from."""
-    values = {name.removeprefix(PREFIX): value for name, value in annotations.items()}
-    metrics = {name: metric for metric, name in METRICS.items()}
-    times = {
-        "window_s": "window",
-        "down_delay_s": "scale-down-delay",
-        "idle_s": "scale-to-zero-pod-retention-period",
-    }
-    fields: dict[str, Any] = {
-        name: float(values[key].removesuffix("s")) for name, key in times.items() if key in values
-    }
-    triggers: tuple[Trigger, ...] = ()
-    if "target" in values:
-        triggers = (Trigger(metric=metrics[values["metric"]], target=float(values["target"])),)
-    return Scaling(
-        policy="kpa",
-        min_replicas=int(values["min-scale"]),
-        max_replicas=int(values["max-scale"]),
-        triggers=triggers,
-        **fields,
-    )
-
-
 MODE = "serving.kserve.io/deploymentMode"
 CLASS = "serving.kserve.io/autoscalerClass"
 # What KServe hands on to the ScaledObject that it makes.
@@ -206,24 +181,3 @@ def _auto_scaling(context: Context, scaling: Scaling) -> dict[str, Any]:
     ]
     rules = scaling_behavior(scaling)
     return {"metrics": metrics, **({"behavior": rules} if rules else {})}
-
-
-def read_inference_service(service: Mapping[str, Any]) -> Scaling:
-    """The policy that an InferenceService was written from."""
-    notes, predictor = service["metadata"]["annotations"], service["spec"]["predictor"]
-    if notes[MODE] == "Serverless":
-        return read_annotations(notes)
-    fields: dict[str, Any] = {
-        "policy": "keda" if "autoScaling" in predictor else "fixed",
-        "min_replicas": predictor["minReplicas"],
-        "max_replicas": predictor["maxReplicas"],
-    }
-    scaled = predictor.get("autoScaling", {})
-    triggers = []
-    for entry in scaled.get("metrics", []):
-        metric, window_s = read_metric_query(entry["external"]["metric"]["query"])
-        target = float(entry["external"]["target"]["value"])
-        triggers.append(Trigger(metric=metric, target=target))
-        if window_s is not None:
-            fields["window_s"] = window_s
-    return Scaling(**fields, triggers=tuple(triggers), **read_behavior(scaled.get("behavior", {})))

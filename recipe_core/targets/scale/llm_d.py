@@ -1,4 +1,4 @@
-"""The policy ``llm-d`` as the scaling of an LLMInferenceService and its thresholds, and back.
+"""The policy ``llm-d`` as the scaling of an LLMInferenceService and its thresholds.
 
 KServe makes a VariantAutoscaling and a HorizontalPodAutoscaler of it. The autoscaler's thresholds
 are not in these but in a ConfigMap, which it reads from the service's namespace too.
@@ -6,16 +6,15 @@ are not in these but in a ConfigMap, which it reads from the service's namespace
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.base.documents import parse_yaml, to_yaml
+from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.request.scaling import Metric, Scaling
 from recipe_core.scaling.policies.columns import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import has_independent_servers
-from recipe_core.targets.scale.hpa import FIELDS, read_behavior, scaling_behavior
+from recipe_core.targets.scale.hpa import FIELDS, scaling_behavior
 from recipe_core.targets.scale.policy import refuse_fields
 
 WHERE = "llm-d's autoscaler"
@@ -112,25 +111,3 @@ def saturation_thresholds(context: Context, scaling: Scaling) -> dict[str, Any]:
         "metadata": {"name": CONFIG, "namespace": context.parameters.namespace},
         "data": {"default": to_yaml(values)},
     }
-
-
-def read_llm_service(service: Mapping[str, Any], config: Mapping[str, Any] | None) -> Scaling:
-    """The policy that an LLMInferenceService, and the thresholds, were written from."""
-    spec = service["spec"]
-    if "scaling" not in spec:
-        count = spec["replicas"]
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    values = parse_yaml(config["data"]["default"], CONFIG) if config else {}
-    triggers = tuple(
-        Trigger(metric=metric, target=values[name])
-        for metric, name in THRESHOLDS.items()
-        if values.get(name, DEFAULTS[name]) != DEFAULTS[name]
-    )
-    scaling = spec["scaling"]
-    return Scaling(
-        policy="llm-d",
-        min_replicas=scaling["minReplicas"],
-        max_replicas=scaling["maxReplicas"],
-        triggers=triggers,
-        **read_behavior(scaling["wva"]["hpa"].get("behavior", {})),
-    )

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.release import Metrics
-from recipe_core.engines.spec import engine_names
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Metric, Policy, Scaling, Trigger
@@ -177,14 +175,12 @@ def grain_target(value: float, field: str) -> str:
 # Seconds over which a rate is taken where no window is stated: two scrapes and more.
 RATE_S = int(default_of("hpa", "rate_window_s"))
 # Gauges of an engine that make up a metric.
-_PARTS: dict[Metric, tuple[str, ...]] = {
+PARTS: dict[Metric, tuple[str, ...]] = {
     "waiting": ("waiting",),
     "running": ("running",),
     "in-flight": ("waiting", "running"),
     "kv-usage": ("kv_usage",),
 }
-_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
-_WINDOW = re.compile(r"\[(\d+)s\]")
 _EXAMPLE = 'gateway_metric: nginx_ingress_controller_requests{ingress="llm"}'
 
 
@@ -226,7 +222,7 @@ def engine_gauges(context: Context, metric: Metric) -> list[str]:
         NoAnswer: where the engine does not report one of them.
     """
     metrics = engine_metrics(context.engine)
-    names = [getattr(metrics, part) if metrics else None for part in _PARTS[metric]]
+    names = [getattr(metrics, part) if metrics else None for part in PARTS[metric]]
     if None in names:
         raise NoAnswer(
             f"{context.engine} does not report {metric}.",
@@ -241,7 +237,7 @@ def reported_metrics(metrics: Metrics | None) -> list[Metric]:
     if metrics is None:
         return []
     return [
-        metric for metric, parts in _PARTS.items() if all(getattr(metrics, part) for part in parts)
+        metric for metric, parts in PARTS.items() if all(getattr(metrics, part) for part in parts)
     ]
 
 
@@ -305,30 +301,3 @@ def averaging_window_s(scaling: Scaling) -> int | None:
     """
     window_s = whole_seconds(scaling, "window_s")
     return window_s or None
-
-
-def read_metric_query(text: str) -> tuple[Metric, int | None]:
-    """The metric that a query asks for, and the window it averages over.
-
-    A rate over the time that is taken where none is stated has no window.
-    """
-    window = _WINDOW.search(text)
-    window_s = int(window[1]) if window else None
-    metric = metric_of_gauges(_NAME.findall(text))
-    if metric == "request-rate" and window_s == RATE_S:
-        window_s = None
-    return metric, window_s
-
-
-def metric_of_gauges(words: Sequence[str]) -> Metric:
-    """The metric that is the sum of an engine's gauges; without gauges, the rate of requests."""
-    parts = {
-        part
-        for name in engine_names()
-        for part in ("waiting", "running", "kv_usage")
-        if getattr(engine_metrics(name), part, None) in words
-    }
-    for metric, gauges in _PARTS.items():
-        if parts == set(gauges):
-            return metric
-    return "request-rate"
