@@ -20,6 +20,7 @@ from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_name
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.bounds import always_peak, clairvoyant
 from recipe_core.scaling.parameter_spaces import space_of
+from recipe_core.scaling.policies.rows import policy_row
 from recipe_core.scaling.result import (
     Bounds,
     Checked,
@@ -42,8 +43,6 @@ SEEDS = (0, 1, 2)
 SEARCHED_DAYS = 1.0
 # Days that are simulated again under other chances.
 RANGE_DAYS = 1.0
-# Policies that no autoscaler runs as they are: they are compared, and never chosen.
-UNWRITTEN: tuple[Policy, ...] = ("predictive",)
 # Difference between the shares by requests and by flows that is worth a note.
 FAR = 0.05
 # Simulations of the best policies: the whole time, a day by seeds, with quick and slow starts.
@@ -222,7 +221,7 @@ def _pick_scaling_policy(
 ) -> Policy | None:
     """The cheapest policy that reaches the wanted share and that a bundle can hold."""
     for scaling, replay in ordered:
-        if replay.attainment >= attainment and scaling.policy not in UNWRITTEN:
+        if replay.attainment >= attainment and policy_row(scaling.policy).targets:
             return scaling.policy
     return None
 
@@ -271,7 +270,11 @@ def _over_time_notes(
             notes += _worst_hour_notes(policy.name, policy.checked)
     if best_policy is not None and best_policy.scaling is not None:
         notes += _gateway_metric_notes(best_policy.scaling)
-        cheaper = [policy for policy in policies if policy.name in UNWRITTEN and policy.meets]
+        cheaper = [
+            policy
+            for policy in policies
+            if policy.meets and policy.scaling and not policy_row(policy.scaling.policy).targets
+        ]
         notes += [
             f"{policy.name} would cost {policy.gpu_hours / best_policy.gpu_hours:.0%} of "
             f"{best_policy.name}; no autoscaler runs it as it is, so that it is not chosen."

@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,31 @@ class Signals:
     kv_usage: Float
     arrived: Float
     times_s: Callable[[], tuple[Float, Float]]
+
+    def take(self, columns: Int) -> Signals:
+        """Return the figures of some columns."""
+        ready, starting, running, waiting, kv_usage, arrived = (
+            figure[columns]
+            for figure in (
+                self.ready,
+                self.starting,
+                self.running,
+                self.waiting,
+                self.kv_usage,
+                self.arrived,
+            )
+        )
+        return Signals(
+            self.at_s,
+            self.hour,
+            ready,
+            starting,
+            running,
+            waiting,
+            kv_usage,
+            arrived,
+            lambda: tuple(seconds[columns] for seconds in self.times_s()),  # type: ignore[return-value]
+        )
 
 
 class Controller(Protocol):

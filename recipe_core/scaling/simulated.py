@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain
 
 import numpy as np
 
@@ -25,21 +25,21 @@ from recipe_core.scaling.fleet import Controller, Fleet
 from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need, needed_replicas
-from recipe_core.scaling.policies import controller_of
+from recipe_core.scaling.policies import BATCHES, controller_of
+from recipe_core.scaling.policies.controller import Together
+from recipe_core.scaling.policies.rows import policy_row
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.result import Checked
 from recipe_core.scaling.scenario import Deployment
-from recipe_core.scaling.search import Together
 from recipe_core.scaling.service import curve_of, max_requests_inside
 from recipe_core.scaling.traces.loads import Load, build_load, draw_requests
 
 # Of the flow.
 STEP_S = 30.0
+# Policies whose windows are those of a forecast, which all columns share.
+FORECASTS: tuple[Policy, ...] = ("predictive", "dynamo")
 # From one look of a policy to the next at least, where all are simulated side by side.
 PACE_S = 60.0
-# Policies whose replicas are machines of their own: a service of SkyPilot launches each as a
-# cluster. Those of the others share machines where there is room.
-OWN_MACHINES: tuple[Policy, ...] = ("skyserve",)
 # Time before the beginning that forecasts have learned, where the load repeats.
 HISTORY_DAYS = 14.0
 
@@ -102,31 +102,36 @@ class Simulation:
         alone = float(fleet.rented(np.ones(1))[0])
         return [
             replace(outcome, rented_s=outcome.replica_s * alone)
-            if scaling.policy in OWN_MACHINES
+            if policy_row(scaling.policy).own_machines
             else outcome
             for scaling, outcome in zip(scalings, outcomes, strict=True)
         ]
 
     def controller(self, scalings: Sequence[Scaling]) -> Controller:
         """The controllers of policies side by side."""
-        batches = [list(same) for _, same in groupby(scalings, key=_batch_key)]
-        return Together([(self.batch(batch), len(batch)) for batch in batches], PACE_S)
+        batches: dict[tuple[object, ...], list[int]] = {}
+        order = {policy: place for place, policy in enumerate(chain(*BATCHES))}
+        for column in sorted(range(len(scalings)), key=lambda at: order[scalings[at].policy]):
+            batches.setdefault(_batch_key(scalings[column]), []).append(column)
+        return Together(
+            [
+                (self.batch([scalings[column] for column in columns]), np.array(columns))
+                for columns in batches.values()
+            ],
+            PACE_S,
+        )
 
-    def batch(
-        self, scalings: Sequence[Scaling], start_hour: int | None = None, before_s: float = 0.0
-    ) -> Controller:
-        """The controller of policies of one kind.
+    def batch(self, scalings: Sequence[Scaling], before_s: float = 0.0) -> Controller:
+        """The controller of one batch of policies.
 
         Args:
-            scalings: alike in policy and interval.
-            start_hour: hour of the week at its beginning; that of the load unless given.
+            scalings: as ``controller_of`` takes them.
             before_s: seconds of the load that have passed before it begins.
         """
         return controller_of(
             scalings,
             capacity_per_s=self.need.capacity_per_s,
             start_s=self.fleet.start.seconds,
-            start_hour=self.load.start_hour if start_hour is None else start_hour,
             history=self._history_to(before_s),
             slots=round(self.need.in_flight),
             limits_s=self.fleet.limits_s,
@@ -169,11 +174,11 @@ class Simulation:
 
 
 def _batch_key(scaling: Scaling) -> tuple[object, ...]:
-    return (scaling.policy, scaling.interval_s, scaling.window_s if _learns(scaling) else None)
-
-
-def _learns(scaling: Scaling) -> bool:
-    return scaling.policy in ("predictive", "dynamo")
+    """What policies that one controller decides have in common: a stated interval is of one."""
+    batch = next(batch for batch in BATCHES if scaling.policy in batch)
+    of_one = scaling.policy if scaling.interval_s is not None else None
+    forecasts = scaling.window_s if batch[0] in FORECASTS else None
+    return (batch, of_one, scaling.interval_s, forecasts)
 
 
 def _initial_replicas(scaling: Scaling, needed_first: int, hour: int) -> int:
@@ -280,7 +285,7 @@ def check_worst_hour(simulation: Simulation, scaling: Scaling, outcome: Outcome)
     by_requests = simulate_requests(
         simulation.fleet,
         trace,
-        simulation.batch([scaling], part.start_hour, before_s=warm_s),
+        simulation.batch([scaling], before_s=warm_s),
         begin=begin,
         seed=SEED,
         interval_s=INTERVAL_S,

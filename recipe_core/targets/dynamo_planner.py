@@ -12,8 +12,8 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.policies.dynamo import PREDICTOR
+from recipe_core.scaling.policies.predictive import PREDICTOR
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import replica_devices
 from recipe_core.targets.scale.policy import refuse_fields, refuse_policy, whole_seconds

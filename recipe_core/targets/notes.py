@@ -8,6 +8,7 @@ from dataclasses import replace
 from recipe_core.engines.release import ApiKey
 from recipe_core.payload.launcher.sections import is_loopback
 from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.policies.rows import policy_row, policy_rows
 from recipe_core.targets import rdma
 from recipe_core.targets.by_hand import TITLES
 from recipe_core.targets.context import Context
@@ -25,18 +26,6 @@ from recipe_core.targets.scale.policy import (
 )
 from recipe_core.targets.storage import shares_a_claim
 
-# Targets that a policy is written into, if they are available.
-WRITERS = {
-    "fixed": ("kubernetes", "kserve", "kserve-llm", "llm-d", "skypilot", "ray-serve"),
-    "schedule": ("kubernetes-keda",),
-    "hpa": ("kubernetes-hpa",),
-    "keda": ("kubernetes-keda", "kserve"),
-    "kpa": ("knative", "kserve"),
-    "skyserve": ("skypilot",),
-    "ray-serve": ("ray-serve",),
-    "llm-d": ("kserve-llm",),
-    "dynamo": ("dynamo-planner",),
-}
 # Targets that start nothing of their own, or that others scale.
 _NOT_STARTED = ("monitoring", "kubernetes")
 _KNATIVE = (
@@ -51,9 +40,9 @@ def scaling_notes(context: Context, targets: Collection[str]) -> list[str]:
     scaling = context.scaling
     if scaling is None:
         return []
-    writers = [name for name in WRITERS.get(scaling.policy, ()) if name in targets]
+    writers = [name for name in policy_row(scaling.policy).targets if name in targets]
     lines = [_policy_note(context, scaling, writers)]
-    scalers = {name for names in WRITERS.values() for name in names}
+    scalers = {name for row in policy_rows().values() for name in row.targets}
     unscaled = [name for name in targets if name not in {*writers, *scalers, *_NOT_STARTED}]
     if "llm-d" in targets and "llm-d" not in writers:
         lines.append("`llm-d` starts the fewest of them, at least one, and keeps their number.")

@@ -12,7 +12,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling
-from recipe_core.scaling.policies.columns import default_of
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units

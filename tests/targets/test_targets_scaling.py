@@ -13,7 +13,7 @@ from recipe_core.recipe import Additions, Recipe, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Period, Scaling, Trigger
 from recipe_core.scaling.policies import controller_of
-from recipe_core.scaling.policies.table import ROWS
+from recipe_core.scaling.policies.rows import policy_row
 from recipe_core.targets import each_target, kserve, target_names, target_refusals
 from recipe_core.targets.notes import scaling_notes
 from recipe_core.targets.scale import keda
@@ -218,7 +218,7 @@ def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy):
     """Targets refuse only what their objects lack, never for want of knowing the field."""
     lacking = {"llm-d": ("window_s", "idle_s"), "dynamo": ("headroom",)}
     target = WRITTEN_BY[policy][0]
-    for name in set(ROWS[policy].fields) - {"periods"}:
+    for name in set(policy_row(policy).fields) - {"periods"}:
         changes = {name: 2}
         if name in ("tolerance", "headroom"):
             changes[name] = 0.25

@@ -6,8 +6,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
+from recipe_core.scaling.policies.rows import default_of, policy_row
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale.policy import (
@@ -25,7 +24,7 @@ from recipe_core.targets.scale.policy import (
 )
 
 # Of the policies that apply where none is stated.
-PERIOD_S = int(default_of("hpa", "period_s"))
+PERIOD_S = int(default_of("hpa", "up_period_s"))
 # What a behavior holds of a policy.
 FIELDS = (
     "tolerance",
@@ -48,7 +47,9 @@ def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
     sides = {}
     for side, direction in SIDES.items():
         rules: dict[str, Any] = {}
-        window_s = whole_seconds(scaling, f"{direction}_delay_s", most_s=int(LONGEST_WINDOW_S))
+        window_s = whole_seconds(
+            scaling, f"{direction}_delay_s", most_s=int(policy_row("hpa").most["down_delay_s"])
+        )
         if window_s is not None:
             rules["stabilizationWindowSeconds"] = window_s
         if policies := _step_policies(scaling, direction):

@@ -9,9 +9,9 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.policies.schedule import HOURS as WEEK
-from recipe_core.scaling.policies.schedule import week_replicas
+from recipe_core.scaling.policies.controller import HOURS as WEEK
+from recipe_core.scaling.policies.controller import week_replicas
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale.hpa import FIELDS, PERIOD_S, scaling_behavior

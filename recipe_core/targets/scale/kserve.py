@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.scale.hpa import scaling_behavior
 from recipe_core.targets.scale.policy import (
@@ -26,7 +26,7 @@ from recipe_core.targets.scale.policy import (
 WHERE = "Knative's autoscaler"
 PREFIX = "autoscaling.knative.dev/"
 # Between two looks of the autoscaler, for all services of a cluster.
-INTERVAL_S = default_of("kpa", "evaluation_period_s")
+INTERVAL_S = default_of("kpa", "sync_period_s")
 METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
 LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600

@@ -11,7 +11,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling
-from recipe_core.scaling.policies.columns import default_of
+from recipe_core.scaling.policies.rows import default_of, defaults_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import has_independent_servers
 from recipe_core.targets.scale.hpa import FIELDS, scaling_behavior
@@ -34,6 +34,15 @@ DEFAULTS = {
     "kvCacheThreshold": default_of("llm-d", "kv_threshold"),
     "queueLengthThreshold": int(default_of("llm-d", "queue_threshold")),
 }
+# Of its HPA, from the autoscaler's chart; KServe's own object would have Kubernetes' defaults.
+CHART = (
+    "up_delay_s",
+    "down_delay_s",
+    "up_step",
+    "down_step",
+    "up_period_s",
+    "down_period_s",
+)
 # Between two looks of the autoscaler, for all services of a cluster.
 INTERVAL_S = default_of("llm-d", "interval_s")
 
@@ -64,30 +73,15 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
         )
     full = scaling.model_copy(
         update={
-            name: value
-            for name, value in _chart_defaults().items()
-            if getattr(scaling, name) is None
+            name: int(value)
+            for name, value in defaults_of("llm-d").items()
+            if name in CHART and getattr(scaling, name) is None
         }
     )
     return {
         "minReplicas": scaling.min_replicas,
         "maxReplicas": scaling.max_replicas,
         "wva": {"hpa": {"behavior": scaling_behavior(full)}},
-    }
-
-
-def _chart_defaults() -> dict[str, int]:
-    """Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
-    window_s, step, period_s = (
-        int(default_of("llm-d", name)) for name in ("hpa_window_s", "hpa_pods", "hpa_period_s")
-    )
-    return {
-        "up_delay_s": window_s,
-        "down_delay_s": window_s,
-        "up_step": step,
-        "down_step": step,
-        "up_period_s": period_s,
-        "down_period_s": period_s,
     }
 
 

@@ -8,27 +8,13 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.release import Metrics
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
-from recipe_core.request.scaling import Metric, Policy, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.summary import replica_bounds_of
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.scaling.policies.rows import default_of, policy_row, replica_bounds_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, has_independent_servers, launch_units
 from recipe_core.targets.monitoring.rules import engine_metrics
 from recipe_core.targets.pod import object_name
 
-# Where a policy can be written.
-WHERE: dict[Policy, str] = {
-    "fixed": "every target starts a fixed number",
-    "schedule": "kubernetes-keda writes a schedule",
-    "predictive": "state the forecast as a schedule, which kubernetes-keda writes",
-    "hpa": "kubernetes-hpa writes it",
-    "keda": "kubernetes-keda and kserve write it",
-    "kpa": "knative and kserve write it",
-    "skyserve": "skypilot writes it",
-    "ray-serve": "ray-serve writes it",
-    "dynamo": "dynamo-planner writes it",
-    "llm-d": "kserve-llm writes it",
-}
 _ALWAYS = {"policy", "min_replicas", "max_replicas"}
 # Kubernetes reads targets to a thousandth (``MilliValue``).
 GRAIN = 1000
@@ -95,7 +81,7 @@ def refuse_policy(scaling: Scaling, policies: Collection[str], where: str) -> No
     if scaling.policy not in policies:
         raise NoAnswer(
             f"the chosen policy is {scaling.policy}, which {where} does not run: "
-            f"{WHERE[scaling.policy]}.",
+            f"{policy_row(scaling.policy).written}.",
             field="options.scaling.policy",
         )
 
