@@ -281,7 +281,10 @@ class _Flow:
             (drawn[0], events.failures_per_hour, 0.0),
             (drawn[1], events.reclaims_per_hour, events.notice_s),
         ):
-            chance = -np.expm1(-self.groups.ready * per_hour / 3600.0 * self.dt_s)
+            mean = self.groups.ready * (per_hour / 3600.0 * self.dt_s)
+            if drawn_one >= mean.max():  # a chance is below its mean
+                continue
+            chance = -np.expm1(-mean)
             lost = (drawn_one < chance).astype(float)
             if lost.any():
                 self._lose(step, lost, notice_s)

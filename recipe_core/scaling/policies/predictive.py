@@ -14,7 +14,7 @@ from recipe_core.scaling.policies.controller import Due, Paced, has_waiting, ope
 from recipe_core.scaling.policies.rows import default_of, parameters, same_parameter
 from recipe_core.scaling.policies.rules import ROUNDING, change_of_aggregated, whole_up
 from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
-from recipe_core.scaling.traces.forecast import Predictor, build_predictor
+from recipe_core.scaling.traces.forecast import Kalman, Predictor, Seasonal
 from recipe_core.scaling.traces.loads import Load
 
 
@@ -28,8 +28,10 @@ def seasonal_predictor(history: Load | None, interval_s: float) -> Predictor:
     span_s = 0.0 if history is None else history.span_s
     season_s = WEEK_S if span_s >= 2 * WEEK_S else DAY_S
     season = max(round(season_s / interval_s), 2)
-    counts = None if history is None else counts_of(history, interval_s)[-2 * season :]
-    return build_predictor("seasonal", season=season, history=counts)
+    forecast = Seasonal(season)
+    for count in [] if history is None else counts_of(history, interval_s)[-2 * season :]:
+        forecast.observe(float(count))
+    return forecast
 
 
 def counts_of(load: Load, interval_s: float) -> Float:
@@ -159,7 +161,7 @@ class Dynamo(Paced):
         sensitivity = 1 - parameters(scalings, "tolerance", default_tolerance)
         self._sensitivity = sensitivity[:, np.newaxis]  # the last axis is of the engines
         self._headroom = parameters(scalings, "headroom")
-        self._arrivals = Arrivals(build_predictor(PREDICTOR), self._forecasts.interval_s)
+        self._arrivals = Arrivals(Kalman(), self._forecasts.interval_s)
         self._floor = self._low
 
     def _begin(self, signals: Signals, /) -> None:
