@@ -42,7 +42,8 @@ class PolicyRow(DataRow):
 
     several: whether it takes several triggers. fields: with what they are called in its project.
     targets: that write it; written: the same for people. own_machines: its replicas share none.
-    least, most: of fields. follows: the policy whose defaults hold where it has none of its own.
+    least, most: of fields. search: first values of what is searched. follows: the policy whose
+    defaults hold where it has none of its own.
     """
 
     title: Text
@@ -55,6 +56,7 @@ class PolicyRow(DataRow):
     own_machines: bool = False
     least: Mapping[str, float] = Field(default_factory=dict)
     most: Mapping[str, float] = Field(default_factory=dict)
+    search: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
     follows: Policy | None = None
     defaults: Mapping[str, Default]
 
