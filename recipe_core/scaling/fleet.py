@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf, log
+from math import exp, inf, log
 from typing import Protocol
 
 import numpy as np
@@ -234,19 +234,20 @@ class Chance:
         self._reach(number + 1)
         events = fleet.events
         fails, reclaimed = self._waits[number]
+        start, normal = fleet.start, float(self.normals(number, 1)[0])
         return Draw(
-            float(self.starts_s(fleet.start, number, 1)[0]),
+            start.seconds * exp(start_log_spread(start) * normal),
             _seconds_until_event(fails, events.failures_per_hour),
             _seconds_until_event(reclaimed, events.reclaims_per_hour),
         )
 
-    def starts_s(self, start: StartTime, first: int, count: int) -> Float:
-        """Seconds of the starts of so many orders, from number ``first`` on."""
+    def normals(self, first: int, count: int) -> Float:
+        """Return how late so many orders start, from number ``first`` on, in standard deviations.
+
+        Those of the logarithm of a start's seconds.
+        """
         self._reach(first + count)
-        spread = start_log_spread(start)
-        if spread == 0.0:
-            return np.full(count, start.seconds)
-        return start.seconds * np.exp(spread * self._normal[first : first + count])
+        return self._normal[first : first + count]
 
     def available(self, share: float) -> bool:
         """Whether capacity for an order exists, at random by its share."""

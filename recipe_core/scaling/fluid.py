@@ -12,11 +12,13 @@ between replicas of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.attainment import GROUPS, Shares, shares_of
-from recipe_core.scaling.fleet import Chance, Controller, Fleet, Service, Signals
+from recipe_core.scaling.fleet import Chance, Controller, Fleet, Service, Signals, StartTime
 from recipe_core.scaling.groups import (
     CELLS,
     EXPECTED,
@@ -48,6 +50,7 @@ def simulate_flow(
     seed: int = 0,
     interval_s: float | None = None,
     step_s: float | None = None,
+    starts: Sequence[StartTime] = (),
 ) -> list[Outcome]:
     """What happens to fleets under a load, one outcome a column.
 
@@ -60,6 +63,7 @@ def simulate_flow(
         seed: of arrivals, starts and events.
         interval_s: of the series; default a minute, of long times more.
         step_s: of the flow; default 1 to 10 s, by the whole time.
+        starts: of the columns, in place of the fleet's.
     """
     interval_s = interval_s or max(60.0, load.span_s / INTERVALS)
     dt_s = step_s or float(np.clip(load.span_s / STEPS, SHORTEST_S, LONGEST_S))
@@ -72,6 +76,7 @@ def simulate_flow(
         seed,
         interval_s,
         interval_steps,
+        starts or [fleet.start] * columns,
     )
     return run.outcomes()
 
@@ -88,6 +93,7 @@ class _Flow:
         seed: int,
         interval_s: float,
         interval_steps: int,
+        starts: Sequence[StartTime],
     ) -> None:
         columns = len(begin)
         self.fleet, self.load, self.controller = fleet, load, controller
@@ -97,7 +103,7 @@ class _Flow:
         self.steps = self.intervals * interval_steps
         self.groups = Groups(self.shares.curve, begin)
         chance = Chance(seed)
-        self.starting = Starting(fleet.start, self.dt_s, columns, chance)
+        self.starting = Starting(starts, self.dt_s, chance)
         self.starting.begin(begin)
         self.tally = Tally(fleet, self.shares, columns, self.intervals, interval_steps, self.dt_s)
         self.desired = begin.astype(float)

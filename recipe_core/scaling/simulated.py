@@ -21,7 +21,7 @@ from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
 from recipe_core.request.scaling import Metric, Policy, Scaling
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.attainment import capacity_per_s, replicas_for
-from recipe_core.scaling.fleet import Controller, Fleet
+from recipe_core.scaling.fleet import Controller, Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need, needed_replicas
@@ -79,18 +79,17 @@ class Simulation:
         return cls(fleet, load, need, _load_history(deployment), series_interval_of(load.span_s))
 
     def outcomes(
-        self, scalings: Sequence[Scaling], *, seed: int = 0, fleet: Fleet | None = None
+        self, scalings: Sequence[Scaling], *, seed: int = 0, starts: Sequence[StartTime] = ()
     ) -> list[Outcome]:
         """What comes of policies, one a column, under the same arrivals and starts.
 
         Args:
             scalings: those of one policy stand together.
             seed: of starts and events.
-            fleet: in place of the deployment's, with other starts.
+            starts: of the policies, in place of the fleet's.
         """
-        fleet = fleet or self.fleet
         outcomes = simulate_flow(
-            fleet,
+            self.fleet,
             self.load,
             self.controller(scalings),
             columns=len(scalings),
@@ -98,8 +97,9 @@ class Simulation:
             seed=seed,
             interval_s=self.interval_s,
             step_s=STEP_S,
+            starts=starts,
         )
-        alone = float(fleet.rented(np.ones(1))[0])
+        alone = float(self.fleet.rented(np.ones(1))[0])
         return [
             replace(outcome, rented_s=outcome.replica_s * alone)
             if policy_row(scaling.policy).own_machines
@@ -157,11 +157,6 @@ class Simulation:
         replicas = self.need.replicas[first : first + len(load.rates)]
         need = replace(self.need, replicas=replicas, start_hour=load.start_hour)
         return replace(self, load=load, need=need, history=self._history_to(from_s))
-
-    def with_start(self, seconds: float) -> Fleet:
-        """The fleet with starts that take so long, all of them."""
-        start = replace(self.fleet.start, seconds=seconds, low_s=seconds, high_s=seconds)
-        return replace(self.fleet, start=start)
 
     def _history_to(self, at_s: float) -> Load | None:
         past, count = self.history, int(at_s // self.load.interval_s)
