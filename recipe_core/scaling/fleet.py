@@ -43,27 +43,21 @@ class Signals:
 
     def take(self, columns: Int) -> Signals:
         """Return the figures of some columns."""
-        ready, starting, running, waiting, kv_usage, arrived = (
-            figure[columns]
-            for figure in (
-                self.ready,
-                self.starting,
-                self.running,
-                self.waiting,
-                self.kv_usage,
-                self.arrived,
-            )
-        )
+
+        def times_s() -> tuple[Float, Float]:
+            ttft_s, tpot_s = self.times_s()
+            return ttft_s[columns], tpot_s[columns]
+
         return Signals(
             self.at_s,
             self.hour,
-            ready,
-            starting,
-            running,
-            waiting,
-            kv_usage,
-            arrived,
-            lambda: tuple(seconds[columns] for seconds in self.times_s()),  # type: ignore[return-value]
+            self.ready[columns],
+            self.starting[columns],
+            self.running[columns],
+            self.waiting[columns],
+            self.kv_usage[columns],
+            self.arrived[columns],
+            times_s,
         )
 
 
@@ -165,10 +159,9 @@ class Fleet:
     """All that a simulation needs besides the load and the policy.
 
     devices: of one replica. usd_per_hour: of the devices of one replica while it is ordered,
-    starting, up or draining (None: unknown). kept_s: seconds for which a node is paid after its
-    replica ended. limits_s: seconds by figure (``ttft_s``, ``tpot_s``, ``request_latency_s``) that
-    a request must keep to count. rent: devices that are paid for a number of replicas of so many
-    devices (``Cluster.rented``); left out, their own.
+    starting, up or draining (None: unknown). limits_s: seconds by figure (``ttft_s``, ``tpot_s``,
+    ``request_latency_s``) that a request must keep to count. rent: devices that are paid for a
+    number of replicas of so many devices (``Cluster.rented``); left out, their own.
     """
 
     service: Service
@@ -176,7 +169,6 @@ class Fleet:
     devices: int
     usd_per_hour: float | None
     limits_s: Mapping[str, float]
-    kept_s: float = 0.0
     events: Events = field(default_factory=Events)
     rent: Callable[[Float, int], Float] | None = None
 

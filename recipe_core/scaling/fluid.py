@@ -207,7 +207,6 @@ class _Flow:
             cancelled, ended = split_reduction(desired, signals.ready, signals.starting)
             if cancelled.any():
                 self.starting.cancel(step, cancelled)
-                self._pay_kept(step, cancelled)
             if ended.any():
                 self._end(step, ended)
 
@@ -225,7 +224,6 @@ class _Flow:
         in_flight = self.groups.remove(count)
         rest_s = (self.steps - step) * self.dt_s
         self._pay(count, np.minimum(self._drain_s.seconds(in_flight), rest_s))
-        self._pay_kept(step, count)
         self._close(step)
         return in_flight
 
@@ -235,10 +233,6 @@ class _Flow:
         if dark.any():
             self._closed = np.where(dark & (self._closed < 0), step, self._closed)
             self._any_closed = True
-
-    def _pay_kept(self, step: int, count: Float) -> None:
-        rest_s = (self.steps - step) * self.dt_s
-        self._pay(count, min(self.fleet.kept_s, rest_s))
 
     def _pay(self, ended: Float, seconds: Float | float) -> None:
         self.tally.pay(self.groups.ready + self.starting.count, ended, seconds)
@@ -307,7 +301,6 @@ class _Flow:
         self._again = self._again + again
         rest_s = (self.steps - step) * self.dt_s
         self._pay(lost, min(notice_s, rest_s))
-        self._pay_kept(step, lost)
         self._close(step)
 
 

@@ -37,7 +37,7 @@ def planner_settings(context: Context, scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for pools, and for what the planner cannot be told.
     """
-    refuse_fields(scaling, ("tolerance", *TIMES), WHERE)
+    refuse_fields(scaling, WHERE, ("headroom",))
     if any(process.role in _POOLS for process in context.launch.processes):
         raise NoAnswer(
             "the planner scales each pool by itself; what was simulated keeps them together.",

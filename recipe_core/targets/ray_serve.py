@@ -42,7 +42,7 @@ def ray_deployment_replicas(scaling: Scaling) -> dict[str, Any]:
     refuse_policy(scaling, ("fixed", "ray-serve"), WHERE)
     if scaling.policy == "fixed":
         return {"num_replicas": fewest_replicas(scaling)}
-    refuse_fields(scaling, ("triggers", *TIMES), WHERE)
+    refuse_fields(scaling, WHERE)
     trigger = only_trigger(scaling, WHERE)
     if trigger is not None and trigger.metric != METRIC:
         raise NoAnswer(

@@ -12,7 +12,6 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling
-from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
@@ -33,8 +32,6 @@ WHERE = "SkyServe"
 # SkyServe scales by requests per second, over a minute.
 METRIC: Metric = "request-rate"
 TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"}
-# What a service cannot change.
-FIXED = {name: default_of("skyserve", name) for name in ("window_s", "interval_s")}
 
 
 def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
@@ -46,14 +43,7 @@ def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
     refuse_policy(scaling, ("fixed", "skyserve"), WHERE)
     if scaling.policy == "fixed":
         return {"replicas": fewest_replicas(scaling)}
-    refuse_fields(scaling, ("triggers", *TIMES, *FIXED), WHERE)
-    for name, value in FIXED.items():
-        if getattr(scaling, name) not in (None, value):
-            raise NoAnswer(
-                f"{name} is {getattr(scaling, name):g} s; SkyServe's is {value:g} s.",
-                field=f"options.scaling.{name}",
-                hint="Leave it out.",
-            )
+    refuse_fields(scaling, WHERE)
     (trigger, *more_triggers) = triggers_of(scaling)
     if more_triggers:
         only_trigger(scaling, WHERE)  # raises that it knows one metric

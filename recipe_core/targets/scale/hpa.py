@@ -25,16 +25,6 @@ from recipe_core.targets.scale.policy import (
 
 # Of the policies that apply where none is stated.
 PERIOD_S = int(default_of("hpa", "up_period_s"))
-# What a behavior holds of a policy.
-FIELDS = (
-    "tolerance",
-    "up_delay_s",
-    "down_delay_s",
-    "up_step",
-    "up_period_s",
-    "down_step",
-    "down_period_s",
-)
 SIDES = {"scaleUp": "up", "scaleDown": "down"}
 
 
@@ -76,7 +66,6 @@ def _step_policies(scaling: Scaling, direction: str) -> list[dict[str, Any]]:
 
 
 WHERE = "a HorizontalPodAutoscaler"
-_FIELDS = ("triggers", "interval_s", "window_s", *FIELDS)
 # Names under which prometheus-adapter offers metrics; its interface takes no colon.
 ADAPTED: dict[Metric, str] = {
     "waiting": "recipe_requests_waiting",
@@ -92,18 +81,11 @@ def hpa_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """All of the autoscaler's specification but its target.
 
     Raises:
-        NoAnswer: for another policy, for what the autoscaler cannot be told, for an interval that
-            is not the controller manager's, and where a metric is missing.
+        NoAnswer: for another policy, for what the autoscaler cannot be told, and where a metric is
+            missing.
     """
     refuse_policy(scaling, ("hpa",), WHERE)
-    refuse_fields(scaling, _FIELDS, WHERE)
-    if scaling.interval_s not in (None, PERIOD_S):
-        raise NoAnswer(
-            f"interval_s is {scaling.interval_s:g} s; the controller manager looks every "
-            f"{PERIOD_S} s, whatever an autoscaler says.",
-            field="options.scaling.interval_s",
-            hint="Leave it out.",
-        )
+    refuse_fields(scaling, WHERE)
     metrics = []
     for index, trigger in enumerate(triggers_of(scaling)):
         metric_query(context, trigger.metric)  # raises what is missing

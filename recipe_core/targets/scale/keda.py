@@ -14,7 +14,7 @@ from recipe_core.scaling.policies.controller import week_replicas
 from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
-from recipe_core.targets.scale.hpa import FIELDS, PERIOD_S, scaling_behavior
+from recipe_core.targets.scale.hpa import PERIOD_S, scaling_behavior
 from recipe_core.targets.scale.policy import (
     RATE_S,
     averaging_window_s,
@@ -107,8 +107,6 @@ WHERE = "a ScaledObject"
 POLICIES = ("keda", "schedule")
 # The name of the trigger that only starts the first replica.
 WAKE = "wake"
-_OF_KEDA = ("triggers", "interval_s", "window_s", "idle_s", *FIELDS)
-_OF_SCHEDULE = ("periods", "interval_s")
 # Requests per second of one replica: a trigger with this target never asks for a second one.
 _NEVER = 1_000_000_000
 # Replicas that a schedule may add or end at a time: as many as there can be.
@@ -126,7 +124,7 @@ def keda_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     refuse_policy(scaling, POLICIES, WHERE)
     if scaling.policy == "schedule":
         return _schedule_spec(context, unit, scaling)
-    refuse_fields(scaling, _OF_KEDA, WHERE)
+    refuse_fields(scaling, WHERE)
     low = fewest_copies(context, unit)
     fallback = {
         "failureThreshold": 4,
@@ -202,7 +200,7 @@ def prometheus_trigger(server: str, text: str, threshold: str, name: str = "") -
 
 def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """Replicas by the clock: no window, no limit of steps, no tolerance that hides a change."""
-    refuse_fields(scaling, _OF_SCHEDULE, WHERE)
+    refuse_fields(scaling, WHERE)
     hours = replicas_by_hour(scaling)
     counts = [in_copies(context, unit, count) for count in hours]
     if len(set(hours)) == 1:

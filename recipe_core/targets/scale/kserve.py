@@ -25,8 +25,6 @@ from recipe_core.targets.scale.policy import (
 
 WHERE = "Knative's autoscaler"
 PREFIX = "autoscaling.knative.dev/"
-# Between two looks of the autoscaler, for all services of a cluster.
-INTERVAL_S = default_of("kpa", "sync_period_s")
 METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
 LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
@@ -35,7 +33,6 @@ PANIC = {
     "panic-window-percentage": shortest_number(100 * default_of("kpa", "panic_window")),
     "panic-threshold-percentage": shortest_number(100 * default_of("kpa", "panic_threshold")),
 }
-_FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
 # Fields of a pod that Knative refuses.
 _FROM_POD = ("restartPolicy", "terminationGracePeriodSeconds", "deploymentStrategy")
 
@@ -46,13 +43,7 @@ def revision_annotations(scaling: Scaling) -> dict[str, str]:
     Raises:
         NoAnswer: for what Knative cannot be told.
     """
-    refuse_fields(scaling, _FIELDS, WHERE)
-    if scaling.interval_s not in (None, INTERVAL_S):
-        raise NoAnswer(
-            f"interval_s is {scaling.interval_s:g} s; Knative looks every {INTERVAL_S:g} s.",
-            field="options.scaling.interval_s",
-            hint="Leave it out.",
-        )
+    refuse_fields(scaling, WHERE)
     values = {
         "class": "kpa.autoscaling.knative.dev",
         **_target_annotations(only_trigger(scaling, WHERE)),
@@ -116,8 +107,16 @@ def without_refused(pod: Mapping[str, Any]) -> dict[str, Any]:
 
 MODE = "serving.kserve.io/deploymentMode"
 CLASS = "serving.kserve.io/autoscalerClass"
-# What KServe hands on to the ScaledObject that it makes.
-_OF_KEDA = ("triggers", "window_s", "up_delay_s", "down_delay_s")
+# What KServe does not hand on to the ScaledObject that it makes.
+_NOT_OF_KEDA = (
+    "tolerance",
+    "interval_s",
+    "idle_s",
+    "up_step",
+    "up_period_s",
+    "down_step",
+    "down_period_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ def service_scaling(context: Context, count: int) -> ServiceScaling:
 
 
 def _auto_scaling(context: Context, scaling: Scaling) -> dict[str, Any]:
-    refuse_fields(scaling, _OF_KEDA, "KServe's ScaledObject")
+    refuse_fields(scaling, "KServe's ScaledObject", _NOT_OF_KEDA)
     if scaling.min_replicas == 0:
         raise NoAnswer(
             "min_replicas is 0; KServe's raw deployments keep a replica.",

@@ -14,7 +14,7 @@ from recipe_core.request.scaling import Metric, Scaling
 from recipe_core.scaling.policies.rows import default_of, defaults_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import has_independent_servers
-from recipe_core.targets.scale.hpa import FIELDS, scaling_behavior
+from recipe_core.targets.scale.hpa import scaling_behavior
 from recipe_core.targets.scale.policy import refuse_fields
 
 WHERE = "llm-d's autoscaler"
@@ -53,7 +53,7 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for what the autoscaler cannot be told.
     """
-    refuse_fields(scaling, ("triggers", "interval_s", *FIELDS), WHERE)
+    refuse_fields(scaling, WHERE, ("window_s", "idle_s"))
     if not has_independent_servers(context.launch):
         raise NoAnswer(
             "llm-d's autoscaler scales each pool by itself; what was simulated keeps them together."

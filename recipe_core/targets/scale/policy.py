@@ -86,14 +86,15 @@ def refuse_policy(scaling: Scaling, policies: Collection[str], where: str) -> No
         )
 
 
-def refuse_fields(scaling: Scaling, writable: Collection[str], where: str) -> None:
-    """Refuse what ``where`` cannot be told.
+def refuse_fields(scaling: Scaling, where: str, lacking: Collection[str] = ()) -> None:
+    """Refuse what ``where`` cannot be told: all but the fields of the policy's row.
 
     Raises:
-        NoAnswer: for the first stated field that is none of ``writable``.
+        NoAnswer: for the first such field that is stated, or one of ``lacking``.
     """
+    row = policy_row(scaling.policy)
     for name in stated_fields(scaling):
-        if name not in writable:
+        if name not in (*row.fields, *["triggers"] * bool(row.metrics)) or name in lacking:
             raise NoAnswer(
                 f"{where} cannot be told {name}.",
                 field=f"options.scaling.{name}",

@@ -98,7 +98,6 @@ def _name_readings(name: str) -> list[tuple[str, str | None]]:
 
 TITLE = "table"
 _LONGEST_CHAIN = 64
-GOOD = ("ok", "success", "successful", "succeeded", "true", "completed", "complete", "finished")
 # Bytes that the columns of any table in Parquet may take, and those of the largest one.
 LEAST_MEMORY, MOST_MEMORY = 192 << 20, 4 << 30
 BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
