@@ -126,19 +126,10 @@ def _replay_finalists(
     best: dict[Policy, tuple[Scaling, Replays]] = {}
     for scaling, outcome in zip(all_scalings, simulation.outcomes(all_scalings), strict=True):
         replay, best_pair = Replays(outcome), best.get(scaling.policy)
-        if best_pair is None or _replay_sort_key(replay, attainment) < _replay_sort_key(
-            best_pair[1], attainment
-        ):
+        if best_pair is None or replay.order(attainment) < best_pair[1].order(attainment):
             best[scaling.policy] = (scaling, replay)
     budget.count_step()
     return _with_ranges(simulation, best)
-
-
-def _replay_sort_key(replay: Replays, attainment: float) -> tuple[float, ...]:
-    """Sorts the better first, as in the search."""
-    if replay.attainment >= attainment:
-        return (0.0, replay.rented_s, -replay.attainment)
-    return (1.0, -replay.attainment, replay.rented_s)
 
 
 def _with_ranges(
@@ -187,7 +178,7 @@ def _build_over_time_answer(
     bounds: Bounds,
 ) -> OverTimeAnswer:
     fleet, attainment = simulation.fleet, deployment.attainment
-    ordered = sorted(replays.values(), key=lambda pair: _replay_sort_key(pair[1], attainment))
+    ordered = sorted(replays.values(), key=lambda pair: pair[1].order(attainment))
     best = _pick_scaling_policy(ordered, attainment)
     policies = []
     for scaling, replay in ordered:

@@ -49,10 +49,14 @@ class Tried:
     rented_s: float
 
     def order(self, attainment: float) -> tuple[float, ...]:
-        """Sorts the better first: those that reach the wanted share by cost, then by distance."""
-        if self.attainment >= attainment - SLACK:
-            return (0.0, self.rented_s, -self.attainment)
-        return (1.0, -self.attainment, self.rented_s)
+        return rank_outcome(self.attainment, self.rented_s, attainment)
+
+
+def rank_outcome(attainment: float, rented_s: float, wanted: float) -> tuple[float, ...]:
+    """Return what sorts the better first: by cost where the share is reached, else by distance."""
+    if attainment >= wanted - SLACK:
+        return (0.0, rented_s, -attainment)
+    return (1.0, -attainment, rented_s)
 
 
 @dataclass(slots=True)

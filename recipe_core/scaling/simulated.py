@@ -16,9 +16,8 @@ from itertools import chain
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.engines.spec import Engine
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
-from recipe_core.request.scaling import Metric, Policy, Scaling
+from recipe_core.request.scaling import Policy, Scaling
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.attainment import capacity_per_s, replicas_for
 from recipe_core.scaling.fleet import Controller, Fleet, StartTime
@@ -27,7 +26,7 @@ from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need, needed_replicas
 from recipe_core.scaling.policies import BATCHES, controller_of
 from recipe_core.scaling.policies.controller import Together
-from recipe_core.scaling.policies.rows import policy_row
+from recipe_core.scaling.policies.rows import policy_row, reported_metrics
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.result import Checked
 from recipe_core.scaling.scenario import Deployment
@@ -74,7 +73,9 @@ class Simulation:
             kv_usage=min(in_flight / max_requests_inside(fleet.service, load.lengths), 1.0),
             start_s=fleet.start.seconds,
             start_hour=load.start_hour,
-            gauges=gauges_of(deployment.plan.setting(deployment.row).engine),
+            gauges=frozenset(
+                reported_metrics(deployment.plan.setting(deployment.row).engine.metrics)
+            ),
         )
         return cls(fleet, load, need, _load_history(deployment), series_interval_of(load.span_s))
 
@@ -204,20 +205,6 @@ def _period_s(over_time: OverTime) -> float:
     if over_time.shape is not None:
         return WEEK_S
     return len(over_time.rates) * over_time.interval_s
-
-
-def gauges_of(engine: Engine) -> frozenset[Metric]:
-    """What autoscalers can follow of an engine."""
-    metrics = engine.metrics
-    if metrics is None:
-        return frozenset()
-    names: dict[Metric, tuple[str | None, ...]] = {
-        "waiting": (metrics.waiting,),
-        "running": (metrics.running,),
-        "in-flight": (metrics.waiting, metrics.running),
-        "kv-usage": (metrics.kv_usage,),
-    }
-    return frozenset(metric for metric, parts in names.items() if all(parts))
 
 
 def load_part(load: Load, from_s: float, to_s: float) -> Load:

@@ -34,6 +34,7 @@ from recipe_core.scaling.result import (
     WorstInterval,
 )
 from recipe_core.scaling.scenario import with_load
+from recipe_core.scaling.search import rank_outcome
 from recipe_core.scaling.traces.loads import Load
 from recipe_core.scaling.traces.trace import Rates, Trace
 
@@ -207,6 +208,9 @@ class Replays:
     def rented_s(self) -> float:
         """Seconds of devices that were paid."""
         return self.outcome.rented_s
+
+    def order(self, attainment: float) -> tuple[float, ...]:
+        return rank_outcome(self.attainment, self.rented_s, attainment)
 
     def shares(self) -> Band:
         """The share with its range: what chances change on the hardest day, in proportion.

@@ -18,6 +18,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Remark, Sourced, Status
 from recipe_core.base.resources import PACKAGE
 from recipe_core.base.types import Text
+from recipe_core.engines.release import Metrics
 from recipe_core.request.scaling import Metric, Policy, Scaling, Trigger
 
 FIELD = "options.scaling"
@@ -226,3 +227,21 @@ def replica_bounds_of(scaling: Scaling) -> tuple[int, int]:
     """Return fewest and most replicas; all of them where their number is fixed."""
     low = scaling.max_replicas if scaling.policy == "fixed" else scaling.min_replicas
     return low, scaling.max_replicas
+
+
+# Gauges of an engine that make up a metric.
+GAUGE_PARTS: dict[Metric, tuple[str, ...]] = {
+    "waiting": ("waiting",),
+    "running": ("running",),
+    "in-flight": ("waiting", "running"),
+    "kv-usage": ("kv_usage",),
+}
+
+
+def reported_metrics(gauges: Metrics | None) -> list[Metric]:
+    """Return the metrics that an engine's gauges give."""
+    return [
+        metric
+        for metric, parts in GAUGE_PARTS.items()
+        if all(getattr(gauges, part, None) for part in parts)
+    ]

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.engines.release import Metrics
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.rows import default_of, policy_row, replica_bounds_of
+from recipe_core.scaling.policies.rows import (
+    GAUGE_PARTS,
+    default_of,
+    policy_row,
+    replica_bounds_of,
+    reported_metrics,
+)
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, has_independent_servers, launch_units
 from recipe_core.targets.monitoring.rules import engine_metrics
@@ -161,13 +166,6 @@ def grain_target(value: float, field: str) -> str:
 
 # Seconds over which a rate is taken where no window is stated: two scrapes and more.
 RATE_S = int(default_of("hpa", "rate_window_s"))
-# Gauges of an engine that make up a metric.
-PARTS: dict[Metric, tuple[str, ...]] = {
-    "waiting": ("waiting",),
-    "running": ("running",),
-    "in-flight": ("waiting", "running"),
-    "kv-usage": ("kv_usage",),
-}
 _EXAMPLE = 'gateway_metric: nginx_ingress_controller_requests{ingress="llm"}'
 
 
@@ -209,7 +207,7 @@ def engine_gauges(context: Context, metric: Metric) -> list[str]:
         NoAnswer: where the engine does not report one of them.
     """
     metrics = engine_metrics(context.engine)
-    names = [getattr(metrics, part) if metrics else None for part in PARTS[metric]]
+    names = [getattr(metrics, part) if metrics else None for part in GAUGE_PARTS[metric]]
     if None in names:
         raise NoAnswer(
             f"{context.engine} does not report {metric}.",
@@ -217,15 +215,6 @@ def engine_gauges(context: Context, metric: Metric) -> list[str]:
             hint=f"It reports {', '.join(reported_metrics(metrics)) or 'none of the metrics'}.",
         )
     return [str(name) for name in names]
-
-
-def reported_metrics(metrics: Metrics | None) -> list[Metric]:
-    """Metrics that an engine's gauges give."""
-    if metrics is None:
-        return []
-    return [
-        metric for metric, parts in PARTS.items() if all(getattr(metrics, part) for part in parts)
-    ]
 
 
 def gateway_counter(context: Context, why: str) -> str:
