@@ -140,14 +140,14 @@ def _with_ranges(
     scalings = [scaling for scaling, _ in best.values()]
     usual, count = day.fleet.start, len(scalings)
     starts = [usual, *(StartTime(time_s, time_s, time_s) for time_s in (usual.low_s, usual.high_s))]
-    first, *others = SEEDS
+    first, *more_seeds = SEEDS
     # Quick and slow starts meet the arrivals of the first seed, so that they are columns of it.
     outcomes = day.outcomes(
         scalings * len(starts), seed=first, starts=[start for start in starts for _ in scalings]
     )
     runs = [outcomes[at : at + count] for at in range(0, len(outcomes), count)]
     budget.count_step()
-    for seed in others:
+    for seed in more_seeds:
         runs.append(day.outcomes(scalings, seed=seed))
         budget.count_step()
     columns = zip(*runs, strict=True)

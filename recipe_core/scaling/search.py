@@ -52,9 +52,9 @@ class Tried:
         return rank_outcome(self.attainment, self.rented_s, attainment)
 
 
-def rank_outcome(attainment: float, rented_s: float, wanted: float) -> tuple[float, ...]:
+def rank_outcome(attainment: float, rented_s: float, share: float) -> tuple[float, ...]:
     """Return what sorts the better first: by cost where the share is reached, else by distance."""
-    if attainment >= wanted - SLACK:
+    if attainment >= share - SLACK:
         return (0.0, rented_s, -attainment)
     return (1.0, -attainment, rented_s)
 

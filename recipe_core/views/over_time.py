@@ -123,8 +123,8 @@ def _best_policy(answer: Json) -> Iterator[str]:
 
 
 def policy_title(name: str) -> str:
-    titles = {policy: row.title for policy, row in policy_rows().items()}
-    return {**titles, **BOUND_TITLES}.get(name, name)
+    titles: dict[str, str] = {policy: row.title for policy, row in policy_rows().items()}
+    return (titles | BOUND_TITLES).get(name, name)
 
 
 def week_time(at_s: float, start_hour: float = 0) -> str:

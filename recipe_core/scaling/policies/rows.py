@@ -43,7 +43,7 @@ class PolicyRow(DataRow):
 
     several: whether it takes several triggers. fields: with what they are called in its project.
     targets: that write it; written: the same for people. own_machines: its replicas share none.
-    least, most: of fields. search: first values of what is searched. follows: the policy whose
+    lowest, highest: of fields. search: first values of what is searched. follows: the policy whose
     defaults hold where it has none of its own.
     """
 
@@ -55,8 +55,8 @@ class PolicyRow(DataRow):
     targets: tuple[Text, ...] = ()
     written: Text
     own_machines: bool = False
-    least: Mapping[str, float] = Field(default_factory=dict)
-    most: Mapping[str, float] = Field(default_factory=dict)
+    lowest: Mapping[str, float] = Field(default_factory=dict)
+    highest: Mapping[str, float] = Field(default_factory=dict)
     search: Mapping[str, tuple[float, ...]] = Field(default_factory=dict)
     follows: Policy | None = None
     defaults: Mapping[str, Default]
@@ -94,8 +94,8 @@ def parameters(scalings: Sequence[Scaling], name: str, neutral: float = 0.0) -> 
 
 
 def _parameter(scaling: Scaling, name: str, neutral: float) -> float:
-    stated = getattr(scaling, name, None)
-    return defaults_of(scaling.policy).get(name, neutral) if stated is None else float(stated)
+    value = getattr(scaling, name, None)
+    return defaults_of(scaling.policy).get(name, neutral) if value is None else float(value)
 
 
 def same_parameter(scalings: Sequence[Scaling], name: str) -> float:
@@ -186,7 +186,7 @@ def _check_together(scaling: Scaling) -> None:
 
 
 def _check_bounds(scaling: Scaling, row: PolicyRow) -> None:
-    for bounds, word, sign in ((row.most, "more", 1), (row.least, "less", -1)):
+    for bounds, word, sign in ((row.highest, "more", 1), (row.lowest, "less", -1)):
         for name, bound in bounds.items():
             value = getattr(scaling, name)
             if value is not None and (value - bound) * sign > 0:

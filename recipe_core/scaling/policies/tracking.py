@@ -70,7 +70,7 @@ class Figures:
             for column, scaling in enumerate(scalings)
             for trigger in _tightest(scaling.triggers or triggers[scaling.policy])
         ]
-        own = [scalings[column] for column, _ in rows]
+        by_row = [scalings[column] for column, _ in rows]
         self.column = np.array([column for column, _ in rows], dtype=np.int64)
         self.first = np.flatnonzero(np.diff(self.column, prepend=-1))
         self.target = np.array([trigger.target for _, trigger in rows])
@@ -79,11 +79,11 @@ class Figures:
         metrics = [trigger.metric for _, trigger in rows if trigger.metric in GAUGES]
         self._gauge = np.array([GAUGES.index(metric) for metric in metrics], dtype=np.int64)
         self._gauge_column = self.column[gauges]
-        self._mean = MovingMean(share * parameters(own, "window_s")[gauges])
-        windows_s = [s.window_s or _rate_window_s(s.policy) for s in own]
+        self._mean = MovingMean(share * parameters(by_row, "window_s")[gauges])
+        windows_s = [s.window_s or _rate_window_s(s.policy) for s in by_row]
         rate_s = share * np.array(windows_s)[self.is_rate]
         self._rate = MovingRate(rate_s) if len(rate_s) else None
-        self._counts = np.array([s.policy == "skyserve" for s in own])[self.is_rate]
+        self._counts = np.array([s.policy == "skyserve" for s in by_row])[self.is_rate]
         self._rate_s, self._rate_column = rate_s, self.column[self.is_rate]
 
     def read(self, signals: Signals) -> Float:
@@ -162,8 +162,8 @@ class Behavior:
 
 def _step_limits(scalings: Sequence[Scaling], side: str) -> StepLimits:
     """A stated step stands in place of both policies."""
-    stated = np.array([getattr(scaling, f"{side}_step") is not None for scaling in scalings])
-    percent = parameters(scalings, f"{side}_percent") * ~stated
+    is_stated = np.array([getattr(scaling, f"{side}_step") is not None for scaling in scalings])
+    percent = parameters(scalings, f"{side}_percent") * ~is_stated
     period_s = parameters(scalings, f"{side}_period_s")
     return StepLimits(parameters(scalings, f"{side}_step"), percent, period_s)
 
@@ -178,18 +178,18 @@ class Behaved(Paced):
     """
 
     def __init__(self, scalings: Sequence[Scaling], triggers: Triggers) -> None:
-        self._hpas, self._kedas, own = (
+        self._hpas, self._kedas, part = (
             batch_columns(scalings, policy) for policy in ("hpa", "keda", "llm-d")
         )
-        self._wva = Wva(scalings[own], triggers) if scalings[own] else None
-        self._own, self._tracked = own, slice(0, max(self._hpas.stop, self._kedas.stop))
+        self._wva = Wva(scalings[part], triggers) if scalings[part] else None
+        self._own, self._tracked = part, slice(0, max(self._hpas.stop, self._kedas.stop))
         self._syncs = Due(default_of("hpa", "sync_period_s"))
         self._to_zero = any(scaling.min_replicas == 0 for scaling in scalings)
         paces_s = [self._syncs.interval_s]
         if scalings[self._kedas]:
             self._polls = Due(same_parameter(scalings[self._kedas], "interval_s"))
             paces_s += [self._polls.interval_s] * self._to_zero
-        if scalings[own] and self._to_zero:
+        if scalings[part] and self._to_zero:
             paces_s.append(default_of("llm-d", "interval_at_zero_s"))
         super().__init__(scalings, min(paces_s))
         tracked = scalings[self._tracked]
@@ -236,13 +236,15 @@ class Behaved(Paced):
         if self._figures is not None:
             desired[self._tracked] = self._track(totals, ready)
         if self._wva is not None:
-            own = self._own
-            wanted = self._wva.sync(signals, own, self._fewest[own], self._high[own], current[own])
-            measured, tolerance = np.maximum(current[own], 1.0), self._tolerance[own]
+            part = self._own
+            number = self._wva.sync(
+                signals, part, self._fewest[part], self._high[part], current[part]
+            )
+            measured, tolerance = np.maximum(current[part], 1.0), self._tolerance[part]
             one = np.ones_like(measured)
-            desired[own] = track_target(current[own], wanted, one, tolerance, measured)
+            desired[part] = track_target(current[part], number, one, tolerance, measured)
             low = low.copy()
-            low[own] = np.where(wanted == 0, 0.0, low[own])
+            low[part] = np.where(number == 0, 0.0, low[part])
         off = current == 0
         return self._behavior.apply(signals.at_s, current, desired, low, self._high, off)
 
@@ -288,11 +290,11 @@ class Wva:
         self._can_end = parameters(scalings, "min_replicas") == 0
         self.desired = self._busy_s = self._arrived = np.zeros(len(scalings))
 
-    def begin(self, signals: Signals, own: slice, wanted: Float) -> None:
+    def begin(self, signals: Signals, part: slice, current: Float) -> None:
         """Start with the number that is there."""
-        self.desired = wanted
-        self._busy_s = np.full_like(wanted, signals.at_s)
-        self._arrived = signals.arrived[own].copy()
+        self.desired = current
+        self._busy_s = np.full_like(current, signals.at_s)
+        self._arrived = signals.arrived[part].copy()
 
     def wake(self, waiting: Bool, number: Float) -> Float:
         """Return one replica where there is none and a request waits."""
@@ -300,11 +302,11 @@ class Wva:
         self.desired = np.where(wakes, 1.0, self.desired)
         return np.where(wakes, 1.0, number)
 
-    def sync(self, signals: Signals, own: slice, low: Float, high: Float, wanted: Float) -> Float:
+    def sync(self, signals: Signals, part: slice, low: Float, high: Float, current: Float) -> Float:
         """Return its number; ``own``: its columns of the signals."""
-        at_s, ready = signals.at_s, signals.ready[own]
-        queue = signals.waiting[own] / np.maximum(ready, 1.0)
-        kv, queue = self._scraped.add(at_s, (signals.kv_usage[own].copy(), queue))
+        at_s, ready = signals.at_s, signals.ready[part]
+        queue = signals.waiting[part] / np.maximum(ready, 1.0)
+        kv, queue = self._scraped.add(at_s, (signals.kv_usage[part].copy(), queue))
         kv, queue = self._kv.add(at_s, kv), self._queue.add(at_s, queue)
         if self._looks.comes(at_s):
             state = analyse_saturation(kv[:, None], queue[:, None], ready[:, None], self._limits)
@@ -316,32 +318,33 @@ class Wva:
                 state.scale_down_safe,
             )[:, 0]
             number = np.minimum(np.maximum(number, low), high)
-            self.desired = self._idle(at_s, signals.arrived[own], wanted, number)
+            self.desired = self._idle(at_s, signals.arrived[part], current, number)
         return self.desired
 
-    def _idle(self, at_s: float, arrived: Float, wanted: Float, number: Float) -> Float:
+    def _idle(self, at_s: float, arrived: Float, current: Float, number: Float) -> Float:
         """0 where nothing came for the retention period, or nothing is there to come back for."""
         self._busy_s = np.where(arrived - self._arrived > ROUNDING, at_s, self._busy_s)
         self._arrived = arrived.copy()
         idle = self._can_end & (at_s - self._busy_s >= self._retention_s - SLACK_S)
         woken = np.where(self._can_end & (self.desired == 0), 1.0, number)
-        return np.where(idle | (wanted == 0), 0.0, woken)
+        return np.where(idle | (current == 0), 0.0, woken)
 
 
 def _thresholds(scalings: Sequence[Scaling], triggers: Triggers) -> Thresholds:
     usual = {"kv-usage": "kv_threshold", "waiting": "queue_threshold"}
     columns = []
     for metric, name in usual.items():
-        stated = [
+        limits = [
             min(
                 (t.target for t in scaling.triggers or triggers["llm-d"] if t.metric == metric),
                 default=default_of("llm-d", name),
             )
             for scaling in scalings
         ]
-        columns.append(np.array(stated)[:, None])
+        columns.append(np.array(limits)[:, None])
     spares = (default_of("llm-d", name) for name in ("kv_spare", "queue_spare", "fewest_to_shrink"))
-    return Thresholds(*columns, *spares)
+    kv, queue = columns
+    return Thresholds(kv, queue, *spares)
 
 
 class Kpa(Paced):
@@ -371,9 +374,9 @@ class Kpa(Paced):
     def _look(self, signals: Signals, /) -> Float:
         at_s, ready, target = signals.at_s, signals.ready, self._stable.target
         # Nothing was recorded at zero: what the activator holds is the whole mean.
-        held = (ready <= 0) & ~self._stable.is_rate
+        activated = (ready <= 0) & ~self._stable.is_rate
         stable, panicked = (
-            np.where(held, open_requests(signals), figures.read(signals))
+            np.where(activated, open_requests(signals), figures.read(signals))
             for figures in (self._stable, self._panicked)
         )
         over = is_over_panic(panicked, target, ready, self._rates)

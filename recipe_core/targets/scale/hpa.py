@@ -38,7 +38,7 @@ def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
     for side, direction in SIDES.items():
         rules: dict[str, Any] = {}
         window_s = whole_seconds(
-            scaling, f"{direction}_delay_s", most_s=int(policy_row("hpa").most["down_delay_s"])
+            scaling, f"{direction}_delay_s", most_s=int(policy_row("hpa").highest["down_delay_s"])
         )
         if window_s is not None:
             rules["stabilizationWindowSeconds"] = window_s

@@ -281,10 +281,10 @@ def _find_field_paths(value: Mapping[str, Any]) -> dict[str, Path] | None:
     stamps = _paths_by_name(leaves)
     column = time_column(stamps)
     roles = {"input": "inputs", "output": "outputs", "session": "sessions", "status": "statuses"}
-    found = {role: column_of(stamps, held) for role, held in roles.items()}
-    if column is None or found["input"] is None:
+    names = {role: column_of(stamps, meaning) for role, meaning in roles.items()}
+    if column is None or names["input"] is None:
         return None
-    places = {role: stamps[name] for role, name in found.items() if name is not None}
+    places = {role: stamps[name] for role, name in names.items() if name is not None}
     return {"time": stamps[column[0]], **places}
 
 

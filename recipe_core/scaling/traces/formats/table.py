@@ -67,12 +67,12 @@ def normalise_column_name(name: str) -> str:
     return re.sub(r"[^a-z0-9@]+", "_", words.lower()).strip("_")
 
 
-def column_of(head: Iterable[str], held: str) -> str | None:
-    """Return the column that bears the first name of what is ``held``; None where none does."""
+def column_of(head: Iterable[str], meaning: str) -> str | None:
+    """Return the column that bears the first name for a meaning; None where none does."""
     plain_names: dict[str, str] = {}
     for name in head:
         plain_names.setdefault(normalise_column_name(name), name)
-    names = column_names().names[held]
+    names = column_names().names[meaning]
     return next((plain_names[name] for name in names if name in plain_names), None)
 
 
@@ -138,8 +138,8 @@ def read_request_table(content: Content, unit: str | None = None) -> Requests:
     names = list(_request_column_names(content))
     stamp, title = time_column(names), published_title(content)
     prompt, answer, session, status, hashes, size, parent = (
-        column_of(names, held)
-        for held in ("inputs", "outputs", "sessions", "statuses", "hashes", "sizes", "parents")
+        column_of(names, meaning)
+        for meaning in ("inputs", "outputs", "sessions", "statuses", "hashes", "sizes", "parents")
     )
     if stamp is None or prompt is None:
         raise wrong(
