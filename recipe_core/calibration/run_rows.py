@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.calibration.importers.formats import read_imported, recognise_format
 from recipe_core.calibration.importers.measurement import Content, Imported
-from recipe_core.calibration.importers.registry import read_imported, recognise_format
 from recipe_core.calibration.importers.rows import (
     ImportedRow,
     Row,

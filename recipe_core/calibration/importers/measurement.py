@@ -8,11 +8,12 @@ figure that nobody measured, and refused where one is used.
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -135,6 +136,14 @@ class Content:
             hint="Split the file.",
         )
 
+    def line_number(self, text: str, line: int, title: str, field: str = "") -> float:
+        """A number in a line of the log; raises InputError naming both where it is none."""
+        try:
+            return parse_number(text)
+        except ValueError as error:
+            message = f"{self.name}, line {line}: {title}: {error}."
+            raise InputError(message, field=field or title) from None
+
     def fields(self, values: Mapping[str, Any], place: str = "") -> Fields:
         return Fields(values, f"{self.name}, {place}" if place else self.name)
 
@@ -189,54 +198,69 @@ def parse_number(text: str) -> float:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of an object, and where it stands, so that errors name both."""
+    """The fields of an object by their paths (``a.b``), and where it stands: errors name both."""
 
     values: Mapping[str, Any]
     place: str
 
-    def number(self, name: str, scale: float = 1.0) -> float | None:
+    def number(self, path: str, scale: float = 1.0) -> float | None:
         """A measured figure above 0, times ``scale``; None where it is missing, null or 0.
 
         Raises:
             InputError: for a figure that is no number, NaN, infinite or negative.
         """
-        value = self.values.get(name)
+        value = self._value(path)
         if value is None or value == 0:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(name, value, "is not a number")
+            raise self._wrong(path, value, "is not a number")
         if not math.isfinite(value) or value < 0:
-            raise self._wrong(name, value, "is not a finite number of 0 or more")
+            raise self._wrong(path, value, "is not a finite number of 0 or more")
         return float(value) * scale
 
-    def count(self, name: str) -> int | None:
+    def count(self, path: str) -> int | None:
         """A whole number above 0; None where it is missing, null or 0."""
-        value = self.number(name)
+        value = self.number(path)
         if value is None:
             return None
         if not value.is_integer():
-            raise self._wrong(name, value, "is not a whole number")
+            raise self._wrong(path, value, "is not a whole number")
         return int(value)
 
-    def text(self, name: str) -> str:
+    def text(self, path: str) -> str:
         """A short text in one line; empty where there is none."""
-        value = self.values.get(name)
+        value = self._value(path)
         return one_line(value) if isinstance(value, str) else ""
 
-    def flag(self, name: str) -> bool | None:
+    def day(self, path: str) -> str:
+        """The day of ``20261123-200543``, an ISO time or seconds since 1970; empty for others."""
+        value = self._value(path)
+        if isinstance(value, int | float) and 0 < value < 1e11:
+            return datetime.datetime.fromtimestamp(value, datetime.UTC).date().isoformat()
+        digits = self.text(path)[:10].replace("-", "")[:8]
+        dated = len(digits) == 8 and digits.isdecimal()
+        return f"{digits[:4]}-{digits[4:6]}-{digits[6:]}" if dated else ""
+
+    def flag(self, path: str) -> bool | None:
         """A yes or no, also one that is written as a text; None where there is none."""
-        value = self.values.get(name)
+        value = self._value(path)
         if isinstance(value, str):
             return {"true": True, "false": False}.get(value.casefold())
         return value if isinstance(value, bool) else None
 
-    def inside(self, *names: str) -> Fields:
+    def has(self, path: str) -> bool:
+        *names, last = path.split(".")
+        return last in self.inside(".".join(names)).values
+
+    def inside(self, path: str) -> Fields:
         """The fields of an object inside this one; without any where it is missing."""
+        if not path:
+            return self
         values: Any = self.values
-        for name in names:
+        for name in path.split("."):
             values = values.get(name) if isinstance(values, Mapping) else None
         inner = values if isinstance(values, Mapping) else {}
-        return Fields(inner, f"{self.place}, field {'.'.join(names)}")
+        return Fields(inner, f"{self.place}, field {path}")
 
     def list(self, name: str) -> Iterator[Fields]:
         """The objects of a list inside this one, each with its place."""
@@ -245,10 +269,14 @@ class Fields:
             if isinstance(value, Mapping):
                 yield Fields(value, f"{self.place}, {name}[{n}]")
 
-    def _wrong(self, name: str, value: Any, problem: str) -> InputError:
+    def _value(self, path: str) -> Any:
+        parent, _, name = path.rpartition(".")
+        return self.inside(parent).values.get(name)
+
+    def _wrong(self, path: str, value: Any, problem: str) -> InputError:
         return InputError(
-            f"{self.place}: {name} {problem} (got {value!r:.40}).",
-            field=name,
+            f"{self.place}: {path} {problem} (got {value!r:.40}).",
+            field=path.rpartition(".")[2],
             hint="Leave this measurement out, or measure again.",
         )
 
@@ -342,15 +370,39 @@ class Imported:
         return out | ({"excluded": self.excluded} if self.excluded else {})
 
 
-def drop_unstated(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and value != ""}
+@dataclass
+class Draft:
+    """A measurement while it is taken from a file; ``facts`` are texts of `Imported` by name."""
 
+    format: str
+    place: str
+    kind: str
+    facts: dict[str, Any]
+    notes: list[str]
+    figures: dict[str, float] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
 
-@dataclass(frozen=True)
-class Format:
-    """One format: whether a content is of it, and what such a content states."""
+    def put(self, target: str, value: Any) -> None:
+        """Take a value over (``figures.ttft_s``, ``model``); what is not stated is left out."""
+        part, _, name = target.rpartition(".")
+        if value is not None and value != "" and (part != "figures" or value > 0):
+            (getattr(self, part) if part else self.facts)[name] = value
 
-    name: str
-    title: str
-    recognises: Callable[[Content], bool]
-    read: Callable[[Content], list[Imported]]
+    def exclude(self, reason: str) -> None:
+        """Say why it is not to be learned from; the first reason stays."""
+        self.facts.setdefault("excluded", reason)
+
+    def imported(self) -> Imported:
+        parts = {name: getattr(self, name) for name in ("figures", "load", "split", "settings")}
+        return Imported(
+            format=self.format,
+            place=self.place,
+            kind=self.kind,
+            notes=tuple(self.notes),
+            shape=self.shape,
+            **parts,
+            **self.facts,
+        )

@@ -161,7 +161,7 @@ def reconcile_command(
     as_json: Json = False,
 ) -> None:
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
-    from recipe_core.calibration.importers.registry import read_imported
+    from recipe_core.calibration.importers.formats import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile_measurements
     from recipe_core.doors.answers import reconciled_json
     from recipe_core.views.reconciliation import reconciled_text
