@@ -20,13 +20,8 @@ import publish_training
 from long_tables import move_long_tables
 
 from recipe_core.base.documents import read_document
-from recipe_core.calibration.validation.training_validate import (
-    MEMORY,
-    TIME,
-    TrainingComparison,
-    compare_training,
-)
-from recipe_core.calibration.validation.validate import CELL, format_table, group_errors
+from recipe_core.calibration.validation.comparison import CELL, Comparison, compare_training
+from recipe_core.calibration.validation.validate import format_table, group_errors
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.measured.runs import (
     TRAINING_RUNS,
@@ -40,6 +35,7 @@ LEFT_OUT = ROOT / "docs" / "reference" / "accuracy" / "training_left_out.json"
 HEADING = "## Training"
 # What is asked of this version: a title, the figure, how many of the cells' or sources' medians are
 # taken together, and the aim.
+TIME, MEMORY = "step_s", "peak_memory_gib"
 TARGETS = (
     ("time of a step, median over cells", TIME, list(CELL), np.median, 0.12),
     ("time of a step, worst source", TIME, ["source"], np.max, 0.20),
@@ -137,7 +133,7 @@ def training_sources() -> str:
     )
 
 
-def training_section(comparison: TrainingComparison, truth: Path) -> str:
+def training_section(comparison: Comparison, truth: Path) -> str:
     """The section, heading first."""
     f = comparison.figures
     accepted = 1 - len(comparison.refused) / comparison.runs

@@ -22,7 +22,7 @@ from recipe_core.request.schema import PlanRequest, asks_for_any
 
 if TYPE_CHECKING:
     from recipe_core.calibration.run_files import MeasuredSource
-    from recipe_core.calibration.validation.validate import Comparison
+    from recipe_core.calibration.validation.comparison import Comparison
     from recipe_core.compression.advisor.advise import Advice
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.estimates.measured.runs import Run
@@ -321,7 +321,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
         ``figures`` (a frame with a row per measured figure: measured, estimated, low, high, error),
         ``refused`` and ``not_covered``.
     """
-    from recipe_core.calibration.validation.validate import compare_with_estimates
+    from recipe_core.calibration.validation.comparison import compare_with_estimates
     from recipe_core.estimates.measured.runs import published_runs
 
     return compare_with_estimates(published_runs() if runs is None else list(runs))

@@ -1,50 +1,121 @@
-"""Training estimates against measured runs: errors by figure and source, and runs refused."""
+"""Measured runs of serving and of training beside their estimates, a row for each figure."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.errors import InputError, RecipeError, unknown
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.intervals import Level
 from recipe_core.base.units import GIB
-from recipe_core.calibration.validation.validate import (
-    ENDS,
-    SHOWN_LEVELS,
-    align_table,
-    group_errors,
-)
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
-from recipe_core.estimates.measured.runs import SHOWN, TrainingRun
+from recipe_core.estimates.measured.runs import FIGURES, Run, TrainingRun
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.training_rules import training_refusals
 from recipe_core.estimates.training.memory import Memory, training_memory
 from recipe_core.estimates.training.schedule import training_step_parts
 from recipe_core.estimates.training.starts import memory_rule, training_band
-from recipe_core.plans.plans import shared_key
+from recipe_core.hardware.cluster import device_profile
+from recipe_core.plans.plans import estimate_batch, shared_key
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.training_candidates import stated_training_case
 from recipe_core.request.schema import PlanRequest
 
-TIME, MEMORY = "step_s", "peak_memory_gib"
-TRAINING_BY = ("device", "model", "source", "engine")
-COLUMNS = (
-    "id",
-    "source",
-    "device",
-    "model",
-    "engine",
-    "figure",
-    "measured",
-    "estimated",
-    *ENDS,
+CELL = ("source", "device", "model")
+# The quantity of an estimate that a figure measures, and the factor to the figure's unit.
+QUANTITIES = {
+    "ttft_ms": ("ttft_s", 1e3),
+    "tpot_ms": ("tpot_s", 1e3),
+    "request_latency_ms": ("request_latency_s", 1e3),
+}
+QUANTITIES |= dict.fromkeys(
+    ("output_tokens_per_s", "total_tokens_per_s"), ("output_tokens_per_s", 1.0)
 )
+SHOWN_LEVELS: tuple[Level, ...] = ("80", "50", "95")
+# Columns of the ends of intervals, the band's first; ``SHOWN_LEVELS`` are their levels.
+ENDS = ("low", "high", "low_50", "high_50", "low_95", "high_95")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of one kind against their estimates.
+
+    ``figures`` has a row for each measured figure of the estimated runs: the columns of the runs,
+    and ``vendor``, ``figure``, ``measured``, ``estimated``, ``low`` and ``high`` (the band),
+    ``low_50``, ``high_50``, ``low_95`` and ``high_95`` (the other intervals), ``ratio`` (estimated
+    / measured) and ``error`` (|ratio - 1|); of training seconds of a step (also where tokens per
+    second were measured) and GiB. ``not_covered`` counts the reasons of runs without an estimate;
+    ``refused`` are runs that an estimate calls impossible, with the first reason.
+    """
+
+    kind: str
+    runs: int
+    figures: pd.DataFrame
+    not_covered: Counter[str]
+    refused: tuple[tuple[Run | TrainingRun, str], ...]
+
+
+def _frame_figures(rows: Iterable[tuple[Any, ...]], columns: Sequence[str]) -> pd.DataFrame:
+    figures = pd.DataFrame(rows, columns=[*columns, "figure", "measured", "estimated", *ENDS])
+    ratio = figures.estimated / figures.measured
+    return figures.assign(ratio=ratio, error=(ratio - 1).abs())
+
+
+def compare_with_estimates(runs: Sequence[Run]) -> Comparison:
+    """Estimates all runs in one call and puts each estimate beside what was measured."""
+    with without_corrections():
+        answers = estimate_batch(run.request() for run in runs)
+    not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
+    refused = tuple(
+        (run, answer["reasons"][0])
+        for run, answer in zip(runs, answers, strict=True)
+        if answer.get("feasible") is False
+    )
+    rows = [
+        row
+        for run, answer in zip(runs, answers, strict=True)
+        for row in _run_figure_rows(run, answer)
+    ]
+    figures = _frame_figures(rows, [*_RUN_FIELDS, "vendor"])
+    return Comparison("serving", len(runs), figures, not_covered, refused)
+
+
+_RUN_FIELDS = [name for name in Run.model_fields if name not in FIGURES]
+
+
+def _run_figure_rows(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
+    """Measured figures of a run with estimate and band in their unit; none without an estimate."""
+    served = answer.get("serving", {})
+    for figure, (quantity, scale) in QUANTITIES.items():
+        measured, estimated = getattr(run, figure), served.get(quantity) or 0.0
+        if measured is None or not 0 < estimated < math.inf:
+            continue
+        if figure == "total_tokens_per_s":
+            scale = (run.input_tokens + run.output_tokens) / run.output_tokens
+        intervals = answer["intervals"][quantity]
+        ends = [end * scale for level in SHOWN_LEVELS for end in intervals[level]]
+        fields = [getattr(run, name) for name in _RUN_FIELDS]
+        yield (
+            *fields,
+            device_profile(run.device).vendor,
+            figure,
+            measured,
+            estimated * scale,
+            *ends,
+        )
+
+
+# Training
+
+_TRAINING_FIELDS = ("id", "source", "device", "model", "engine")
 
 
 @dataclass(frozen=True)
@@ -54,24 +125,6 @@ class RunGroup:
     setting: TrainingSetting
     cases: TrainingCases
     rows: np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class TrainingComparison:
-    """Runs against their estimates.
-
-    ``figures`` has a row for each measured figure, with ``measured``, ``estimated``, ``low`` and
-    ``high`` (the band), the ends of the other intervals, ``ratio`` (estimated / measured) and
-    ``error`` (|ratio - 1|): seconds of a step (also where tokens per second
-    were measured), and GiB. Refused runs have them too.
-    ``refused``: runs that an estimate calls impossible, with the reason. ``not_covered`` counts the
-    reasons of runs that cannot be requested.
-    """
-
-    runs: int
-    figures: pd.DataFrame
-    not_covered: Counter[str]
-    refused: tuple[tuple[TrainingRun, str], ...]
 
 
 def group_training_runs(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Counter[str]]:
@@ -120,11 +173,11 @@ def _group_refusals(group: RunGroup) -> list[Refusal]:
     return [*training_refusals(group.setting, group.cases), memory_rule(group.setting, mem)]
 
 
-def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
+def compare_training(runs: Sequence[TrainingRun]) -> Comparison:
     """Estimates all runs in one call and puts each estimate beside what was measured."""
     groups, wrong = group_training_runs(runs)
     rows: list[tuple[Any, ...]] = []
-    refused: list[tuple[TrainingRun, str]] = []
+    refused: list[tuple[Run | TrainingRun, str]] = []
     for group in groups:
         mem, parts = (
             training_memory(group.setting, group.cases),
@@ -139,14 +192,8 @@ def compare_training(runs: Sequence[TrainingRun]) -> TrainingComparison:
             reasons = [rule for rule in broken if rule.broken[i]]
             if reasons:
                 refused.append((run, reasons[0].say(i)))
-    figures = pd.DataFrame(rows, columns=list(COLUMNS))
-    ratio = figures.estimated / figures.measured
-    return TrainingComparison(
-        len(runs),
-        figures.assign(ratio=ratio, error=(ratio - 1).abs()),
-        wrong,
-        tuple(refused),
-    )
+    figures = _frame_figures(rows, _TRAINING_FIELDS)
+    return Comparison("training", len(runs), figures, wrong, tuple(refused))
 
 
 def memory_as_measured_gib(
@@ -163,10 +210,10 @@ def memory_as_measured_gib(
 def _training_figure_rows(
     run: TrainingRun, setting: TrainingSetting, step_s: float, peak_gib: float
 ) -> list[tuple[Any, ...]]:
-    identity = (run.id, run.source, run.device, run.model, run.engine)
+    identity = [getattr(run, name) for name in _TRAINING_FIELDS]
     figures = (
-        (TIME, TIME, run.measured_step_s, step_s),
-        (MEMORY, "peak_memory_bytes", run.peak_memory_gib, peak_gib),
+        ("step_s", "step_s", run.measured_step_s, step_s),
+        ("peak_memory_gib", "peak_memory_bytes", run.peak_memory_gib, peak_gib),
     )
     rows: list[tuple[Any, ...]] = []
     for figure, key, measured, estimated in figures:
@@ -175,70 +222,3 @@ def _training_figure_rows(
             inside = [estimated * end for level in SHOWN_LEVELS for end in factors[level]]
             rows.append((*identity, figure, measured, estimated, *inside))
     return rows
-
-
-def training_sections(
-    comparison: TrainingComparison, by: str | None = None
-) -> dict[str, pd.DataFrame]:
-    """Tables by name: ``figures``, ``sources``, and ``by_<column>`` where asked for.
-
-    Raises:
-        InputError: ``by`` is not one of ``TRAINING_BY``.
-    """
-    figures = comparison.figures
-    out = {
-        "figures": group_errors(figures, ["figure"]),
-        "sources": group_errors(figures, ["figure", "source"]),
-    }
-    if by is not None:
-        if by not in TRAINING_BY:
-            message, hint = unknown("column", by, TRAINING_BY)
-            raise InputError(message, field="by", hint=hint)
-        out[f"by_{by}"] = group_errors(figures, ["figure", by])
-    return out
-
-
-def training_validation_view(
-    comparison: TrainingComparison, by: str | None = None
-) -> dict[str, Any]:
-    """The comparison as JSON values; errors and shares are fractions."""
-    return {
-        "runs": comparison.runs,
-        "estimated": int(comparison.figures.id.nunique()),
-        "not_covered": [
-            {"reason": reason, "runs": n} for reason, n in comparison.not_covered.most_common()
-        ],
-        "refused": [
-            {"id": run.id, "what": run.title, "reason": reason}
-            for run, reason in comparison.refused
-        ],
-        **{
-            name: table.to_dict(orient="records")
-            for name, table in training_sections(comparison, by).items()
-        },
-    }
-
-
-def training_validation_text(comparison: TrainingComparison, by: str | None = None) -> str:
-    figures = comparison.figures
-    counts = [
-        f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
-    ]
-    lines = [f"{comparison.runs:,} runs, {figures.id.nunique():,} estimated: {', '.join(counts)}"]
-    lines += [
-        f"not covered: {n:,} × {reason}" for reason, n in comparison.not_covered.most_common(SHOWN)
-    ]
-    lines.append(f"refused though measured: {len(comparison.refused):,}")
-    lines += [f"  {run.id}: {run.title}: {reason}" for run, reason in comparison.refused[:SHOWN]]
-    parts = ["\n".join(lines)]
-    titles = {"figures": "By figure", "sources": "By source"}
-    for name, table in training_sections(comparison, by).items():
-        parts.append(
-            f"{titles.get(name, name.replace('_', ' ').capitalize())}\n{align_table(table)}"
-        )
-    parts.append(
-        "Errors are |estimated / measured - 1| of seconds per step (also where tokens per second\n"
-        "were measured) and of GiB. A cell is a source × device × model; in band is the share of\n"
-        "measurements inside the estimated range."
-    )
-    return "\n\n".join(parts)

@@ -30,9 +30,8 @@ import pandas as pd
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
-from recipe_core.calibration.validation.validate import CELL, align_table
+from recipe_core.calibration.validation.comparison import CELL
 from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, normal_probability
-from recipe_core.hardware.cluster import device_profile
 
 # Cells that the next wider group counts as.
 POOLED = 20.0
@@ -172,32 +171,6 @@ def left_out_intervals(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
             columns |= {f"high_{level}": np.exp(high[:, k]) for k, level in enumerate(LEVELS)}
             parts.append(part.assign(**columns))
     return pd.concat(parts, ignore_index=True)
-
-
-def interval_coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """The share of measured runs inside each interval, cells alike, by some columns.
-
-    ``rows`` have ``measured``, ``estimated``, ``weight``, and by level ``low_…`` and ``high_…`` as
-    factors. Columns: ``runs``, ``cells``, ``inside_50``, ``inside_80``, ``inside_95``, and
-    ``width``: by what the ends of the 80 % interval differ from its middle, √(high / low) - 1, the
-    median.
-    """
-    ratio = rows.measured / rows.estimated
-    columns: dict[str, Any] = {
-        f"inside_{level}": ratio.between(rows[f"low_{level}"], rows[f"high_{level}"]) * rows.weight
-        for level in LEVELS
-    }
-    columns["width"] = np.sqrt(rows[f"high_{BAND}"] / rows[f"low_{BAND}"]) - 1
-    table = rows.assign(**columns)
-    names = [f"inside_{level}" for level in LEVELS]
-    grouped = table.groupby(list(by)) if by else table.groupby(lambda _: "all")
-    out = grouped[[*names, "weight"]].sum()
-    out = out[names].div(out.weight, axis=0).assign(width=grouped.width.median())
-    out.insert(0, "runs", grouped.size())
-    cells = table.drop_duplicates([*by, *CELL])
-    counted = cells.groupby(list(by)) if by else cells.groupby(lambda _: "all")
-    out.insert(1, "cells", counted.size())
-    return out.reset_index(names=None if by else "of")
 
 
 def common_share(rows: pd.DataFrame) -> float:
@@ -340,64 +313,3 @@ def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
         correlation=error_correlations(rows),
         bands=tuple(out),
     )
-
-
-SECTIONS = {
-    "all": (),
-    "figures": ("figure",),
-    "vendors": ("vendor",),
-    "engines": ("engine", "architecture"),
-}
-TITLES = {
-    "all": "All figures",
-    "figures": "By figure",
-    "vendors": "By vendor",
-    "engines": "By engine and architecture",
-}
-
-
-def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """How often measured figures are inside their intervals, as tables by name.
-
-    ``figures`` are those of a comparison of serving or training.
-    """
-    rows = figures[figures.figure.ne("total_tokens_per_s")]
-    rows = rows.assign(
-        weight=1.0 / rows.groupby(["figure", *CELL]).measured.transform("size"),
-        vendor=rows.device.map(
-            {name: device_profile(name).vendor for name in rows.device.unique()}
-        ),
-        architecture=rows.device.map(
-            {name: device_profile(name).architecture for name in rows.device.unique()}
-        ),
-        **{f"low_{BAND}": rows.low, f"high_{BAND}": rows.high},
-    )
-    for level in LEVELS:
-        for end in ("low", "high"):
-            rows[f"{end}_{level}"] = rows[f"{end}_{level}"] / rows.estimated
-    return {name: interval_coverage(rows, by) for name, by in SECTIONS.items()}
-
-
-def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
-    """The tables of ``coverage_tables`` as JSON values; shares are fractions."""
-    return {
-        "levels": {f"inside_{level}": int(level) / 100 for level in LEVELS},
-        **{
-            name: table.to_dict(orient="records")
-            for name, table in coverage_tables(figures).items()
-        },
-    }
-
-
-def coverage_text(figures: pd.DataFrame) -> str:
-    """The tables of ``coverage_tables`` as text."""
-    parts = [
-        f"{TITLES[name]}\n{align_table(table)}" for name, table in coverage_tables(figures).items()
-    ]
-    parts.append(
-        "Shares of measured figures inside the 50, 80 and 95 % intervals, each source × device ×\n"
-        "model alike; 80 % is: the ends of the 80 % interval around its middle, the median. The\n"
-        "engines' numbers were fitted to the published runs; docs/reference/accuracy.md has the\n"
-        "shares of sources that were left out."
-    )
-    return "\n\n".join(parts)
