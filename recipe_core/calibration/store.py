@@ -246,8 +246,8 @@ class Overlay:
         with without_corrections():
             learned = learn_corrections(run.measured for run in sound if run.id not in gates)
         odd = run_checks.odd_runs(learned, {run.id: place for place, run in enumerate(runs)})
-        held = {run.name: run.reason for run in learned.left_out} | odd
-        return gates | {name: Gate("held", reason) for name, reason in held.items()}
+        waiting = {run.name: run.reason for run in learned.left_out} | odd
+        return gates | {name: Gate("held", reason) for name, reason in waiting.items()}
 
 
 def _stored_measurement(incoming: Incoming, moment: datetime.datetime) -> Stored:
