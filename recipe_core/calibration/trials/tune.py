@@ -30,9 +30,11 @@ from recipe_core.calibration.trials.search_problem import (
     alternating_order,
     gain_of,
     median_measurement,
+    point_text,
     recipe_at,
     recommended_point,
     search_aim,
+    trial_figures,
     tunable_knobs,
     values_at,
 )
@@ -266,9 +268,9 @@ def _try_point(search: Search, bench: _Bench, trial: Trial, point: Point) -> boo
     Raises:
         TrialError: where the recommended point does not start.
     """
-    values = values_at(bench.space, point)
-    title = f"trial {trial.number}: {_values_text(bench.space, point)}"
-    is_base = dict(point) == recommended_point(bench.space)
+    base, values = recommended_point(bench.space), values_at(bench.space, point)
+    title = f"trial {trial.number}: {point_text(values, values_at(bench.space, base))}"
+    is_base = dict(point) == base
     recipe = recipe_at(bench.base, bench.space, point)
     if isinstance(recipe, str):
         bench.tell(f"{title}: not started: {recipe}")
@@ -298,7 +300,7 @@ def _try_point(search: Search, bench: _Bench, trial: Trial, point: Point) -> boo
     search.tell(trial, score, max(broken.values(), default=0.0), measurement["metrics"])
     late = [name for name, excess in broken.items() if excess > 0]
     missed = f", misses {', '.join(late)}" if late else ""
-    bench.tell(f"{title}: {_figures_text(measurement['metrics'])}{missed}")
+    bench.tell(f"{title}: {trial_figures(measurement['metrics'])}{missed}")
     return True
 
 
@@ -407,29 +409,3 @@ def _trial_row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
         "metrics": attributes.get("metrics"),
         "reason": attributes.get("reason"),
     }
-
-
-def _values_text(space: tuple[Knob, ...], point: Point) -> str:
-    """What differs from the recommended point."""
-    base_values = recommended_point(space)
-    values = values_at(space, point)
-    moved = [
-        f"{name}={_knob_value_text(values[name])}"
-        for name in base_values
-        if point[name] != base_values[name]
-    ]
-    return ", ".join(moved) or "the recommended point"
-
-
-def _knob_value_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "·".join(f"{name}{degree}" for name, degree in value.items() if degree > 1) or "tp1"
-    return "default" if value is None else str(value)
-
-
-def _figures_text(metrics: Mapping[str, Any]) -> str:
-    parts = []
-    for name, unit in (("output_tokens_per_s", "tokens/s"), ("tpot_s", "s/token"), ("ttft_s", "s")):
-        if (value := metrics.get(name)) is not None:
-            parts.append(f"{value:.4g} {unit}{' to the first' if name == 'ttft_s' else ''}")
-    return ", ".join(parts)
