@@ -13,13 +13,15 @@ from pydantic import ValidationError
 from recipe_core.accuracy.checkpoints import NAME as COMPRESSION
 from recipe_core.accuracy.checkpoints import MeasuredCompression, read_compression
 from recipe_core.base.documents import parse_json, read_document, read_text
-from recipe_core.base.errors import InputError
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.calibration.importers.formats import recognise_format
+from recipe_core.calibration.importers.measurement import Content
+from recipe_core.calibration.importers.rows import build_imported_table
 from recipe_core.calibration.place import NONE, VARIABLE
 from recipe_core.calibration.residuals import Measured, learn_corrections, measured_of_rows
-from recipe_core.calibration.run_rows import is_foreign, runs_of_file
 from recipe_core.calibration.store import Incoming, Overlay, machine_corrections
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, read_runs
+from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, column_problem, read_runs
 from recipe_core.hardware.request import with_profiles
 from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.figures import Claim
@@ -129,8 +131,9 @@ def read_measured(path: Path) -> list[Measured]:
     """
     if path.is_dir():
         path = path / MEASUREMENT
-    if path.name != MEASUREMENT.name and is_foreign(path):
-        return _rows_as_own_runs(runs_of_file(path))
+    foreign = path.name != MEASUREMENT.name and path.is_file()
+    if foreign and recognise_format(Content.of_file(path)) is not None:
+        return _rows_as_own_runs(_runs_of_foreign_file(path))
     if path.suffix == ".json":
         return [_read_bundle_measurement(path)]
     if path.suffix != ".csv":
@@ -144,6 +147,27 @@ def read_measured(path: Path) -> list[Measured]:
             hint="Compare it with estimates: recipe validate --training TABLE.",
         )
     return _rows_as_own_runs(read_runs(path))
+
+
+def _runs_of_foreign_file(path: Path) -> list[Run]:
+    """The runs of a file of another program that states everything a row needs.
+
+    Raises:
+        InputError: for one of training, or that leaves something open.
+    """
+    try:
+        rows = [row.row for row in build_imported_table([Content.of_file(path)], None, {}).rows]
+    except RecipeError as error:
+        hint = "Name the rest: recipe import FILE --request REQUEST -o runs.csv."
+        raise InputError(error.message, field="measured", hint=hint) from None
+    runs = [row for row in rows if isinstance(row, Run)]
+    if not runs:
+        raise InputError(
+            f"{path} has no measured run of serving.",
+            field="measured",
+            hint="Compare it with the estimate: recipe reconcile FILE --request REQUEST.",
+        )
+    return runs
 
 
 def _rows_as_own_runs(runs: Sequence[Run]) -> list[Measured]:
@@ -246,10 +270,9 @@ def parse_run_rows(values: Any, limit: int) -> list[Run]:
         try:
             out.append(Run.model_validate(row))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in ("measured", n, *first["loc"]))
-            message = first["msg"].removeprefix("Value error, ")
-            raise InputError(f"{message[0].lower()}{message[1:]}.", field=where) from None
+            column, message = column_problem(error)
+            where = ".".join(filter(None, ("measured", str(n), column)))
+            raise InputError(f"{message}.", field=where) from None
     return out
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipe_core.base.texts import quote_command, quote_shell
-from recipe_core.calibration.run_rows import ImportedTable
+from recipe_core.calibration.importers.rows import ImportedTable
 from recipe_core.calibration.trials.search_problem import point_text, trial_figures
 from recipe_core.calibration.trials.tune import Tuned
 from recipe_core.calibration.trials.verify import Comparison, Report

@@ -28,10 +28,13 @@ from recipe_core.calibration.importers.formats import (
     recognise_format,
 )
 from recipe_core.calibration.importers.measurement import Content, parse_number
-from recipe_core.calibration.importers.rows import build_imported_row, table_text
+from recipe_core.calibration.importers.rows import (
+    build_imported_row,
+    build_imported_table,
+    table_text,
+)
 from recipe_core.calibration.residuals import learn_corrections
 from recipe_core.calibration.run_files import read_measured
-from recipe_core.calibration.run_rows import build_imported_table
 from recipe_core.estimates.measured.runs import Run, read_runs, read_training_runs
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA

@@ -100,8 +100,11 @@ def import_command(
 ) -> None:
     """Make rows of a table of measured runs from what other programs measured."""
     from recipe_core.calibration.importers.measurement import Content
-    from recipe_core.calibration.importers.rows import table_text
-    from recipe_core.calibration.run_rows import build_imported_table, rows_there
+    from recipe_core.calibration.importers.rows import (
+        build_imported_table,
+        rows_there,
+        table_text,
+    )
     from recipe_core.views.reconciliation import imported_text
 
     contents = [Content.of_file(path) for path in files]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -187,13 +188,23 @@ def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row],
     return runs, wrong
 
 
-def _column_problem_text(problem: dict[str, Any]) -> str:
+def _column_problem_text(problem: Mapping[str, Any]) -> str:
     columns = "".join(f", column {name}" for name in problem["loc"])
     if problem["type"] == "missing":
         return f"{columns}: is empty."
-    message = problem["msg"].removeprefix("Value error, ")
     value = f" (got {problem['input']!r:.80})" if columns else ""
-    return f"{columns}: {message[0].lower() + message[1:]}{value}."
+    return f"{columns}: {_problem_text(problem)}{value}."
+
+
+def _problem_text(problem: Mapping[str, Any]) -> str:
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def column_problem(error: ValidationError) -> tuple[str, str]:
+    """The column of the first problem of a row ("" of the whole row), and what it is."""
+    first = error.errors(include_url=False)[0]
+    return ".".join(map(str, first["loc"])), _problem_text(dict(first))
 
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
