@@ -25,9 +25,8 @@ from recipe_core.calibration.validation.facts import (
     Values,
     as_logged,
     logged_parts,
+    measured_facts,
     other_model,
-    serving_facts,
-    training_facts,
 )
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.results import Estimate
@@ -249,10 +248,11 @@ def reconcile_measurements(
     out = []
     for source, run in pairs:
         completed = run if run.kind == "training" else _with_startup_logs(run, shared)
-        find = training_facts if run.kind == "training" else serving_facts
         estimates = _Estimates(planned.values, folders, corrections)
         out.append(
-            _reconcile_measurement(source, run, find(completed, planned), estimates, planned.values)
+            _reconcile_measurement(
+                source, run, measured_facts(completed, planned), estimates, planned.values
+            )
         )
     return out
 
