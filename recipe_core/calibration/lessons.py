@@ -225,7 +225,6 @@ class ComparedCompression:
         return self.perplexity.low <= self.run.retained <= self.perplexity.high
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; null where nothing is expected."""
         return {
             "perplexity": _retained_values(self.perplexity),
             "in_band": self.in_band,
@@ -239,7 +238,6 @@ def _retained_values(retention: Retained) -> dict[str, float] | None:
 
 
 def compare_compression(run: MeasuredCompression) -> ComparedCompression:
-    """A measured checkpoint beside what was expected of it."""
     tasks = _published_expectation(run, "")
     moved = with_own_figure(tasks, [run], run.model, run.technique)
     return ComparedCompression(run, _published_expectation(run, PERPLEXITY), tasks, moved)
@@ -293,7 +291,6 @@ class Knowledge:
         return [(entry, compare_compression(entry.measured)) for entry in entries]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values: SI units, errors as shares, days as YYYY-MM-DD."""
         added = [entry.to_json() for entry in self.added.entries] if self.added else []
         return {
             "schema_version": SCHEMA_VERSION,

@@ -418,7 +418,6 @@ def write_profile(path: Path, profiled: Profiled) -> None:
 
 
 def profile_text(profiled: Profiled) -> list[str]:
-    """What was measured, as lines for a terminal."""
     profile, measured = profiled.device, profiled.measured
     lines = [f"{profile.title} ({profile.name}), torch {measured.torch}"]
     lines.append(f"  memory read at {measured.bandwidth_bytes_per_s / 1e9:,.1f} GB/s")

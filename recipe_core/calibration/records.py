@@ -73,7 +73,6 @@ class _Stored(BaseModel):
 
     @property
     def expires(self) -> datetime.date:
-        """The last day on which it counts."""
         return (self.date or self.added.date()) + datetime.timedelta(days=VALID_DAYS)
 
     def gated(self, gate: Gate) -> Self:
@@ -119,7 +118,6 @@ class StoredRun(_Stored):
 
     @property
     def ran(self) -> str:
-        """The version of its engine."""
         return self.version or self.assumed_version
 
     def _request_name(self, part: str, name: str) -> str:
@@ -147,7 +145,6 @@ class StoredRun(_Stored):
         return cls(**{**values, "assumed_version": assumed, "request": dict(run.request)})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values with its gate; figures in SI units."""
         names = ("id", "name", "source", "format", "engine", "device", "driver", "machine")
         figures = {name: getattr(self, name) for name in FIGURES}
         return {
@@ -204,7 +201,6 @@ class StoredCompression(_Stored):
         return cls.model_validate({**values, "id": _digest(values), "source": source, "added": now})
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, and whether it counts."""
         return {
             **self.model_dump(mode="json"),
             "added": self.added.isoformat(),

@@ -70,7 +70,6 @@ class Measured:
 
     @staticmethod
     def of(run: Run) -> Measured:
-        """A row of a table."""
         rate = run.output_tokens_per_s
         if rate is None and run.total_tokens_per_s is not None:
             share = run.output_tokens / (run.input_tokens + run.output_tokens)
@@ -308,7 +307,6 @@ def compare_runs(runs: Sequence[Measured], *, folders: bool = True) -> RunsCompa
 
 
 def _without_themselves(runs: Sequence[Measured], learned: Corrections) -> list[dict[str, Any]]:
-    """The estimate of each run with what the runs of the other groups teach."""
     answers: dict[str, dict[str, Any]] = {}
     for start in range(min(FOLDS, len(runs))):
         group = runs[start::FOLDS]

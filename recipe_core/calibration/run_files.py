@@ -277,7 +277,6 @@ def parse_run_rows(values: Any, limit: int) -> list[Run]:
 
 
 def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
-    """How many own runs count, and why others do not, a line each."""
     lines = [f"calibrated by {corrections.title}"]
     stored = corrections.stored
     if stored and (any(stored) or corrections.runs):

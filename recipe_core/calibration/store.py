@@ -111,7 +111,6 @@ class Overlay:
 
     @cached_property
     def entries(self) -> tuple[StoredRun, ...]:
-        """All runs, oldest first, each with its gate."""
         runs = [run for addition in self.additions for run in addition.runs]
         gates = self._gates(runs)
         return tuple(run.gated(gates.get(run.id, run.gate)) for run in runs)
@@ -135,7 +134,6 @@ class Overlay:
 
     @property
     def stored(self) -> StoredCounts:
-        """How many runs count, wait and have expired."""
         states = Counter(entry.gate.state for entry in self.entries)
         return StoredCounts(states["accepted"], states["held"], states["expired"])
 

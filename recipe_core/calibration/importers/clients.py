@@ -277,7 +277,6 @@ def finish_aiperf(fields: Fields, draft: Draft) -> None:
 
 
 def _aiperf_model(config: Fields) -> str:
-    """The first model of a configuration, which lists them or the objects that name them."""
     for place in (config, config.inside("endpoint"), config.inside("models")):
         for key in ("model_names", "model", "items"):
             names = place.values.get(key)
@@ -355,7 +354,6 @@ RACKS = ("gb200", "gb300")
 
 
 def finish_inferencex(fields: Fields, draft: Draft) -> None:
-    """The split and throughput of a run, and why a table cannot hold it."""
     stages = fields.count("pp") or 1
     gpus = (fields.count("tp") or 1) * stages
     for key, figure in (("output_tput_per_gpu", "output"), ("tput_per_gpu", "total")):

@@ -44,7 +44,6 @@ def read_engine_exposition(content: Content) -> list[tuple[str, Mapping[str, Any
 
 
 def finish_exposition(fields: Fields, draft: Draft) -> None:
-    """Times, cache, load and configuration of a server."""
     samples, name = fields.values["samples"], fields.values["engine"]
     metrics = engine(name).metrics
     if metrics is None:
@@ -74,7 +73,6 @@ def _all_samples(samples: Samples) -> Iterator[Sample]:
 
 
 def _put_histograms(samples: Samples, metrics: Metrics, draft: Draft) -> None:
-    """Means and percentiles of the histograms that the engine has."""
     names = {"ttft": metrics.ttft, "tpot": metrics.tpot or metrics.itl}
     for figure, name in (names | {"request_latency": metrics.latency}).items():
         mean = _mean_metric(samples, str(name))
@@ -126,7 +124,6 @@ def _percentile(buckets: Sequence[Sample], share: float) -> float | None:
 
 
 def _put_cache(samples: Samples, draft: Draft) -> None:
-    """Tokens and bytes of the cache, of the smallest engine, and its configuration."""
     labels = [sample.labels for sample in samples.get(CONFIGURATION, [])]
     tokens = _label_numbers(labels, "kv_cache_size_tokens")
     if not tokens:

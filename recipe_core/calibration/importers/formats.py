@@ -167,7 +167,6 @@ class Format(DataRow):
         return draft
 
     def _times(self, fields: Fields) -> Iterator[tuple[str, float | None]]:
-        """Means and percentiles of times, in seconds."""
         for figure, names in self.times.items():
             for name in names:
                 unit = fields.text(self.unit.format(name)) or "ms" if self.unit else "s"
@@ -187,7 +186,6 @@ class Format(DataRow):
 
     @cached_property
     def _expressions(self) -> list[tuple[str, str, re.Pattern[str]]]:
-        """The target, unit and compiled expression of each line of a log."""
         return [
             (target, unit, _compile_expression(text))
             for target, (_, *patterns) in self.lines.items()
@@ -217,12 +215,10 @@ class Format(DataRow):
 
 
 def _first(values: Iterable[Any]) -> Any:
-    """The first value that is stated."""
     return next((value for value in values if value is not None), None)
 
 
 def _scaled_number(fields: Fields, path: str, scale: float = 1.0) -> float | None:
-    """A number in SI units, by the unit in its path."""
     unit = _UNIT.search(path)
     return fields.number(path.partition(" ")[0], scale * UNITS[unit[1]] if unit else scale)
 

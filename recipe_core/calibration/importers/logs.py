@@ -195,7 +195,6 @@ def read_torchtitan_steps(content: Content) -> Rows:
 
 
 def finish_torchtitan(fields: Fields, draft: Draft) -> None:
-    """Rates and times of steady steps."""
     values, load, split = fields.values, draft.load, draft.split
     rate = _steady_median(values["rates"])
     draft.put("figures.tokens_per_s_per_gpu", rate)
@@ -254,7 +253,6 @@ def read_titled_lines(content: Content) -> Rows:
 
 
 def _parse_titled_value(text: str) -> float | str:
-    """A number where the text is one."""
     try:
         return parse_number(text)
     except ValueError:
@@ -343,7 +341,6 @@ def finish_mlperf(fields: Fields, draft: Draft) -> None:
 
 
 def finish_mlperf_training(fields: Fields, draft: Draft) -> None:
-    """Time of a step: of the blocks by their samples."""
     blocks, batch = fields.values["blocks"], draft.load.get("global_batch")
     step = _steady_median(
         [seconds * batch / samples for samples, seconds in blocks] if batch else []

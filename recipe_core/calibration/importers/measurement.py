@@ -55,7 +55,6 @@ class Content:
 
     @cached_property
     def log(self) -> list[str]:
-        """The lines, without colours."""
         lines = _COLOUR.sub("", self.text).splitlines()
         if len(lines) > MOST_LINES:
             raise InputError(
@@ -359,7 +358,6 @@ class Imported:
         return (*lacking, *(() if load in self.load else ("load",)))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; empty parts are left out."""
         names = ("format", "kind", "place", "engine", "version", "model", "device", "date")
         out: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name)}
         for name in ("figures", "load", "split", "settings", "shape"):

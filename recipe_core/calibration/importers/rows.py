@@ -67,7 +67,6 @@ class ImportedRow:
 
     @property
     def sources(self) -> dict[str, list[str]]:
-        """The columns by where they are from."""
         out: dict[str, list[str]] = {}
         for column, origin in self.origins.items():
             out.setdefault(origin, []).append(column)
@@ -83,7 +82,6 @@ class ImportedTable:
     notes: Mapping[str, Sequence[str]]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values: rows, where each column is from, what was left out and why."""
         return {
             "rows": [row.row.model_dump(mode="json", exclude_none=True) for row in self.rows],
             "origins": {row.row.id: dict(row.origins) for row in self.rows},
@@ -272,7 +270,6 @@ def complete_candidate(values: Mapping[str, Any], *, folders: bool = True) -> di
 def _request_columns(
     request: Mapping[str, Any] | None, kind: str, device_path: str | None
 ) -> dict[str, Any]:
-    """What a request and its settled candidate give of a row."""
     if request is None:
         return {}
     parsed = PlanRequest.parse(request)

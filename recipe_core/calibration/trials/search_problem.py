@@ -58,7 +58,6 @@ class Gain:
 
 
 def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
-    """The gain over at least two pairs of scores."""
     gaps = [a - b for a, b in zip(base, best, strict=True)]
     mean = fmean(gaps)
     half = T_95[len(gaps) - 2] * stdev(gaps) / math.sqrt(len(gaps))

@@ -188,7 +188,6 @@ class Search:
             return "its warm-up is worse than the median" if trial.should_prune() else None
 
     def drop(self, trial: Trial, reason: str) -> None:
-        """A trial that was given up."""
         trial.set_user_attr("reason", reason)
         self.study.tell(trial, state=TrialState.PRUNED)
 
@@ -199,7 +198,6 @@ class Search:
         self.study.tell(trial, score)
 
     def best(self) -> FrozenTrial | None:
-        """The best trial that keeps the limits."""
         within_limits = [
             trial
             for trial in self.done
@@ -208,7 +206,6 @@ class Search:
         return min(within_limits, key=lambda trial: (trial.value, trial.number), default=None)
 
     def since_best(self) -> int:
-        """Started trials since the best one."""
         best = self.best()
         return len([t for t in self.started if best is None or t.number > best.number])
 

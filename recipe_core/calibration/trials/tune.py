@@ -110,7 +110,6 @@ class Tuned:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``recipe tune --json`` prints them and ``report.json`` keeps them."""
         return {
             "schema_version": 1,
             "recipe": self.base.name,
@@ -135,8 +134,6 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class _Bench:
-    """Where and how points are measured."""
-
     place: Workplace
     base: Recipe
     model: str | None
@@ -392,7 +389,6 @@ def _write_tune_report(place: Workplace, outcome: Tuned) -> None:
 
 
 def _trial_row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
-    """A trial as plain values."""
     attributes = trial.user_attrs
     score = measured_score(trial)
     state = "measured" if score is not None else "given up"

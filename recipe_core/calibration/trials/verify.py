@@ -99,7 +99,6 @@ class Report:
         return "within" if "within" in verdicts else "not judged"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``recipe verify --json`` prints them."""
         recipe = self.recipe
         return {
             "schema_version": 1,

@@ -92,7 +92,6 @@ _RUN_FIELDS = [name for name in Run.model_fields if name not in FIGURES]
 
 
 def _run_figure_rows(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
-    """Measured figures of a run with estimate and band in their unit; none without an estimate."""
     served = answer.get("serving", {})
     for figure, (quantity, scale) in QUANTITIES.items():
         measured, estimated = getattr(run, figure), served.get(quantity) or 0.0

@@ -99,7 +99,6 @@ class Planned:
 
 
 def measured_facts(run: Imported, plan: Planned) -> list[Fact]:
-    """The facts of a measurement that differ from what was planned."""
     candidate = plan.assumed
     if run.kind == "training":
         return [
@@ -152,7 +151,6 @@ def _value_facts(
     titles: Mapping[str, str],
     about: frozenset[str],
 ) -> Iterator[Fact]:
-    """Fields of a candidate that had another value."""
     for name, title in titles.items():
         value = values.get(name)
         if value is not None and value != candidate.get(name):

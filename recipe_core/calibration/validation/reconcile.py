@@ -78,7 +78,6 @@ class Row:
     again_band: Ends | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         out: dict[str, Any] = {
             "figure": self.figure,
             "measured": self.measured,

@@ -390,7 +390,6 @@ def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
 
 
 def coverage_text(figures: pd.DataFrame) -> str:
-    """The tables of ``coverage_tables`` as text."""
     parts = _titled_tables(coverage_tables(figures))
     parts.append(
         "Shares of measured figures inside the 50, 80 and 95 % intervals, each source × device ×\n"
