@@ -25,8 +25,7 @@ from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.checkpoints import PERPLEXITY, MeasuredCompression, with_own_figure
 from recipe_core.accuracy.published import Retained
 from recipe_core.base.arrays import Float
-from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.calibration.place import VARIABLE, default_path
+from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.records import Stored, StoredCompression
 from recipe_core.calibration.residuals import Measured
 from recipe_core.calibration.run_files import read_incoming
@@ -68,9 +67,6 @@ class LearnedNumber:
     high: float
     weight: float
     runs: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def learned_numbers(corrections: Corrections) -> list[LearnedNumber]:
@@ -157,9 +153,6 @@ class LeftOneOut:
     runs: int
     before: float
     after: float
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def left_one_out(measured: Sequence[Measured], corrections: Corrections) -> tuple[LeftOneOut, ...]:
@@ -305,34 +298,9 @@ class Knowledge:
                 for entry, beside in self.compared(self.overlay.compressions)
             ],
             "runs": [entry.to_json() for entry in self.overlay.entries],
-            "numbers": [number.to_json() for number in self.numbers],
-            "left_one_out": [error.to_json() for error in self.errors],
+            "numbers": [asdict(number) for number in self.numbers],
+            "left_one_out": [asdict(error) for error in self.errors],
         }
-
-
-def calibration_at(path: Path | None) -> Overlay:
-    """The calibration at a path, or by default this machine's; empty where there is none yet.
-
-    Raises:
-        InputError: where it is damaged, or switched off.
-    """
-    return Overlay.at(resolve_calibration_path(path))
-
-
-def resolve_calibration_path(path: Path | None) -> Path:
-    """Where a calibration lies: at a stated path, or by default this machine's.
-
-    Raises:
-        InputError: where this machine's is switched off.
-    """
-    place = path or default_path()
-    if place is None:
-        raise InputError(
-            f"the calibration is switched off: {VARIABLE} is empty.",
-            field="into",
-            hint="Name one by --into, or unset the variable.",
-        )
-    return place
 
 
 def calibrate_from_files(
@@ -349,7 +317,7 @@ def calibrate_from_files(
     Raises:
         InputError: for a file that cannot be read, and as ``Overlay.add``.
     """
-    overlay = calibration_at(into)
+    overlay = Overlay.at(into)
     incoming = [run for path in measurements for run in read_incoming(path)]
     added = overlay.add(incoming, dry=dry)
     return Knowledge(added.overlay, added, dry=dry)

@@ -103,24 +103,25 @@ def shipped_prior() -> Prior:
 
 
 def learn_corrections(
-    measured: Iterable[Measured],
+    measured: Iterable[Measured | MeasuredCompression],
     *,
     folders: bool = True,
     prior_belief: Prior | None = None,
-    compressed: Iterable[MeasuredCompression] = (),
 ) -> Corrections:
     """What runs teach. Runs that cannot be estimated are left out, each with its reason.
 
     Args:
-        measured: the runs, in any order; a run that is there twice counts once.
+        measured: the runs, in any order; a run that is there twice counts once. Checkpoints that
+            were made here change accuracy, not times.
         folders: whether a model may be named by a path on this machine.
         prior_belief: what is known before; by default what ships.
-        compressed: what checkpoints that were made here keep; they change accuracy, not times.
 
     Raises:
         InputError: for more than ``MAX_RUNS`` runs.
     """
-    runs = _drop_repeated_runs(measured)
+    measurements = list(measured)
+    checkpoints = [entry for entry in measurements if isinstance(entry, MeasuredCompression)]
+    runs = _drop_repeated_runs(entry for entry in measurements if isinstance(entry, Measured))
     if len(runs) > MAX_RUNS:
         raise InputError(
             f"{len(runs):,} own runs are given; at most {MAX_RUNS:,} are used.",
@@ -155,7 +156,7 @@ def learn_corrections(
         prior_belief or shipped_prior(),
         tuple(own_runs[run.name] for run in runs if run.name in own_runs),
         tuple(LeftOut(run.name, left_out[run.name]) for run in runs if run.name in left_out),
-        compressed=tuple(dict.fromkeys(compressed)),
+        compressed=tuple(dict.fromkeys(checkpoints)),
     )
 
 

@@ -65,21 +65,16 @@ def corrections_from_sources(
         return None
     if not sources:
         return machine_corrections()
-    runs: list[Measured] = []
-    compressed: list[MeasuredCompression] = []
+    measurements: list[Measured | MeasuredCompression] = []
     for source in sources:
-        for measurement in (
-            measured_of_rows([source])
-            if isinstance(source, Run)
-            else read_own_measurements(Path(source))
-        ):
-            compressed.append(measurement) if isinstance(
-                measurement, MeasuredCompression
-            ) else runs.append(measurement)
+        if isinstance(source, Run):
+            measurements += measured_of_rows([source])
+        else:
+            measurements += read_own_measurements(Path(source))
     stored = Overlay.open()
     if stored is None:
-        return learn_corrections(runs, folders=folders, compressed=compressed)
-    return stored.corrections(runs, folders=folders, compressed=compressed)
+        return learn_corrections(measurements, folders=folders)
+    return stored.corrections(measurements, folders=folders)
 
 
 def measured_checkpoints(measured: Iterable[Path] | None) -> tuple[MeasuredCompression, ...]:
@@ -92,11 +87,11 @@ def measured_checkpoints(measured: Iterable[Path] | None) -> tuple[MeasuredCompr
     if any(str(path) == NONE for path in paths):
         return ()
     stored = Overlay.open()
-    read = [measurement for path in paths for measurement in read_own_measurements(path)]
-    checkpoints = [
-        measurement for measurement in read if isinstance(measurement, MeasuredCompression)
-    ]
-    return tuple(dict.fromkeys([*(stored.compressed if stored else ()), *checkpoints]))
+    measurements = [*(stored.compressed if stored else ())]
+    for path in paths:
+        read = read_own_measurements(path)
+        measurements += [entry for entry in read if isinstance(entry, MeasuredCompression)]
+    return tuple(dict.fromkeys(measurements))
 
 
 def read_incoming(path: Path) -> list[Incoming]:

@@ -21,6 +21,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
 from recipe_core.calibration import run_checks
 from recipe_core.calibration.place import (
+    VARIABLE,
     calibration_file,
     calibration_stamp,
     default_path,
@@ -100,14 +101,15 @@ class Overlay:
         return Overlay.at(place, today=today)
 
     @staticmethod
-    def at(path: Path, *, today: datetime.date | None = None) -> Overlay:
-        """The calibration at a path, empty where there is no file yet.
+    def at(path: Path | None, *, today: datetime.date | None = None) -> Overlay:
+        """The calibration at a path, or by default this machine's; empty where there is no file.
 
         Raises:
-            InputError: for a file that is damaged; names it and the fix.
+            InputError: for a file that is damaged, or where this machine's is switched off.
         """
+        place = _resolve_path(path)
         day = today or datetime.datetime.now(datetime.UTC).date()
-        return Overlay(path, read_additions(calibration_file(path)), day)
+        return Overlay(place, read_additions(calibration_file(place)), day)
 
     @cached_property
     def entries(self) -> tuple[StoredRun, ...]:
@@ -138,22 +140,17 @@ class Overlay:
         return StoredCounts(states["accepted"], states["held"], states["expired"])
 
     def corrections(
-        self,
-        more: Sequence[Measured] = (),
-        *,
-        folders: bool = True,
-        compressed: Sequence[MeasuredCompression] = (),
+        self, more: Sequence[Measured | MeasuredCompression] = (), *, folders: bool = True
     ) -> Corrections | None:
-        """What the runs that count, and ``more``, teach; None where none does.
+        """What all that counts, and ``more``, teach; None where nothing does.
 
-        ``folders``: whether their models may be named by a path on this machine. ``compressed``:
-        measured checkpoints beside those that are kept.
+        ``folders``: whether their models may be named by a path on this machine.
         """
-        runs, checkpoints = (*self.runs, *more), (*self.compressed, *compressed)
-        if not runs and not checkpoints:
+        measurements = (*self.runs, *self.compressed, *more)
+        if not measurements:
             return None
         with without_corrections():
-            learned = learn_corrections(runs, folders=folders, compressed=checkpoints)
+            learned = learn_corrections(measurements, folders=folders)
         return replace(learned, stored=self.stored)
 
     def add(
@@ -212,11 +209,12 @@ class Overlay:
         return replace(self, additions=self._changed(without)), tuple(removed)
 
     @staticmethod
-    def cleared(path: Path) -> Overlay:
+    def cleared(path: Path | None) -> Overlay:
         """The calibration at a path with everything taken back; also of a file that is damaged."""
-        with calibration_lock(path):
-            write_additions(calibration_file(path), ())
-        return Overlay.at(path)
+        place = _resolve_path(path)
+        with calibration_lock(place):
+            write_additions(calibration_file(place), ())
+        return Overlay.at(place)
 
     def _changed(self, change: Any) -> tuple[Addition, ...]:
         """The additions after a change of what the file holds now, which may be newer."""
@@ -246,6 +244,17 @@ class Overlay:
         odd = run_checks.odd_runs(learned, {run.id: place for place, run in enumerate(runs)})
         waiting = {run.name: run.reason for run in learned.left_out} | odd
         return gates | {name: Gate("held", reason) for name, reason in waiting.items()}
+
+
+def _resolve_path(path: Path | None) -> Path:
+    place = path or default_path()
+    if place is None:
+        raise InputError(
+            f"the calibration is switched off: {VARIABLE} is empty.",
+            field="into",
+            hint="Name one by --into, or unset the variable.",
+        )
+    return place
 
 
 def _stored_measurement(incoming: Incoming, moment: datetime.datetime) -> Stored:

@@ -254,12 +254,7 @@ def calibrate_command(
     as_json: Json = False,
 ) -> None:
     """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
-    from recipe_core.calibration.lessons import (
-        Knowledge,
-        calibrate_from_files,
-        calibration_at,
-        resolve_calibration_path,
-    )
+    from recipe_core.calibration.lessons import Knowledge, calibrate_from_files
     from recipe_core.calibration.store import Overlay
     from recipe_core.views.measured import calibration_text
 
@@ -272,12 +267,12 @@ def calibrate_command(
         )
     with show_spinner("Learning …"):
         if clear:
-            knowledge = Knowledge(Overlay.cleared(resolve_calibration_path(into)))
+            knowledge = Knowledge(Overlay.cleared(into))
         elif undo:
-            overlay, removed = calibration_at(into).undo(_count_additions(paths))
+            overlay, removed = Overlay.at(into).undo(_count_additions(paths))
             knowledge = Knowledge(overlay, removed=removed)
         elif listed:
-            knowledge = Knowledge(calibration_at(into))
+            knowledge = Knowledge(Overlay.at(into))
         else:
             knowledge = calibrate_from_files(paths, into, dry=dry)
         answer, text = knowledge.to_json(), calibration_text(knowledge, every_run=listed)
