@@ -202,7 +202,7 @@ def _load_facts(run: Imported, before: Values, context: int | None) -> Iterator[
     if not any(value is not None for value in changed.values()):
         return
     lengths = sum(
-        int(fields.get(key, before.get(key, 0))) for key in ("input_tokens", "output_tokens")
+        int(fields.get(key) or before.get(key) or 0) for key in ("input_tokens", "output_tokens")
     )
     if context is not None and "max_context" not in changed:
         # the engine was started for the planned requests, whatever came
