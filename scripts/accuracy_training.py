@@ -24,9 +24,10 @@ from recipe_core.calibration.validation.comparison import CELL, Comparison, comp
 from recipe_core.calibration.validation.validate import format_table, group_errors
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.measured.runs import (
+    KNOWN_RUNS,
     TRAINING_RUNS,
-    known_training_runs,
     published_training_runs,
+    read_training_runs,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +82,7 @@ def failures(truth: Path) -> tuple[int, int]:
 
 def known() -> str:
     """Runs that everybody knows: measured and estimated, none of them in the fit."""
-    runs = known_training_runs()
+    runs = read_training_runs(KNOWN_RUNS)
     comparison = compare_training(runs)
     refused = {run.id: reason for run, reason in comparison.refused}
     rows = comparison.figures.set_index("id")

@@ -13,12 +13,12 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.calibration.validation import comparison, validate
 from recipe_core.estimates.measured.runs import (
     FIGURES,
+    KNOWN_RUNS,
     PUBLISHED,
     SOURCES,
     TRAINING_RUNS,
     Run,
     TrainingRun,
-    known_training_runs,
     listing_ids,
     published_runs,
     published_training_runs,
@@ -307,7 +307,7 @@ def test_no_number_is_keyed_by_a_model():
 
 def test_shipped_runs_of_training_are_met_and_say_whose_they_are():
     known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
-    runs = (*published_training_runs(), *known_training_runs())
+    runs = (*published_training_runs(), *read_training_runs(KNOWN_RUNS))
     assert {run.source for run in runs} <= set(known)
     assert all(run.reference for run in runs)
     few = published_training_runs()[:20]
@@ -321,7 +321,7 @@ def test_shipped_runs_of_training_are_met_and_say_whose_they_are():
     assert figures.loc["peak_memory_gib", "median"] < 0.12
     assert len(found.refused) < 0.05 * found.runs
     # Llama 3 405B, DeepSeek-V3, Megatron's weak scaling: docs/reference/accuracy.md has each.
-    runs = known_training_runs()
+    runs = read_training_runs(KNOWN_RUNS)
     found = comparison.compare_training(runs)
     # Meta's schedule has fewer micro-batches in flight than an interleaved one: 2 % too much here
     assert {run.id for run, _ in found.refused} <= {"llama3-405b-1"}

@@ -22,7 +22,6 @@ from recipe_core.calibration.importers.formats import read_imported
 from recipe_core.calibration.importers.measurement import Content, Imported
 from recipe_core.estimates.measured.runs import (
     DIMENSIONS,
-    LOADS,
     Run,
     TrainingRun,
     column_problem,
@@ -32,6 +31,7 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import catalog_entry, catalog_model, in_catalog
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
 
 FILE, REQUEST, STATED = "the file", "the request", "an option"
 # Columns of figures, and their unit in SI units.

@@ -16,6 +16,7 @@ from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Count, Degree, KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.cluster import in_nodes
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.training_workload import Attention
 
 PUBLISHED = Path(__file__).with_name("published") / "runs.csv"
@@ -23,7 +24,6 @@ SOURCES = PUBLISHED.with_name("sources.yaml")
 MAX_TABLE_BYTES = 64 << 20
 SHOWN = 8  # errors listed; a wrong column would fill the screen
 
-LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
 LIMITS = ("max_num_seqs", "memory_fraction")
 FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
@@ -377,9 +377,3 @@ def read_training_runs(path: Path) -> list[TrainingRun]:
 def published_training_runs() -> tuple[TrainingRun, ...]:
     """The runs that this version ships, each with its source."""
     return tuple(read_training_runs(TRAINING_RUNS))
-
-
-@cache
-def known_training_runs() -> tuple[TrainingRun, ...]:
-    """Runs that everybody knows, from papers; no constant is fitted to them."""
-    return tuple(read_training_runs(KNOWN_RUNS))
