@@ -14,11 +14,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from recipe_core.base.documents import MAX_DIGITS, read_text
 from recipe_core.base.errors import InputError
@@ -32,6 +31,7 @@ LONGEST_LINE = 16_000
 # Measurements of one file: own runs of one question are no more.
 MOST_RECORDS = 1000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+Record = TypeVar("Record")
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*)?(\.\d+)?([eE][+-]?\d+)?")
 
 
@@ -71,23 +71,20 @@ class Content:
         Raises:
             InputError: for JSON that is cut off, too deep, or repeats a key.
         """
-        start = self.text.lstrip("\ufeff \t\r\n")
+        start = self._json_start
         if not start.startswith("{"):
             return None
         try:
             value = _parse_benchmark_json(start)
         except ValueError as error:
-            if self._is_lines(start):
-                return None
+            if isinstance(_parse_or_none(start.split("\n", 1)[0]), dict):
+                return None  # JSON lines
             raise InputError(f"{self.name} is not valid JSON: {error}.", field="file") from None
         return value if isinstance(value, dict) else None
 
-    def _is_lines(self, start: str) -> bool:
-        """Whether the first line is an object of its own."""
-        try:
-            return isinstance(_parse_benchmark_json(start.split("\n", 1)[0]), dict)
-        except ValueError:
-            return False
+    @property
+    def _json_start(self) -> str:
+        return self.text.lstrip("\ufeff \t\r\n")
 
     @cached_property
     def records(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -98,25 +95,15 @@ class Content:
         """
         if self.document is not None:
             return [("", self.document)]
-        start = self.text.lstrip("\ufeff \t\r\n")
-        if start.startswith("["):
-            return self._listed(start)
-        if not start.startswith("{"):
+        if self._json_start.startswith("["):
+            # a log line may start with a bracket
+            values = _parse_or_none(self._json_start) or []
+            records = [(f"entry {n}", v) for n, v in enumerate(values) if isinstance(v, dict)]
+            return self._bounded(records) if len(records) == len(values) else []
+        if not self._json_start.startswith("{"):
             return []
         lines = [(n, line) for n, line in enumerate(self.text.splitlines(), 1) if line.strip()]
-        if len(lines) > MOST_RECORDS:
-            raise self._too_many(len(lines))
-        return [(f"line {n}", self._object(n, line)) for n, line in lines]
-
-    def _listed(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
-        try:
-            values = _parse_benchmark_json(text)
-        except ValueError:
-            return []  # a log line may start with a bracket
-        objects = [(f"entry {n}", value) for n, value in enumerate(values) if _is_object(value)]
-        if len(objects) > MOST_RECORDS:
-            raise self._too_many(len(objects))
-        return objects if len(objects) == len(values) else []
+        return [(f"line {n}", self._object(n, line)) for n, line in self._bounded(lines)]
 
     def _object(self, number: int, line: str) -> Mapping[str, Any]:
         try:
@@ -128,12 +115,14 @@ class Content:
             raise InputError(f"{self.name}, line {number}, is not an object.", field="file")
         return value
 
-    def _too_many(self, count: int) -> InputError:
-        return InputError(
-            f"{self.name} has {count:,} measurements; the limit is {MOST_RECORDS:,}.",
-            field="file",
-            hint="Split the file.",
-        )
+    def _bounded(self, records: list[Record]) -> list[Record]:
+        if len(records) > MOST_RECORDS:
+            raise InputError(
+                f"{self.name} has {len(records):,} measurements; the limit is {MOST_RECORDS:,}.",
+                field="file",
+                hint="Split the file.",
+            )
+        return records
 
     def line_number(self, text: str, line: int, title: str, field: str = "") -> float:
         """A number in a line of the log; raises InputError naming both where it is none."""
@@ -155,8 +144,11 @@ class Content:
             return []
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
+def _parse_or_none(text: str) -> Any:
+    try:
+        return _parse_benchmark_json(text)
+    except ValueError:
+        return None
 
 
 def _parse_benchmark_json(text: str) -> Any:
@@ -290,33 +282,21 @@ def one_line(text: str, limit: int = 200) -> str:
 TIMES = ("ttft_s", "tpot_s", "request_latency_s")
 # Of the whole deployment.
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
-# Of the fullest device; tokens and requests of a replica's cache.
-MEMORY = (
-    "weights_bytes",
-    "kv_cache_bytes",
-    "kv_cache_tokens",
-    "max_concurrency",
-    "graph_bytes",
-    "peak_memory_bytes",
-    "activations_bytes",
-    "runtime_bytes",
-)
 # Of a training run: a step, tokens per second and device, a share of the peak.
 STEPS = ("step_s", "tokens_per_s_per_gpu", "mfu")
-FIGURES = (*TIMES, *RATES, *MEMORY, *STEPS)
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """What a file of another program states; what it does not state is left out.
 
-    ``figures`` are named as in `FIGURES`, or percentiles of `TIMES`. ``load`` has fields of a
-    request's workload (``mode`` and its load, lengths in tokens; of training ``global_batch`` and
-    ``sequence_length``). ``split`` has fields of a candidate and ``nodes`` and ``per_node``,
-    ``settings`` other facts of how the engine ran, ``shape`` the dimensions of a trained model.
-    ``place`` says where in the file it stands, ``excluded`` why it is not to be learned from.
+    ``figures`` are `TIMES` and their percentiles, `RATES`, `STEPS`, and memory of the fullest
+    device or of a replica's cache, in bytes and tokens (``weights_bytes``, ``kv_cache_tokens``).
+    ``load`` has fields of a request's workload (``mode`` and its load, lengths in tokens; of
+    training ``global_batch`` and ``sequence_length``). ``split`` has fields of a candidate and
+    ``nodes`` and ``per_node``, ``settings`` other facts of how the engine ran, ``shape`` the
+    dimensions of a trained model. ``place`` says where in the file it stands, ``excluded`` why it
+    is not to be learned from.
     """
 
     format: str
@@ -327,11 +307,11 @@ class Imported:
     model: str = ""
     device: str = ""
     date: str = ""
-    figures: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
-    load: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-    split: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-    settings: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-    shape: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    load: Mapping[str, Any] = field(default_factory=dict)
+    split: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     excluded: str = ""
 
@@ -345,27 +325,26 @@ class Imported:
     @property
     def missing(self) -> tuple[str, ...]:
         """What the user must state before it is a run of a table."""
-        required = {"model": self.model, "device": self.device, "engine": self.engine}
-        lacking = [name for name, value in required.items() if not value]
-        if "tp" not in self.split:
-            lacking.append("split")
+        lacking = [name for name in ("model", "device", "engine") if not getattr(self, name)]
+        lacking += [] if "tp" in self.split else ["split"]
         if self.kind == "training":
             needed: tuple[str, ...] = ("global_batch", "sequence_length")
-            return (*lacking, *(name for name in needed if name not in self.load))
-        needed = ("input_tokens", "output_tokens")
+        else:
+            needed = ("input_tokens", "output_tokens")
         lacking += [name for name in needed if name not in self.load]
         load = LOADS.get(str(self.load.get("mode")), "")
-        return (*lacking, *(() if load in self.load else ("load",)))
+        unstated_load = self.kind == "serving" and load not in self.load
+        return (*lacking, *(("load",) if unstated_load else ()))
 
     def to_json(self) -> dict[str, Any]:
-        names = ("format", "kind", "place", "engine", "version", "model", "device", "date")
-        out: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name)}
-        for name in ("figures", "load", "split", "settings", "shape"):
-            if values := getattr(self, name):
-                out[name] = dict(values)
-        out |= {"missing": list(self.missing)}
-        out |= {"notes": list(self.notes)} if self.notes else {}
-        return out | ({"excluded": self.excluded} if self.excluded else {})
+        values = {name: getattr(self, name) for name in self.__slots__}
+        plain = {
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in values.items()
+            if value
+        }
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {**plain, "missing": list(self.missing), **notes}
 
 
 @dataclass
@@ -394,13 +373,6 @@ class Draft:
         self.facts.setdefault("excluded", reason)
 
     def imported(self) -> Imported:
-        parts = {name: getattr(self, name) for name in ("figures", "load", "split", "settings")}
-        return Imported(
-            format=self.format,
-            place=self.place,
-            kind=self.kind,
-            notes=tuple(self.notes),
-            shape=self.shape,
-            **parts,
-            **self.facts,
-        )
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        facts = parts.pop("facts")
+        return Imported(**{**parts, **facts, "notes": tuple(self.notes)})
