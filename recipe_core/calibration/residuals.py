@@ -74,18 +74,16 @@ class Measured:
         if rate is None and run.total_tokens_per_s is not None:
             share = run.output_tokens / (run.input_tokens + run.output_tokens)
             rate = run.total_tokens_per_s * share
-        times = (run.ttft_ms, run.tpot_ms, run.request_latency_ms)
-        ttft_s, tpot_s, latency_s = (None if ms is None else ms / 1e3 for ms in times)
+        names = ("ttft", "tpot", "request_latency")
+        times_ms = {name: getattr(run, f"{name}_ms") for name in names}
         return Measured(
             name=run.id,
             request=run.request(),
             version=run.version,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            request_latency_s=latency_s,
             output_tokens_per_s=rate,
             excluded=run.exclude,
             date=_parse_table_date(run.date),
+            **{f"{name}_s": None if ms is None else ms / 1e3 for name, ms in times_ms.items()},
         )
 
 

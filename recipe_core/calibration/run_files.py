@@ -193,14 +193,13 @@ def _measurement_circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]
     """
     figures, machine = measurement["metrics"], measurement["machine"]
     counts = {name: figures.get(name) for name in ("requests", "failed")}
-    out: dict[str, Any] = {
-        name: value for name, value in counts.items() if isinstance(value, int) and value >= 0
+    hostname = machine.get("hostname")
+    place = hostname if isinstance(hostname, str) else machine.get("cpu_name")
+    texts = {"driver": machine.get("driver"), "machine": str(place or "")}
+    return {
+        **{name: value for name, value in counts.items() if isinstance(value, int) and value >= 0},
+        **{name: text[:256] for name, text in texts.items() if isinstance(text, str)},
     }
-    for name in ("driver", "hostname"):
-        if isinstance(value := machine.get(name), str):
-            out["driver" if name == "driver" else "machine"] = value[:256]
-    out.setdefault("machine", str(machine.get("cpu_name") or "")[:256])
-    return out
 
 
 def _recipe_beside(path: Path) -> Recipe:
@@ -216,23 +215,15 @@ def _recipe_beside(path: Path) -> Recipe:
 
 def measured_from_claim(name: str, recipe: Recipe, claim: Claim) -> Measured:
     """What was measured with a recipe as an own run. Prompts of a measurement are never cached."""
-    figures = claim.metrics
     request = {
         "model": recipe.request["model"],
         "hardware": recipe.request["hardware"],
         "workload": _measured_workload(recipe, claim),
         "candidate": claim.candidate,
     }
-    return Measured(
-        name=name,
-        request=request,
-        version=claim.version,
-        ttft_s=figures.get("ttft_s"),
-        tpot_s=figures.get("tpot_s"),
-        request_latency_s=figures.get("request_latency_s"),
-        output_tokens_per_s=figures.get("output_tokens_per_s"),
-        date=claim.date,
-    )
+    names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
+    figures = {figure: claim.metrics.get(figure) for figure in names}
+    return Measured(name=name, request=request, version=claim.version, date=claim.date, **figures)
 
 
 def _measured_workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:

@@ -60,13 +60,8 @@ LIMITS = {
     "max_batched_tokens": "a step computed at most {} tokens (chunked prefill)",
     "block_size": "a block of the cache held {} tokens",
 }
-TRAINED = {
-    name: f"{name.replace('_', ' ')} was {{}}"
-    for name in (
-        *("micro_batch", "recompute", "precision"),
-        *("zero_stage", "sequence_parallel", "shard"),
-    )
-}
+_TRAINED = ("micro_batch", "recompute", "precision", "zero_stage", "sequence_parallel", "shard")
+TRAINED = {name: f"{name.replace('_', ' ')} was {{}}" for name in _TRAINED}
 
 
 @dataclass(frozen=True)
