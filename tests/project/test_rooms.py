@@ -23,7 +23,7 @@ BUDGETS = {
     "engines": 3_200,
     "request": 4_440,
     "accuracy": 3_360,
-    "estimates": 19_220,
+    "estimates": 19_240,
     "plans": 8_560,
     "launch": 6_180,
     "compression": 2_920,
