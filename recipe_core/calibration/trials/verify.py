@@ -218,10 +218,10 @@ class _Verification:
         if subject.switch is not None:
             self.judge_alone(subject, answers)
         # Prompts that are read: the text is given, only what the models make of it differs.
-        for key, tail, how in (("alone", "", "greedy"), ("reading", "-reading", "prompts read")):
+        for key, tail, manner in (("alone", "", "greedy"), ("reading", "-reading", "prompts read")):
             first, second = self.answers[key], answers[key]
             if first and second:
-                name, text = f"{subject.name}{tail}", f"the bundle against {title}, {how}"
+                name, text = f"{subject.name}{tail}", f"the bundle against {title}, {manner}"
                 self.report.add(name, text, kind, first, second)
 
 
