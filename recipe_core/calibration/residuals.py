@@ -76,6 +76,7 @@ class Measured:
             rate = run.total_tokens_per_s * share
         names = ("ttft", "tpot", "request_latency")
         times_ms = {name: getattr(run, f"{name}_ms") for name in names}
+        times: dict[str, Any] = {f"{name}_s": ms / 1e3 for name, ms in times_ms.items() if ms}
         return Measured(
             name=run.id,
             request=run.request(),
@@ -83,7 +84,7 @@ class Measured:
             output_tokens_per_s=rate,
             excluded=run.exclude,
             date=_parse_table_date(run.date),
-            **{f"{name}_s": None if ms is None else ms / 1e3 for name, ms in times_ms.items()},
+            **times,
         )
 
 

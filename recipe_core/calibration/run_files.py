@@ -222,7 +222,7 @@ def measured_from_claim(name: str, recipe: Recipe, claim: Claim) -> Measured:
         "candidate": claim.candidate,
     }
     names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
-    figures = {figure: claim.metrics.get(figure) for figure in names}
+    figures: dict[str, Any] = {figure: claim.metrics.get(figure) for figure in names}
     return Measured(name=name, request=request, version=claim.version, date=claim.date, **figures)
 
 

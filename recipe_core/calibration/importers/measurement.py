@@ -98,7 +98,9 @@ class Content:
         if self._json_start.startswith("["):
             # a log line may start with a bracket
             values = _parse_or_none(self._json_start) or []
-            records = [(f"entry {n}", v) for n, v in enumerate(values) if isinstance(v, dict)]
+            records: list[tuple[str, Mapping[str, Any]]] = [
+                (f"entry {n}", value) for n, value in enumerate(values) if isinstance(value, dict)
+            ]
             return self._bounded(records) if len(records) == len(values) else []
         if not self._json_start.startswith("{"):
             return []
