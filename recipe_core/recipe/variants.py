@@ -7,7 +7,7 @@ sets (mappings) or adds (lists).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
@@ -128,22 +128,6 @@ def _is_version(text: str, machine: Machine) -> bool:
     )
 
 
-class Settings(_Data):
-    """What variants change."""
-
-    candidate: dict[str, Any] = {}
-    """Fields of the split, by name."""
-
-    options: dict[str, Any] = {}
-    """Options of the engine, by name."""
-
-    environment: dict[str, str] = {}
-    """Environment variables, by name."""
-
-    notes: Names = ()
-    """What a reader should know, a sentence each."""
-
-
 class _Set(_Data):
     candidate: dict[str, Any] = {}
     """Fields of the split to set, by name."""
@@ -153,6 +137,13 @@ class _Set(_Data):
 
     environment: dict[str, str] = {}
     """Environment variables to set, by name."""
+
+
+class Settings(_Set):
+    """What variants change."""
+
+    notes: Names = ()
+    """What a reader should know, a sentence each."""
 
 
 class _Add(_Data):
@@ -178,10 +169,7 @@ MAPPINGS = ("candidate", "options", "environment")
 
 
 class Change(_Data):
-    """What is removed, then set or added.
-
-    Changes one after another are one change (``then``), however they are grouped.
-    """
+    """What is removed, then set or added."""
 
     remove: _Remove = _Remove()
     """What is removed first."""
@@ -202,34 +190,13 @@ class Change(_Data):
 
     def applied(self, to: Settings) -> Settings:
         """The settings after this change."""
-        mappings = {name: self._mapping(name, getattr(to, name)) for name in MAPPINGS}
-        notes = [note for note in to.notes if note not in self.remove.notes]
-        return Settings(**mappings, notes=_unique_names(notes, self.add.notes))
-
-    def _mapping(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        values = _drop_names(values, getattr(self.remove, name))
-        return {**values, **getattr(self.set, name)}
-
-    def then(self, later: Change) -> Change:
-        sets = {name: later._mapping(name, getattr(self.set, name)) for name in MAPPINGS}
-        removed = {}
+        mappings = {}
         for name in MAPPINGS:
-            keys = _unique_names(getattr(self.remove, name), getattr(later.remove, name))
-            removed[name] = tuple(key for key in keys if key not in sets[name])
-        added = [note for note in self.add.notes if note not in later.remove.notes]
-        return Change(
-            remove=_Remove(**removed, notes=_unique_names(self.remove.notes, later.remove.notes)),
-            set=_Set(**sets),
-            add=_Add(notes=_unique_names(added, later.add.notes)),
-        )
-
-
-def _drop_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
-
-
-def _unique_names(first: Iterable[str], second: Iterable[str]) -> Names:
-    return tuple(dict.fromkeys([*first, *second]))
+            removed = getattr(self.remove, name)
+            kept = {k: value for k, value in getattr(to, name).items() if k not in removed}
+            mappings[name] = kept | getattr(self.set, name)
+        notes = [note for note in to.notes if note not in self.remove.notes]
+        return Settings(**mappings, notes=tuple(dict.fromkeys([*notes, *self.add.notes])))
 
 
 class Variant(Change):
