@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError
 from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import BundleError, InputError
+from recipe_core.base.problems import first_problem
 
 MANIFEST = "MANIFEST.json"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -57,9 +58,8 @@ class Manifest(BaseModel):
         except InputError as error:
             raise BundleError(error.message, hint="Build the bundle again.") from None
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = ".".join(str(step) for step in first["loc"])
-            message = f"{MANIFEST}: {path}: {first['msg']}."
+            problem = first_problem(error)
+            message = f"{MANIFEST}: {problem.field}: {problem.message}."
             raise BundleError(message, hint="Build the bundle again.") from None
 
     def verify(self, files: Mapping[str, bytes]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.base.errors import InputError, ModelError, RecipeError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Count, Share, Text, Tokens
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.catalog import load_model_spec
@@ -75,15 +76,14 @@ class CommandContext(BaseModel):
         try:
             context = cls.model_validate({k: v for k, v in values.items() if v is not None})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            hint = None
-            message = f"{first['msg'][0].lower()}{first['msg'][1:]}."
-            if first["type"] == "extra_forbidden":
+            problem, hint = first_problem(error), None
+            message = f"{problem.message}."
+            if problem.kind == "extra_forbidden":
                 hint = f"Known here: {', '.join(cls.model_fields)}."
-            elif first["type"] == "missing":
+            elif problem.kind == "missing":
                 message = "is missing: nothing says on which devices the engine runs."
                 hint = "Name them: --hardware h100-sxm:8."
-            raise InputError(message, field=str(first["loc"][0]), hint=hint) from None
+            raise InputError(message, field=problem.path[0], hint=hint) from None
         context._check_count()
         context._check_release()
         device_profile(context.device)

@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
+from recipe_core.base.problems import first_problem
 from recipe_core.base.units import usd
 from recipe_core.hardware.offer_tables import own_offers, shipped_offers, shipped_offers_of
 from recipe_core.hardware.offers import Offer, offer_terms
@@ -65,14 +66,10 @@ class OwnershipCost(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            text = first["msg"].removeprefix("Value error, ")
-            got = f" (got {first['input']!r:.40})" if first["loc"] else ""
-            raise InputError(
-                f"{text[0].lower()}{text[1:]}{got}.",
-                field=".".join(map(str, first["loc"])) or "staff",
-                hint="The previous value stays in effect.",
-            ) from None
+            problem = first_problem(error)
+            hint = "The previous value stays in effect."
+            field = problem.field or "staff"
+            raise InputError(f"{problem.text}.", field=field, hint=hint) from None
 
     @property
     def standing_capital_usd_per_hour(self) -> float:

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from inspect import isclass
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args, get_origin
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DESCRIBED, models_at
 from recipe_core.base.documents import parse_yaml, read_text
 from recipe_core.base.errors import HardwareError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Device
 
@@ -196,47 +196,22 @@ _HINTS = {
 
 
 def _profile_problem(error: ValidationError) -> HardwareError:
-    details = error.errors(include_url=False)
-    # A misspelt field explains the one that is missing, so it goes first.
-    first = next((error for error in details if error["type"] == "extra_forbidden"), details[0])
-    path = [s for s in map(str, first["loc"]) if s != "[key]" and not s.startswith("literal[")]
-    field = ".".join([FIELD, *path])
-    if first["type"] == "missing":
-        hint = "Add it, or set based_on to a shipped device that has it."
-        return HardwareError("is missing.", field=field, hint=hint)
-    if first["type"] == "extra_forbidden":
-        hint = f"Available: {', '.join(_profile_fields(path[:-1]))}."
-        return HardwareError("is not a known field.", field=field, hint=hint)
-    message = first["msg"].removeprefix("Value error, ")
+    problem = first_problem(error)
+    path = [s for s in problem.path if s != "[key]" and not s.startswith("literal[")]
     else_hint = "See docs/reference/hardware.md."
-    hint = next((_HINTS[s] for s in reversed(path) if s in _HINTS), else_hint)
-    value = first.get("input")
-    if first["type"] == "model_type" and not isinstance(value, Mapping):
-        hint = "Write {value: …, source: …, status: measured}, with the source under sources."
-    if first["type"] == "string_pattern_mismatch":
-        message = "has the wrong form"
-    shown = "" if isinstance(value, Mapping | list | tuple | BaseModel) else f" (got {value!r:.80})"
-    return HardwareError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)
-
-
-def _profile_fields(path: list[str]) -> list[str]:
-    """The fields that a profile has at a path."""
-    schema: Any = Device
-    for step in path:
-        if _is_schema(schema):
-            field = schema.model_fields.get(step)
-            schema = field.annotation if field else None
-        elif get_origin(schema) is dict:
-            schema = get_args(schema)[1]
-        if get_origin(schema) is not dict:
-            schema = next(filter(_is_schema, get_args(schema)), schema)
-    if not _is_schema(schema):
-        return []
-    return [*schema.model_fields, *([] if path else [BASE])]
-
-
-def _is_schema(annotation: Any) -> bool:
-    return isclass(annotation) and issubclass(annotation, BaseModel)
+    hint, text = next((_HINTS[s] for s in reversed(path) if s in _HINTS), else_hint), problem.text
+    match problem.kind:
+        case "missing":
+            hint = "Add it, or set based_on to a shipped device that has it."
+        case "extra_forbidden":
+            models = models_at(Device, path[:-1])
+            names = [name for model in models for name in model.model_fields]
+            hint = f"Available: {', '.join(names if path[:-1] else [*names, BASE])}."
+        case "model_type" if not isinstance(problem.value, Mapping):
+            hint = "Write {value: …, source: …, status: measured}, with the source under sources."
+        case "string_pattern_mismatch":
+            text = f"has the wrong form (got {problem.value!r:.80})"
+    return HardwareError(f"{text}.", field=".".join([FIELD, *path]), hint=hint)
 
 
 class HardwareRequest(BaseModel):

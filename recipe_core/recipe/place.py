@@ -18,6 +18,7 @@ from pydantic import (
 from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.texts import a_name
 from recipe_core.recipe.variants import Variant
 
@@ -289,13 +290,9 @@ def parse_recipe_variants(value: Any) -> tuple[Variant, ...]:
 
 
 def _first_problem(error: ValidationError, where: str, hint: str) -> InputError:
-    problem = error.errors(include_url=False)[0]
-    field = ".".join([where, *(str(step) for step in problem["loc"])])
-    if problem["type"] == "extra_forbidden":
-        return InputError("is not known.", field=field, hint=hint)
-    message = problem["msg"].removeprefix("Value error, ")
-    value = problem.get("input")
-    shown = "" if isinstance(value, Mapping | list) else f" (got {value!r:.80})"
-    if problem["type"] == "string_pattern_mismatch":
-        message = "has characters that it may not have"
-    return InputError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=_ABOUT)
+    problem = first_problem(error)
+    field, text = ".".join([where, *problem.path]), problem.text
+    if problem.kind == "string_pattern_mismatch":
+        text = f"has characters that it may not have (got {problem.value!r:.80})"
+    hint = hint if problem.kind == "extra_forbidden" else _ABOUT
+    return InputError(f"{text}.", field=field, hint=hint)

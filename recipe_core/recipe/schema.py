@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BundleError
+from recipe_core.base.problems import first_problem
 from recipe_core.recipe.figures import Claim, check_estimate
 from recipe_core.recipe.lock import Lock
 from recipe_core.recipe.options import Layer
@@ -125,10 +126,8 @@ def _check_split(split: dict[str, Any]) -> dict[str, Any]:
     try:
         CandidateRequest.model_validate_json(to_json(split, indent=None), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        unknown = first["type"] == "extra_forbidden"
-        message = "is not a known field" if unknown else first["msg"]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {message}") from None
+        problem = first_problem(error)
+        raise ValueError(f"{problem.field}: {problem.message}") from None
     return split
 
 
@@ -347,11 +346,8 @@ class Recipe(_Part):
         try:
             return cls.model_validate(migrated)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            message = first["msg"].removeprefix("Value error, ")
-            if first["type"] == "extra_forbidden":
-                message = "is not a known field"
-            where = ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
+            problem = first_problem(error)
+            where = ": ".join(filter(None, (problem.field, problem.message)))
             hint = "Build the bundle again."
             raise BundleError(f"recipe.yaml: {where}.", hint=hint) from None
 

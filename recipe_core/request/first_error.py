@@ -7,28 +7,22 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.documented import field_of, models_in
+from recipe_core.base.documented import models_at
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import first_problem
 
 
 def first_error(
     error: ValidationError, value: Mapping[str, Any], model: type[BaseModel]
 ) -> InputError:
     """The first problem as one sentence: field, value, what is wrong, and the fix."""
-    details = error.errors(include_url=False)
-    problem = next((p for p in details if p["type"] == "extra_forbidden"), details[0])
-    path = [str(step) for step in problem["loc"] if step not in _NO_FIELD]
-    field = ".".join(path) or None
-    if problem["type"] == "missing":
+    problem, hint = first_problem(error), None
+    path = [step for step in problem.path if step not in _NO_FIELD]
+    if problem.kind == "missing":
         hint = "Add it; see docs/reference/request.md for an example."
-        return InputError("is missing.", field=field, hint=hint)
-    if problem["type"] == "extra_forbidden":
+    elif problem.kind == "extra_forbidden":
         hint = f"Known here: {', '.join(_known_fields(path[:-1], value, model))}."
-        return InputError("is not a known field.", field=field, hint=hint)
-    message = problem["msg"].removeprefix("Value error, ")
-    entry = problem.get("input")
-    shown = "" if isinstance(entry, Mapping | list | tuple | BaseModel) else f" (got {entry!r:.80})"
-    return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field)
+    return InputError(f"{problem.text}.", field=".".join(path) or None, hint=hint)
 
 
 # Steps of an error's place that name a choice of the schema.
@@ -46,9 +40,7 @@ _NO_FIELD = (
 
 def _known_fields(path: list[str], value: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
     """Names of the fields that the object at ``path`` may have."""
-    if not path:
-        return list(model.model_fields)
-    models = list(models_in(field_of(model, ".".join(path)).annotation))
+    models = models_at(model, path)
     if path == ["workload"]:
         kind = value["workload"].get("kind", "serving")
         models = [m for m in models if kind in get_args(m.model_fields["kind"].annotation)]
