@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recipe_core.base.documents import read_shipped
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import InputError, look_up, unknown
 from recipe_core.base.problems import first_problem
 from recipe_core.base.resources import PACKAGE
 
@@ -100,7 +100,4 @@ class DataTable(Generic[Row]):
 
     def row(self, name: str) -> Row:
         """The row of a name; raises where none has it."""
-        if name not in self.rows:
-            message, hint = unknown(self.noun, name, list(self.rows))
-            raise self.file.error(message, field=self.file.field, hint=hint)
-        return self.rows[name]
+        return look_up(self.noun, name, self.rows, self.file.field, self.file.error)

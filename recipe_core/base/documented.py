@@ -69,6 +69,12 @@ def _describe(schema: dict[str, Any], model: type) -> None:
 DESCRIBED = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_describe)
 
 
+class DescribedModel(BaseModel):
+    """A document that nothing changes, with a string under every field."""
+
+    model_config = DESCRIBED
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaOf:
     """Marks plain values that are held against a model later, so that they bear its schema now.

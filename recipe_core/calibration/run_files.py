@@ -21,8 +21,7 @@ from recipe_core.calibration.store import Incoming, Overlay, machine_corrections
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, read_runs
 from recipe_core.hardware.request import with_profiles
-from recipe_core.recipe.claim_of import claim_of
-from recipe_core.recipe.figures import Claim
+from recipe_core.recipe.figures import Claim, claim_of
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.serving_workload import LOADS
 

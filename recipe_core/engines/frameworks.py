@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import look_up
 from recipe_core.base.provenance import Source, Status
 from recipe_core.hardware.profile import Device
 
@@ -378,7 +378,4 @@ def framework(name: str) -> Framework:
         InputError: names the known ones.
     """
     frameworks = training_data().frameworks
-    if name not in frameworks:
-        message, hint = unknown("training engine", name, list(frameworks))
-        raise InputError(message, field="candidate.engine", hint=hint)
-    return frameworks[name]
+    return look_up("training engine", name, frameworks, "candidate.engine")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, field_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import InputError, look_up, unknown
 from recipe_core.base.texts import PLACEHOLDER
 
 
@@ -281,11 +281,8 @@ class OptionTable(DataRow):
         return [word for name, value in values.items() for word in self._words(name, value)]
 
     def _words(self, name: str, value: Any) -> list[str]:
-        option = self.by_name.get(name)
-        if option is None:
-            kind = f"{self.engine} {self.version} option"
-            message, hint = unknown(kind, name, list(self.by_name))
-            raise InputError(message, field="options", hint=hint)
+        kind = f"{self.engine} {self.version} option"
+        option = look_up(kind, name, self.by_name, "options")
         if option.type == "switch":
             if not isinstance(value, bool):
                 message = f"{option.flag} takes true or false, not {value!r}."

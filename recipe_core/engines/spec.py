@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import InputError, look_up
 from recipe_core.base.provenance import Quantity, Sourced, Status
 from recipe_core.base.types import Task
 from recipe_core.engines.checks import check_engine_files, complete_engine
@@ -459,10 +459,7 @@ def engine_names() -> list[str]:
 @cache
 def engine(name: str) -> Engine:
     """An engine by name; raises InputError for an unknown one, or a flaw in its files."""
-    path = _engine_files().get(name.casefold())
-    if path is None:
-        message, hint = unknown("engine", name, engine_names())
-        raise InputError(message, field="candidate.engine", hint=hint)
+    path = look_up("engine", name.casefold(), _engine_files(), "candidate.engine")
     file = DataFile(path, "engines")
     spec = file.validated(complete_engine(file), Engine)
     check_engine_files(spec, file)

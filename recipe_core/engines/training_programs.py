@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import look_up
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.release import ContainerImage, Install
 
@@ -129,11 +129,9 @@ class LaunchRules(DataRow):
         for rule in rules:
             if isinstance(rule, SplitRule):
                 out.append(rule)
-            elif rule in self.shared:
-                out += self.expand(self.shared[rule])
             else:
-                message, hint = unknown("shared launch rule", rule, list(self.shared))
-                raise InputError(message, field="launches.rules", hint=hint)
+                shared = look_up("shared launch rule", rule, self.shared, "launches.rules")
+                out += self.expand(shared)
         return out
 
 
@@ -325,10 +323,7 @@ def training_engine(name: str) -> TrainingEngine:
     if name in training_data().frameworks and name not in engines:
         hint = "Add its version, module, install, requires and source."
         raise PROGRAMS.problem(f"engines.{name}", "is missing", hint)
-    if name not in engines:
-        message, hint = unknown("training engine", name, list(engines))
-        raise InputError(message, field="candidate.engine", hint=hint)
-    return engines[name]
+    return look_up("training engine", name, engines, "candidate.engine")
 
 
 def install_on(name: str, runtime: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -57,32 +57,19 @@ class Imported:
         return {"offers": len(self.offers), "unknown": self.unknown, "skipped": self.skipped}
 
 
-def import_offer_file(
-    table: Path,
-    output: Path,
-    accelerators: Sequence[str],
-    status: str | None,
-    terms: Mapping[str, Any],
-) -> Imported:
+def import_offer_file(table: Path, output: Path, terms: Mapping[str, Any]) -> Imported:
     """Read a table and write its offers to ``output``, whole or not at all.
 
     Args:
         table: the CSV of others.
         output: the CSV of offers.
-        accelerators: ``NAME=DEVICE`` each.
-        status: of offers that state none; None: quoted.
-        terms: the other fields of ``Terms``.
+        terms: the fields of ``Terms``; None leaves one out.
 
     Raises:
         InputError: as ``import_table``, and for files that cannot be read or written.
     """
-    pairs = [tuple(text.split("=", 1)) for text in accelerators]
-    for text, pair in zip(accelerators, pairs, strict=True):
-        if len(pair) < 2 or not all(pair):
-            message = f"{text!r:.80} is not NAME=DEVICE."
-            raise InputError(message, field="accelerator", hint="Such as H100=h100-pcie.")
-    stated = {"status": status} if status is not None else {}
-    table_terms = Terms.of(**stated, accelerators=dict(pairs), **terms)
+    known_terms = {name: value for name, value in terms.items() if value is not None}
+    table_terms = Terms.of(**known_terms)
     shipped_names = {offer.name for offer in shipped_offers()}
     text = read_text(table, field=FIELD, limit=MOST_BYTES)
     done = import_table(text, table.name, table_terms, shipped_names)

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from recipe_core.base.documented import DESCRIBED, models_at
+from recipe_core.base.documented import DescribedModel, models_at
 from recipe_core.base.documents import parse_yaml, read_text
-from recipe_core.base.errors import HardwareError
+from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Device
@@ -89,6 +89,19 @@ def canonical_text(profile: Mapping[str, Any]) -> str:
             hint=hint,
         )
     return text
+
+
+def split_count(text: str, field: str = "hardware") -> tuple[str, int | None]:
+    """``mi300x:8`` as the name and the count of a device; None without a count.
+
+    Raises:
+        InputError: for a count that is none.
+    """
+    name, colon, count = text.partition(":")
+    if colon and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
+        message = f"{text!r} is not a device or device:count."
+        raise InputError(message, field=field, hint="For example mi300x:8.")
+    return name, int(count) if colon else None
 
 
 def with_profiles(value: Any) -> Any:
@@ -214,10 +227,8 @@ def _profile_problem(error: ValidationError) -> HardwareError:
     return HardwareError(f"{text}.", field=".".join([FIELD, *path]), hint=hint)
 
 
-class HardwareRequest(BaseModel):
+class HardwareRequest(DescribedModel):
     """The devices on offer: one kind, in nodes of equal size."""
-
-    model_config = DESCRIBED
 
     device: Text | dict[str, Any]
     """Device: the name of a profile, or a whole profile of your own; on the command line also the

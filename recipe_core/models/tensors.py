@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import look_up
 
 BYTES_PER_VALUE: dict[str, float] = {
     "fp32": 4.0,
@@ -28,10 +28,7 @@ _HALF = ("bf16", "fp16", "fp32")
 
 def bytes_per_value(dtype: str, *, field: str | None = None) -> float:
     """Stored bytes per value, scales included; raises InputError for an unknown format."""
-    if dtype not in BYTES_PER_VALUE:
-        message, hint = unknown("number format", dtype, list(BYTES_PER_VALUE))
-        raise InputError(message, field=field, hint=hint)
-    return BYTES_PER_VALUE[dtype]
+    return look_up("number format", dtype, BYTES_PER_VALUE, field)
 
 
 def compute_dtype(dtype: str, native: Collection[str]) -> str:

@@ -68,7 +68,7 @@ def fallbacks(
 def _serving_fallbacks(
     decision: Decision, original: PlanRequest, folders: bool
 ) -> Iterator[Fallback]:
-    base, here = decision.request, decision.candidate
+    base, split = decision.request, decision.candidate
     if original.load_searched:  # so that others are judged at the load which they hold
         base = without_load(base)
     options = base.options.model_copy(update={"engines": (decision.engine,)})
@@ -86,8 +86,8 @@ def _serving_fallbacks(
     }
     problems = {
         name: problem
-        for name, asked in changed.items()
-        if (problem := _resolve_or_none(asked, folders)) is not None
+        for name, changed_request in changed.items()
+        if (problem := _resolve_or_none(changed_request, folders)) is not None
     }
     plan, sources = plan_together(list(problems.values()))
     ranked = dict.fromkeys(changed, plan.order[:0])
@@ -96,14 +96,14 @@ def _serving_fallbacks(
     columns = plan.spec.split_columns(plan)
     weight, cache = columns["weight_dtype"][rows], columns["kv_dtype"][rows]
     stated_problem = _resolve_or_none(request, folders)
-    stated = serving_settings(stated_problem) if stated_problem else ()
-    stated_formats = {(setting.weight_dtype, setting.kv_dtype) for setting in stated}
+    settings = serving_settings(stated_problem) if stated_problem else ()
+    stated_formats = {(setting.weight_dtype, setting.kv_dtype) for setting in settings}
     same = rows[[pair in stated_formats for pair in zip(weight, cache, strict=True)]]
     gpus = plan.columns["gpus"][same]
     half, fewer = same[gpus <= decision.gpus // 2], same[gpus < decision.gpus]
-    narrower = rows[np.isin(weight, weights) & (cache == here["kv_dtype"])]
-    smaller_cache = rows[(weight == here["weight_dtype"]) & np.isin(cache, caches)]
-    other_rows = (row for row in same if plan.candidate(int(row)) != here)
+    narrower = rows[np.isin(weight, weights) & (cache == split["kv_dtype"])]
+    smaller_cache = rows[(weight == split["weight_dtype"]) & np.isin(cache, caches)]
+    other_rows = (row for row in same if plan.candidate(int(row)) != split)
     choices: tuple[tuple[Any, Iterator[int], int, dict[str, Any]], ...] = (
         ("other-split", _startable_rows(plan, other_rows), OTHER_SPLITS, {}),
         ("fewer-gpus", chain(_startable_rows(plan, half), _startable_rows(plan, fewer)), 1, {}),
@@ -111,8 +111,8 @@ def _serving_fallbacks(
         ("other-precision", _startable_rows(plan, smaller_cache), 1, {}),
         ("lower-context", _startable_rows(plan, ranked["context"]), 1, shorter),
     )
-    for kind, startable, most, changes in choices:
-        for row in islice(startable, most):
+    for kind, startable, limit, changes in choices:
+        for row in islice(startable, limit):
             yield _fallback(kind, plan, row, changes)
     yield from _other_device_fallbacks(plan, ranked["devices"], bool(original.options.hardware))
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     TypeAdapter,
@@ -15,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
 from recipe_core.base.problems import first_problem
@@ -83,13 +82,11 @@ JOINED = Field(exclude_if=_unstated)
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
-class Parameters(BaseModel):
+class Parameters(DescribedModel):
     """What differs between places, filled in when a bundle is built or launched.
 
     Everything has a default or may be left open.
     """
-
-    model_config = DESCRIBED
 
     model: Word | None = None
     """Folder on the nodes that holds the model, or an id of the hub; left out, the recipe's

@@ -12,18 +12,14 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.hardware.profile import Vendor
 from recipe_core.recipe.options import Layer
 
 Whole = Annotated[int, Field(ge=1)]
 Names = tuple[str, ...]
-
-
-class _Data(BaseModel):
-    model_config = DESCRIBED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,7 @@ class Machine:
     version: str
 
 
-class Range(_Data):
+class Range(DescribedModel):
     """From ``at_least`` to ``at_most``, both included; an end left out is open."""
 
     at_least: Whole | None = None
@@ -63,7 +59,7 @@ class Range(_Data):
         return self.at_most is None or value <= self.at_most
 
 
-class When(_Data):
+class When(DescribedModel):
     """Conditions, all of which must hold; none at all is the default."""
 
     vendor: Vendor | None = None
@@ -128,7 +124,7 @@ def _is_version(text: str, machine: Machine) -> bool:
     )
 
 
-class _Set(_Data):
+class _Set(DescribedModel):
     candidate: dict[str, Any] = {}
     """Fields of the split to set, by name."""
 
@@ -146,12 +142,12 @@ class Settings(_Set):
     """What a reader should know, a sentence each."""
 
 
-class _Add(_Data):
+class _Add(DescribedModel):
     notes: Names = ()
     """Notes to add; those that are there already are not repeated."""
 
 
-class _Remove(_Data):
+class _Remove(DescribedModel):
     candidate: Names = ()
     """Names of fields of the split to remove."""
 
@@ -168,7 +164,7 @@ class _Remove(_Data):
 MAPPINGS = ("candidate", "options", "environment")
 
 
-class Change(_Data):
+class Change(DescribedModel):
     """What is removed, then set or added."""
 
     remove: _Remove = _Remove()
@@ -193,8 +189,8 @@ class Change(_Data):
         mappings = {}
         for name in MAPPINGS:
             removed = getattr(self.remove, name)
-            kept = {k: value for k, value in getattr(to, name).items() if k not in removed}
-            mappings[name] = kept | getattr(self.set, name)
+            others = {k: value for k, value in getattr(to, name).items() if k not in removed}
+            mappings[name] = others | getattr(self.set, name)
         notes = [note for note in to.notes if note not in self.remove.notes]
         return Settings(**mappings, notes=tuple(dict.fromkeys([*notes, *self.add.notes])))
 

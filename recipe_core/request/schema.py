@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from recipe_core.base.documented import DESCRIBED, description_of
+from recipe_core.base.documented import DescribedModel, description_of
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.request import HardwareRequest
@@ -29,10 +29,8 @@ from recipe_core.request.training_workload import TrainingWorkload
 Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]
 
 
-class Options(BaseModel):
+class Options(DescribedModel):
     """What the search may vary; each choice is combined with every split."""
-
-    model_config = DESCRIBED
 
     engines: tuple[Text, ...] = ()
     """Engines to judge, by name; none named: the preferred one of the device."""
@@ -133,10 +131,8 @@ def no_search(objective: Objective, options: Options) -> str | None:
     return None
 
 
-class PlanRequest(BaseModel):
+class PlanRequest(DescribedModel):
     """Model, hardware, workload and objective: all that a plan, an estimate or a bundle needs."""
-
-    model_config = DESCRIBED
 
     model: Text | dict[str, Any]
     """Model: an id of the catalog or the hub (``owner/name``, ``owner/name@revision``), dimensions

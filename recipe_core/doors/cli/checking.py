@@ -83,7 +83,7 @@ def check_command(
 
 
 def _check_file(source: str, context: dict[str, Any], as_json: bool) -> None:
-    from recipe_core.commands.files import check_items, check_values, read_items
+    from recipe_core.commands.files import check_items, check_values, items_of
 
     if source.endswith(".jsonl"):
         values = read_lines(Path(source))
@@ -91,7 +91,7 @@ def _check_file(source: str, context: dict[str, Any], as_json: bool) -> None:
             answers = list(check_values(values, context))
         emit_lines(answers)
     elif source.endswith((".txt", ".md")):
-        items = list(read_items(Path(source)))
+        items = list(items_of(Path(source), Path(source).name))
         with show_spinner(f"Judging {len(items):,} commands …"):
             answers = list(check_items(items, context))
         emit_lines(answers)
