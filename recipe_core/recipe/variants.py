@@ -189,8 +189,8 @@ class Change(DescribedModel):
         mappings = {}
         for name in MAPPINGS:
             removed = getattr(self.remove, name)
-            others = {k: value for k, value in getattr(to, name).items() if k not in removed}
-            mappings[name] = others | getattr(self.set, name)
+            unchanged = {k: value for k, value in getattr(to, name).items() if k not in removed}
+            mappings[name] = unchanged | getattr(self.set, name)
         notes = [note for note in to.notes if note not in self.remove.notes]
         return Settings(**mappings, notes=tuple(dict.fromkeys([*notes, *self.add.notes])))
 
