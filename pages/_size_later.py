@@ -11,11 +11,10 @@ from typing import Any
 import _common as common
 import _numbers as numbers
 import streamlit as st
-from pydantic import ValidationError
 
 from recipe_core.base.documented import description_of
 from recipe_core.request.edit import range_of
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
 from recipe_core.views import size_text
 from recipe_core.views import size_view as view
@@ -127,10 +126,7 @@ def draw_part_figure(part: str, field: str, label: str, factor: float) -> None:
         values = {name: value for name, value in stated_part(part).items() if name != field}
         if entered is not None:
             values[field] = numbers.scaled(entered, 1 / factor)
-        try:
-            model.model_validate(values)
-        except ValidationError as error:
-            raise first_error(error, values, model) from None
+        validate_plain(values, model)
         st.session_state[f"size-{part}"] = values
 
     numbers.box(

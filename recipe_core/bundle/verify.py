@@ -266,13 +266,9 @@ def _listed_names(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """A machine beside a recipe: whether it can be a node, why not, and the variants that apply.
-
-    ``devices`` describes those of the machine.
-    """
+    """A machine beside a recipe: whether it can be a node, why not, and the variants that apply."""
 
     ok: bool
-    devices: str
     reasons: tuple[str, ...]
     variants: tuple[str, ...]
 
@@ -291,7 +287,7 @@ def fit_here(recipe: Recipe) -> HostCheck:
         reasons.append(f"the recipe is for {device.title}; this machine has {devices}")
     elif host.runtime != "cpu" and count < needed:
         reasons.append(f"the recipe needs {needed} devices; this machine has {count}")
-    return HostCheck(not reasons, devices, tuple(reasons), _matching_variants(recipe, names, count))
+    return HostCheck(not reasons, tuple(reasons), _matching_variants(recipe, names, count))
 
 
 def _matching_variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:

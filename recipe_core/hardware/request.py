@@ -109,36 +109,21 @@ def with_profiles(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     out = dict(value)
-    if isinstance(out.get("hardware"), Mapping):
-        out["hardware"] = _read_open(_read_device_path(out["hardware"]))
-    options = out.get("options")
-    if isinstance(options, Mapping) and isinstance(options.get("hardware"), list | tuple):
-        out["options"] = {
-            **options,
-            "hardware": [_read_device_path(hardware) for hardware in options["hardware"]],
-        }
+    if "hardware" in out:
+        out["hardware"] = _read_paths(out["hardware"])
+    if isinstance(options := out.get("options"), Mapping) and "hardware" in options:
+        out["options"] = {**options, "hardware": _read_paths(options["hardware"])}
     return out
 
 
-def _read_open(hardware: Any) -> Any:
-    """Hardware to choose from, with the profiles of its devices and of the machines one has."""
-    market = hardware.get("any")
-    if not isinstance(market, Mapping):
-        return hardware
-    out = dict(market)
-    if isinstance(out.get("devices"), list | tuple):
-        out["devices"] = [
-            read_profile(name) if is_profile_path(name) else name for name in out["devices"]
-        ]
-    if isinstance(out.get("owned"), list | tuple):
-        out["owned"] = [_read_device_path(owned) for owned in out["owned"]]
-    return {**hardware, "any": out}
-
-
-def _read_device_path(hardware: Any) -> Any:
-    if isinstance(hardware, Mapping) and is_profile_path(hardware.get("device")):
-        return {**hardware, "device": read_profile(hardware["device"])}
-    return hardware
+def _read_paths(part: Any, field: str = "") -> Any:
+    """Hardware, or a part of it, with the profiles of its devices and of those to choose from."""
+    if isinstance(part, Mapping):
+        return {name: _read_paths(item, str(name)) for name, item in part.items()}
+    if isinstance(part, list | tuple):
+        return [_read_paths(item, field) for item in part]
+    is_path = field in ("device", "devices") and is_profile_path(part)
+    return read_profile(part) if is_path else part
 
 
 # --- completing and checking

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +18,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of
+from recipe_core.payload.launcher.machine import run_vendor_tool
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe.build import recipe_request
@@ -32,7 +31,6 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 Level = Literal["same", "differs", "absent"]
-TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +121,8 @@ _PROBES = {
 def _probe(name: str) -> str | None:
     """A version as the vendor's own tool reports it; None where there is none."""
     words, pattern = _PROBES.get(name, ((), None))
-    if pattern is None or shutil.which(words[0]) is None:
-        return None
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = pattern.search(done.stdout)
+    output = run_vendor_tool(list(words), []) if pattern else None
+    match = pattern.search(output) if pattern and output else None
     return match[1] if match else None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
-from recipe_core.hardware.cluster import Cluster, device_names, device_profile
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.nodes import cluster_beside
 from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.profile import Device
@@ -308,25 +308,15 @@ def _trained_elsewhere(decision: Decision, request: PlanRequest) -> Iterator[Fal
             )
         return
     vendors: set[str] = set()
-    for profile in likely_devices(decision.cluster.device):
+    home = decision.cluster
+    for profile in likely_devices(home.device):
         if profile.vendor in vendors:
             continue
-        for fallback in _training_fallback(
-            decision,
-            "other-device",
-            {"hardware": _hardware_values(_same_nodes(profile, decision.cluster))},
-            split,
-        ):
+        per_node = min(home.per_node, profile.node.devices)
+        nodes = {"device": profile.name, "per_node": per_node, "nodes": home.nodes}
+        for fallback in _training_fallback(decision, "other-device", {"hardware": nodes}, split):
             vendors.add(profile.vendor)
             yield fallback
-
-
-def _same_nodes(profile: Device, cluster: Cluster) -> HardwareRequest:
-    return HardwareRequest(
-        device=profile.name,
-        per_node=min(cluster.per_node, profile.node.devices),
-        nodes=cluster.nodes,
-    )
 
 
 def _training_fallback(

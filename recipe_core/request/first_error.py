@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from recipe_core.base.documented import models_at
 from recipe_core.base.errors import InputError
-from recipe_core.base.problems import first_problem
+from recipe_core.base.problems import Problem, first_problem
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def first_error(
-    error: ValidationError, value: Mapping[str, Any], model: type[BaseModel]
-) -> InputError:
-    """The first problem as one sentence: field, value, what is wrong, and the fix."""
-    problem, hint = first_problem(error), None
+def validate_plain(value: Mapping[str, Any], model: type[Model]) -> Model:
+    """Return plain values as a document.
+
+    Raises:
+        InputError: for the first problem: the field, its value, what is wrong, and the fix.
+    """
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _first_error(first_problem(error), value, model) from None
+
+
+def _first_error(problem: Problem, value: Mapping[str, Any], model: type[BaseModel]) -> InputError:
+    hint = None
     path = [step for step in problem.path if step not in _NO_FIELD]
     if problem.kind == "missing":
         hint = "Add it; see docs/reference/request.md for an example."

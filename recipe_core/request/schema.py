@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
 from recipe_core.base.documented import DescribedModel, description_of
 from recipe_core.base.errors import InputError
@@ -17,7 +17,7 @@ from recipe_core.base.types import KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest, Window
 from recipe_core.request.compression import Compression
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
 from recipe_core.request.over_time import Simulated, Start
@@ -191,10 +191,7 @@ class PlanRequest(DescribedModel):
                 field="hardware",
                 hint="Size it first (recipe size), or name a device.",
             )
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise first_error(error, value, cls) from None
+        return validate_plain(value, cls)
 
     @property
     def is_training(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError
@@ -17,7 +17,7 @@ from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Vendor
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import Options, PlanRequest, Workload, needs_load
 
@@ -266,10 +266,7 @@ class SizeRequest(DescribedModel):
                 f"{type(value).__name__}.",
                 hint="See docs/guide/size.md for an example.",
             )
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise first_error(error, value, cls) from None
+        return validate_plain(value, cls)
 
     @property
     def market(self) -> Market:
