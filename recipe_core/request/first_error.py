@@ -14,12 +14,18 @@ from recipe_core.base.problems import Problem, first_problem
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def validate_plain(value: Mapping[str, Any], model: type[Model]) -> Model:
-    """Return plain values as a document.
+def validate_plain(
+    value: Any, model: type[Model], example: str = "docs/reference/request.md"
+) -> Model:
+    """Return plain values as a document; ``example`` is the page that shows one.
 
     Raises:
         InputError: for the first problem: the field, its value, what is wrong, and the fix.
     """
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        message = f"a request is an object with model, hardware and workload, not {kind}."
+        raise InputError(message, hint=f"See {example} for an example.")
     try:
         return model.model_validate(value)
     except ValidationError as error:

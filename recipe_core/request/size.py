@@ -260,13 +260,7 @@ class SizeRequest(DescribedModel):
         Raises:
             InputError: naming the first wrong field and what it takes.
         """
-        if not isinstance(value, Mapping):
-            raise InputError(
-                f"a request is an object with model, hardware and workload, not "
-                f"{type(value).__name__}.",
-                hint="See docs/guide/size.md for an example.",
-            )
-        return validate_plain(value, cls)
+        return validate_plain(value, cls, "docs/guide/size.md")
 
     @property
     def market(self) -> Market:

@@ -19,7 +19,7 @@ BUDGETS = {
     "base": 2_200,
     "payload": 19_280,
     "models": 5_280,
-    "hardware": 4_700,
+    "hardware": 4_680,
     "engines": 3_180,
     "request": 4_320,
     "accuracy": 3_360,
