@@ -150,11 +150,8 @@ def draw_growth(answer: Json, row: Json) -> None:
     if not answer.get("growth"):
         st.info("No device has a largest load to grow to.", icon=":material/info:")
         return
-    sentences = [
-        *size_text.growth_sentences(row),
-        size_text.cheapest_sentence(answer["growth"], answer["devices"]),
-    ]
-    st.markdown(common.escape(" ".join(sentences)))
+    cheapest = size_text.cheapest_sentence(answer["growth"], answer["devices"])
+    st.markdown(common.escape(f"{size_text.growth_text(row)} {cheapest}"))
     st.plotly_chart(
         growth_costs(answer, view.key(row), dark=common.dark()),
         key="size-growth-chart",
@@ -176,11 +173,11 @@ def draw_availability(_: Json, row: Json) -> None:
 
 def draw_purchase(_: Json, row: Json) -> None:
     """Buying the device that is looked at against renting it."""
-    sentences = size_text.purchase_sentences(row)
-    if not sentences:
+    purchase = size_text.purchase_text(row)
+    if not purchase:
         st.info("These machines are yours already.", icon=":material/info:")
         return
-    st.markdown(common.escape(" ".join(sentences)))
+    st.markdown(common.escape(purchase))
     if "rented" in row["purchase"]:
         st.plotly_chart(
             owned_or_rented(row["purchase"], dark=common.dark()),
