@@ -19,7 +19,7 @@ from recipe_core.request.describe import hardware_name
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
-from recipe_core.views.commands import memory_meant, words_text
+from recipe_core.views.commands import idle_devices_text, memory_meant, words_text
 from recipe_core.views.glossary import term_help
 from recipe_core.views.verdict import changed_figures, percent
 
@@ -150,7 +150,8 @@ def draw_findings(answer: dict[str, Any]) -> None:
     icon = ":material/contact_support:" if answer["verdict"] == "uncertain" else ":material/block:"
     for reason in answer.get("reasons", []):
         st.markdown(f"{icon} {common.escape(reason)}")
-    idle_devices(answer.get("waste", {}))
+    if idle := idle_devices_text(answer.get("waste", {})):
+        st.markdown(f":material/delete_sweep: {common.escape(idle)}.")
     if answer["findings"]:
         st.header("Findings", anchor=False)
         st.table(
@@ -168,19 +169,6 @@ def draw_findings(answer: dict[str, Any]) -> None:
             hide_index=True,
             alt="Findings in the command",
         )
-
-
-def idle_devices(waste: dict[str, Any]) -> None:
-    """Devices that the command leaves idle, and what replicas on them would give."""
-    if not waste.get("idle"):
-        return
-    text = f"{waste['idle']} of {waste['devices']} devices are idle"
-    if waste.get("replicas"):
-        together = token_rate_text(waste["output_tokens_per_s"])
-        text += f"; {waste['replicas']} replicas would give {together}"
-        if waste.get("gain") is not None:
-            text += f" ({waste['gain']:+.0%})"
-    st.markdown(f":material/delete_sweep: {common.escape(text)}.")
 
 
 def draw_better_split(answer: dict[str, Any]) -> None:
