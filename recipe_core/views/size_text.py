@@ -10,50 +10,30 @@ from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import Sizing
 from recipe_core.views import size_view as view
 from recipe_core.views.columns import terminal
-from recipe_core.views.size_view import Row
-from recipe_core.views.texts import Phrases
-
-
-def _nines_text(probability: float) -> str:
-    """A share of time with as many nines as it has."""
-    for digits in (1, 2, 3):
-        if probability < 1 - 10.0 ** -(digits + 2):
-            return f"{probability:.{digits}%}"
-    return f"{probability:.4%}"
-
-
-_PHRASES = Phrases(
-    "size",
-    device=view.short,
-    mark=view.price_doubt_mark,
-    dollars=view.dollars,
-    money=view.money,
-    nines=_nines_text,
-    wins=lambda row: view.wins_sentence(row, best=False),
-)
+from recipe_core.views.size_view import PHRASES, Row
 
 
 def growth_text(row: Row) -> str:
     """Months that the size of a device lasts, the month of the next unit, and the cost."""
-    return _PHRASES.sentence("growth", row)
+    return PHRASES.sentence("growth", row)
 
 
 def cheapest_sentence(growth: Row, rows: Sequence[Row]) -> str:
     """The device that is the cheapest over all months, and the month in which that changes."""
     names = {view.key(row): f"{view.short(row)}{view.price_doubt_mark(row)}" for row in rows}
     changes = [change for change in growth["changes"] if change["cheapest"]]
-    return _PHRASES.sentence("cheapest", growth, names, changes)
+    return PHRASES.sentence("cheapest", growth, names, changes)
 
 
 def availability_facts(row: Row) -> dict[str, str]:
     """Spare replicas, what they cost, and what a lost machine does."""
     spares = row.get("availability")
-    return _PHRASES.facts("availability", row, spares) if spares else {}
+    return PHRASES.facts("availability", row, spares) if spares else {}
 
 
 def purchase_text(row: Row) -> str:
     """Up to which price buying pays, when it does at the one that is stated, and the mixture."""
-    return _PHRASES.sentence("purchase", row)
+    return PHRASES.sentence("purchase", row)
 
 
 def size_text(answer: Answer, top: int | None = None, ladder: str | None = None) -> str:
@@ -67,7 +47,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
         own_runs = view.own_runs_sentence(corrections.to_json())
     said = view.split_sentence(rows[0]) if good else sentence
     tables = _size_tables(answer, rows, parts["unpriced"], ladder)
-    text = _PHRASES.text("whole", said, parts, tables, rows, _later(answer, rows), own_runs)
+    text = PHRASES.text("whole", said, parts, tables, rows, _later(answer, rows), own_runs)
     return f"{text}\n{view.DOUBT_MEANS}" if view.DOUBT in text else text
 
 
