@@ -98,6 +98,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "percent": units.percent_text,
     "signed": _signed_percent,
     "split": split_name,
+    "accuracy": units.accuracy_text,
+    "utilisation": units.utilisation,
     "metric": _metric_text,
     "phrase": _metric_phrase,
     "noun": _plural,
