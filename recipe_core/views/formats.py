@@ -172,7 +172,6 @@ def ratio_text(ratio: float | None) -> str:
 
 
 def best_technique(answer: Json) -> Json | None:
-    """The row that is ranked first."""
     return next((row for row in answer["formats"] if row["rank"] == 1), None)
 
 
@@ -282,7 +281,6 @@ def narrow_matrix(cells: Json, columns: int) -> Json:
 
 
 def matrix_frame(cells: Json) -> pd.DataFrame:
-    """The matrix as a table of verdicts."""
     import pandas as pd
 
     titles = techniques()

@@ -168,7 +168,6 @@ def scaling_text(scaling: Mapping[str, Any]) -> str:
 
 
 def lock_text(comparison: Sequence[Difference]) -> str:
-    """A lock against this machine, one line per item."""
     return _PHRASES.text("lock", comparison)
 
 

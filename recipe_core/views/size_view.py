@@ -292,7 +292,6 @@ def offer_facts(row: Row) -> dict[str, str]:
 
 
 def sized_device_facts(row: Row) -> dict[str, str]:
-    """The split with its figures."""
     figures = row["figures"]
     facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
     for measure in metrics_of("training" if _is_run(row) else "closed").values():

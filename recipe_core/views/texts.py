@@ -57,7 +57,6 @@ class Phrases:
         return "\n".join(self.lines(macro, *values))
 
     def sentence(self, macro: str, *values: Any) -> str:
-        """Write a macro as one line, in which all space counts as one."""
         return " ".join(getattr(self._macros, macro)(*values).split())
 
     def facts(self, macro: str, *values: Any) -> dict[str, str]:

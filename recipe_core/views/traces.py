@@ -76,7 +76,6 @@ def look_at_trace(data: bytes, name: str) -> TraceLook:
 
 
 def traffic_text(facts: Json) -> str:
-    """A description in full."""
     lines = [facts["source"]]
     lines += [f"{title}: {text}" for title, text in trace_rows(facts).items()]
     if hit := facts.get("prefix_hit"):

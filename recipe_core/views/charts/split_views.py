@@ -68,7 +68,6 @@ def _stage_parts(plan: Plan, row: int) -> list[Parts]:
 
 @view("time", "Time", ("serving",))
 def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
-    """The parts of the time of a token and of a first token, and their bottlenecks."""
     plan, row = focus.plan, focus.row
     seconds = explain_estimate(plan, row).to_json()["breakdown_s"]
     tpot, ttft = (plan.measures[name].title for name in ("tpot", "ttft"))
@@ -188,7 +187,6 @@ def sensitivity_charts(focus: Focus[Plan]) -> Iterator[Item]:
 
 @view("step", "Time", ("training",))
 def step_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
-    """The parts of the time of a step."""
     seconds = focus.plan.estimate(focus.row).to_json()["breakdown_s"]["step"]
     figure = parts.waterfall(seconds, STEP_TITLES, dark=focus.dark)
     yield chart_of("waterfall-step", figure, focus.label)
@@ -250,7 +248,6 @@ def _listed_measures(plan: Plan) -> list[str]:
 
 @view("degrees", "Degrees", in_report=False, measures=_listed_measures, preferred=2)
 def degree_charts(focus: Focus[Any]) -> Iterator[Item]:
-    """Splits by their degrees."""
     plan, names = focus.plan, _listed_measures(focus.plan)[1:6]
     figure = degrees.heatmap(plan, focus.measure, dark=focus.dark)
     yield chart_of("heatmap", figure, plan.measures[focus.measure].title)

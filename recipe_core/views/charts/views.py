@@ -133,7 +133,6 @@ class View:
     preferred: int = 0
 
     def offered(self, plan: Plan) -> list[str]:
-        """Measures to choose from, empty where the view offers none."""
         return self.measures(plan) if self.measures else []
 
     def first_measure(self, plan: Plan) -> str:
@@ -208,7 +207,6 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
 
 
 def published_table(figures: Sequence[NearFigure]) -> Table:
-    """Published figures of accuracy, the nearest first."""
     return Table.of_lines("Nearest published figures", PHRASES.lines("published", figures))
 
 
@@ -261,7 +259,6 @@ def tier_table(tiers: Sequence[KvTier]) -> Table:
 
 
 def phase_table(phases: Sequence[TrainingPhase]) -> Table:
-    """The phases of a training run."""
     heads = [column_metric(name).head for name in ("step_s", "peak_memory_bytes")]
     return Table.of_lines("Phases of the run", PHRASES.lines("phases", phases, heads))
 
@@ -307,7 +304,6 @@ def crossing_text(at: Crossing, load_unit: str) -> str:
 
 
 def plain_load_text(load: float) -> str:
-    """A load: whole where it counts requests, else with three digits."""
     return f"{load:,.0f}" if load == round(load) else significant(load)
 
 

@@ -52,7 +52,6 @@ class OperatorRow:
 
     @property
     def time_s(self) -> float:
-        """Seconds of all of them."""
         return self.once_s * self.number
 
     @property
@@ -61,7 +60,6 @@ class OperatorRow:
 
     @property
     def time(self) -> str:
-        """Seconds of all of them, as text."""
         return time_text(self.time_s)
 
 
@@ -112,7 +110,6 @@ def efficiency_text(value: float) -> str:
 
 
 def plain_number(value: float) -> str:
-    """A count: whole where it is, else four digits."""
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 * abs(value) else exact(value)
 
 

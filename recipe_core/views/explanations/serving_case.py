@@ -91,7 +91,6 @@ class ServedCase:
 
     @property
     def early_tokens(self) -> float:
-        """Tokens that leave with the first one."""
         return min(only_number(self.case.stream_interval), only_number(self.case.output_tokens)) - 1
 
     def client_lines(self) -> Iterator[Line]:
@@ -138,7 +137,6 @@ class StepShare:
             yield Line(f"Factor on {self.step}", self.formula, self.numbers, value)
 
     def part_s(self, name: str) -> float:
-        """Seconds of a part of the step."""
         return self.parts[name].seconds if name in self.parts else 0.0
 
 
@@ -173,7 +171,6 @@ def step_lines(
 
 
 def multiple(factor: float, text: str) -> str:
-    """A factor times something, without a factor of 1."""
     return text if abs(factor - 1) < SMALL else f"{factor:.5g} × {text}"
 
 
@@ -199,7 +196,6 @@ def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare
 
 
 def step_seconds(parts: Parts) -> float:
-    """Seconds of a recorded step."""
     return sum(of.seconds for of in parts.values())
 
 

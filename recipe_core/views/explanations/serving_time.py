@@ -185,7 +185,6 @@ class _State:
 
     @property
     def stage_s(self) -> float:
-        """Seconds that a prompt adds to the steps of a stage."""
         return only_number(self.flow.prompt_s) / only_number(self.case.case.pp)
 
     @property
