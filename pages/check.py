@@ -69,7 +69,6 @@ def draw_ground() -> str:
 
 
 def ask_command() -> str:
-    """The command, and the devices it is for."""
     with st.container(horizontal=True):
         for n, (title, text) in enumerate(EXAMPLES.items()):
             st.button(
@@ -146,7 +145,6 @@ def draw_command_cards(answer: dict[str, Any]) -> None:
 
 
 def draw_findings(answer: dict[str, Any]) -> None:
-    """Reasons, idle devices and findings."""
     icon = ":material/contact_support:" if answer["verdict"] == "uncertain" else ":material/block:"
     for reason in answer.get("reasons", []):
         st.markdown(f"{icon} {common.escape(reason)}")
@@ -154,7 +152,7 @@ def draw_findings(answer: dict[str, Any]) -> None:
         st.markdown(f":material/delete_sweep: {common.escape(idle)}.")
     if answer["findings"]:
         st.header("Findings", anchor=False)
-        st.table(
+        common.draw_cells(
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
                 "Option": [
@@ -165,9 +163,7 @@ def draw_findings(answer: dict[str, Any]) -> None:
                     common.escape(finding.get("hint") or "") for finding in answer["findings"]
                 ],
             },
-            border="horizontal",
-            hide_index=True,
-            alt="Findings in the command",
+            "Findings in the command",
         )
 
 
@@ -211,7 +207,6 @@ def changed_words(answer: dict[str, Any]) -> None:
 
 
 def draw_no_better(answer: dict[str, Any]) -> None:
-    """That there is no better split, and changes after which one fits."""
     st.caption(
         "No other split of these devices is more than 2 % better."
         if answer["ok"] is not False
@@ -225,7 +220,6 @@ def draw_no_better(answer: dict[str, Any]) -> None:
 
 
 def open_in_builder(answer: dict[str, Any]) -> None:
-    """The same question in the wizard."""
     if answer.get("model") and "candidate" in answer:
         changes = {"workload.kind": "serving"} if common.asks_for_training() else {}
         changes |= {
@@ -234,18 +228,13 @@ def open_in_builder(answer: dict[str, Any]) -> None:
             "options.engines": (answer["engine"]["name"],),
             "options.hardware": (),
         }
-        if st.button(
-            "Compare all splits of this model",
-            key="to-builder",
-            icon=":material/scatter_plot:",
-            on_click=common.apply_changes,
-            args=(changes,),
+        if common.edit_button(
+            "Compare all splits of this model", "to-builder", changes, ":material/scatter_plot:"
         ):
             st.switch_page("compare.py", query_params=common.screen_link_query())
 
 
 def draw_command_verdict(answer: dict[str, Any]) -> None:
-    """The verdict and all that goes with it."""
     draw, icon, verdict = LOOK[answer["verdict"]]
     facts = [
         answer["model"] or "no model",
@@ -263,10 +252,10 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
         draw_command_cards(answer)
         if changed := changed_figures(answer["estimate"]):
             st.caption(f":material/tune: {common.escape(f'Calibrated by own runs. {changed}.')}")
-    left, right = st.columns(2, gap="large")
-    with left:
+    findings_column, better_column = st.columns(2, gap="large")
+    with findings_column:
         draw_findings(answer)
-    with right:
+    with better_column:
         if "better" in answer:
             draw_better_split(answer)
     open_in_builder(answer)
