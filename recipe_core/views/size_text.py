@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from recipe_core.plans.rank import TIED
@@ -60,21 +60,25 @@ def _size_tables(
     columns = view.size_columns(rows, energy=energy or "energy" in objective.goals)
     asked_devices = [device for device in sizing.sized if device.profile.name == ladder]
     rungs = [(device.profile.title, answer.ladder(device)) for device in asked_devices]
-    cheapest = min(rows, key=lambda row: float(row["usd_per_month"] or 0), default=None)
-    # a closed loop sends more to a device that answers faster
-    by_token = cheapest is not None and set(objective.goals) == {"cost"}
-    by_token = by_token and cheapest["usd_per_month"] < rows[0]["usd_per_month"]
     return {
         "devices": terminal(rows, [column for column in columns if column.key != "device"])
         if rows
         else "",
         "tied": TIED,
-        "cheapest_month": cheapest if by_token else None,
+        "cheapest_month": _cheapest_month(rows, objective.goals),
         "unpriced": terminal(unpriced, view.UNPRICED) if unpriced else "",
         "ladders": [(t, terminal(r, view.size_columns(r, ladder=True))) for t, r in rungs],
         "not_sized": "" if ladder is None or rungs else ladder,
         "sized": [device.profile.name for device in sizing.sized],
     }
+
+
+def _cheapest_month(rows: Sequence[Row], goals: Iterable[str]) -> Row | None:
+    """The device that costs least a month, where that is not the best by the cost of a token."""
+    if not rows or set(goals) != {"cost"}:
+        return None
+    cheapest = min(rows, key=lambda row: float(row["usd_per_month"]))
+    return cheapest if cheapest["usd_per_month"] < rows[0]["usd_per_month"] else None
 
 
 def _later(answer: Answer, rows: Sequence[Row]) -> Mapping[str, Any]:

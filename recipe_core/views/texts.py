@@ -73,7 +73,7 @@ def _metric_phrase(value: float, column: str) -> str:
     return column_metric(column).phrase(value)
 
 
-def _plural(number: float, one: str, several: str = "") -> str:
+def _noun_of(number: float, one: str, several: str = "") -> str:
     """Write the noun of a number: ``replica``, ``replicas``."""
     return one if number == 1 else several or f"{one}s"
 
@@ -101,7 +101,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "utilisation": units.utilisation,
     "metric": _metric_text,
     "phrase": _metric_phrase,
-    "noun": _plural,
+    "noun": _noun_of,
     "number": "{:,.0f}".format,
     "as": lambda value, form: format(value, form),
 }

@@ -228,7 +228,7 @@ def degrees_of_split(focus: Focus[Any]) -> Iterator[Item]:
     names = ("tp", "pp", "dp")
     heights = [focus.plan.columns[name][focus.row] for name in names]
     figure = go.Figure(go.Bar(x=names, y=heights))
-    yield Chart("degrees-of-split", "Degrees", figure, "Degrees of parallelism")
+    yield views.Chart("degrees-of-split", "Degrees", figure, "Degrees of parallelism")
 '''
 
 

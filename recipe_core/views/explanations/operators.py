@@ -15,7 +15,6 @@ from recipe_core.base.units import prefixed, seconds, significant
 from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, Transfer
 from recipe_core.hardware.cluster import priors
 from recipe_core.hardware.profile import Device, Fabric
-from recipe_core.request.metrics import Metric
 
 # Digits of a row, so that products of a few of them agree to three.
 DIGITS = 4
@@ -29,10 +28,6 @@ class Line:
     formula: str
     numbers: str
     value: str
-
-    @staticmethod
-    def of_metric(metric: Metric, formula: str, numbers: str, value: float) -> Line:
-        return Line(metric.title, formula, numbers, metric.show(value))
 
 
 @dataclass(frozen=True, slots=True)
