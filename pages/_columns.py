@@ -24,14 +24,18 @@ def column_settings(columns: Sequence[Column[Any]]) -> dict[str, object]:
 
 
 def draw_sorted(
-    rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str, most: int = 10, **options: Any
+    rows: Sequence[Any],
+    columns: Sequence[Column[Any]],
+    alt: str,
+    rows_high: int = 10,
+    **options: Any,
 ) -> Any:
-    """Draw a table that sorts, as high as ``most`` rows; return what is selected."""
+    """Draw a table that sorts, as high as ``rows_high`` rows; return what is selected."""
     config = {**column_settings(columns), **options.pop("column_config", {})}
     return st.dataframe(
         styled(rows, columns),
         hide_index=True,
-        height="content" if len(rows) <= most else 35 * (most + 1),
+        height="content" if len(rows) <= rows_high else 35 * (rows_high + 1),
         column_config=config,
         alt=alt,
         **options,

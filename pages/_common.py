@@ -395,8 +395,8 @@ def pick_one(label: str, options: Any, key: str, default: Any = None, **settings
     """Draw a row of options, titles by their names or names alone; return the one that is on."""
     titles = options if isinstance(options, Mapping) else {option: option for option in options}
     first = next(iter(titles)) if default is None else default
-    kept = {"default": first, "required": True, "persist_state": "session", "key": key}
-    shown = {"format_func": titles.get, **kept, **settings}
+    fixed = {"default": first, "required": True, "persist_state": "session", "key": key}
+    shown = {"format_func": titles.get, **fixed, **settings}
     picked = st.segmented_control(label, list(titles), **shown)
     return first if picked is None else picked
 

@@ -114,7 +114,7 @@ def draw_policy_table(answer: Json, selected_name: str) -> None:
         rows,
         columns,
         f"{len(answer['policies'])} policies and two bounds, the best first",
-        most=len(rows),
+        rows_high=len(rows),
         key="over-time-policies",
         on_select=look,
         selection_mode="single-row-required",

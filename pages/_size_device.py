@@ -34,5 +34,5 @@ def draw_sized_device(answer: Json, row: Json) -> None:
     rungs = row["ladder"]
     shown = view.size_columns(rungs, ladder=True)
     columns_of.draw_sorted(
-        rungs, shown, "Every number of devices with its cost and confidence", most=8
+        rungs, shown, "Every number of devices with its cost and confidence", rows_high=8
     )

@@ -127,7 +127,7 @@ def draw_device_table(answer: Json, *, selectable: bool) -> None:
         rows,
         shown,
         f"{len(rows)} devices that hold the limits, best first",
-        most=16,
+        rows_high=16,
         column_config={"key": None, "device": device},
         **options,
     )

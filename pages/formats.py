@@ -164,7 +164,7 @@ def draw_technique_table(answer: judging.Json) -> None:
         rows,
         columns,
         f"{len(rows)} techniques with accuracy and figures",
-        most=13,
+        rows_high=13,
         key=f"formats-table-{split}-{figures}-{files}-{with_refused}",
         on_select="rerun",
         selection_mode="single-row",

@@ -65,9 +65,9 @@ def format_advice_text(answer: Json) -> str:
     for row in answer["formats"]:
         if row["same_split"] is None:
             by_reason[row["state"], (row["why"] or "")[:MAX_REASON]].append(row["technique"])
-    said = (formats_verdict(answer), base_sentence(answer), ranking_note(answer))
+    sentences = (formats_verdict(answer), base_sentence(answer), ranking_note(answer))
     pairs_table = terminal(pairs, PAIRS) if pairs else ""
-    return _PHRASES.text("whole", *said, table, pairs_table, by_reason)
+    return _PHRASES.text("whole", *sentences, table, pairs_table, by_reason)
 
 
 # --- sentences -----------------------------------------------------------------------------------

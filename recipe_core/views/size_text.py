@@ -45,9 +45,9 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
     corrections, own_runs = sizing.corrections, ""
     if corrections is not None and corrections.teach:
         own_runs = view.own_runs_sentence(corrections.to_json())
-    said = view.split_sentence(rows[0]) if good else sentence
+    headline = view.split_sentence(rows[0]) if good else sentence
     tables = _size_tables(answer, rows, parts["unpriced"], ladder)
-    text = PHRASES.text("whole", said, parts, tables, rows, _later(answer, rows), own_runs)
+    text = PHRASES.text("whole", headline, parts, tables, rows, _later(answer, rows), own_runs)
     return f"{text}\n{view.DOUBT_MEANS}" if view.DOUBT in text else text
 
 
