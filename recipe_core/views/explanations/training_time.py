@@ -250,8 +250,8 @@ def training_times(plan: Plan, row: int) -> Times:
             name: float(loop.phases[name][k]) for name in PHASE_TITLES if name in loop.phases
         }
         seconds = {name: value for name, value in seconds.items() if value > 0}
-        numbers = _phase_numbers(estimates, loop, k)
-        lines += _part_lines("phases", seconds, numbers, PHASE_TITLES)
+        of_phases = _phase_numbers(estimates, loop, k)
+        lines += _part_lines("phases", seconds, of_phases, PHASE_TITLES)
     sources = [*hardware_constants([operators]), *_framework_constants(block.setting, step)]
     return Times({STEP: lines}, (table,), tuple(sources))
 
