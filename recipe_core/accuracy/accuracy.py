@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.accuracy.band import Belief, posterior_belief
 from recipe_core.accuracy.checkpoints import MeasuredCompression, with_own_figure
-from recipe_core.accuracy.fit import Known, publication_scope
+from recipe_core.accuracy.effects import Known, publication_scope
+from recipe_core.accuracy.evidence import Belief, nearest_figures, posterior_belief
 from recipe_core.accuracy.names import NamedBenchmark, named_benchmark, named_model, naming_words
-from recipe_core.accuracy.nearest import nearest_figures
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.question import USUAL_B, Question, build_question
 from recipe_core.accuracy.technique import technique as technique_named

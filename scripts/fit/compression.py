@@ -1,38 +1,227 @@
-"""The 80 % band around an expected loss, from figures predicted without their own sources."""
+"""The fit of the model of accuracy to published figures, and predictions without some of them.
+
+The loss of a figure is ``l = -ln(retained)``; its expectation is ``exp(f)``, and ``f`` is a sum of
+terms (``question_terms``), each with an effect that is drawn around 0 with the spread of its
+term: effects of levels with few figures stay small. Found by Gauss-Newton steps; figures that lie
+far off count less (Student's t), and so do the many figures of one model in one source.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import numpy as np
 
-from recipe_core.accuracy.fit import (
+from recipe_core.accuracy.effects import (
     LIMITS,
-    STEPS,
+    START,
     Band,
-    Data,
-    Entries,
-    Fit,
     Known,
-    Levels,
-    Noise,
-    expected_loss,
-    figure_entries,
-    fit_effects,
-    fitted_model,
-    level_effects,
+    Scatter,
     loss_centre,
-    publication_scope,
     question_group,
     question_measure,
 )
-from recipe_core.accuracy.nearest import count_by_technique, exact_figures, figure_question
+from recipe_core.accuracy.evidence import figure_question, loss_scatter
 from recipe_core.accuracy.published import Figure
-from recipe_core.accuracy.question import Question, build_question, question_terms
+from recipe_core.accuracy.question import Question, Term, build_question, question_terms
 from recipe_core.base.arrays import Bool, Float, Int
+
+SMALLEST = 1e-4
+STEPS = 8
+# Steps before figures that lie far off count less: at first everything does.
+LEVEL_STEPS = 2
+FIRST_STEP, STEP = 3.0, 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The scatter of figures around their expectation ``m``.
+
+    Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
+    ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
+    the number of figures of a source and model by which each counts less. unstated: binomial noise
+    of tasks with test sets of unknown size.
+    """
+
+    floor: float
+    relative: float
+    shared: float
+    latent: float
+    tails: float
+    crowding: float
+    unstated: float
+
+    @classmethod
+    def of(cls, scatter: Scatter) -> Self:
+        """That of the file."""
+        return cls(**scatter.model_dump(exclude={"source", "status", "base_share"}))
+
+    def variance(self, expected: Float, binomial: Float) -> Float:
+        return self.floor**2 + (self.relative * expected) ** 2 + (self.shared * binomial) ** 2
+
+
+@dataclass(slots=True)
+class Levels:
+    """Every (term, level), numbered in the order of their first use."""
+
+    number: dict[tuple[str, str], int] = field(default_factory=dict)
+
+    def entries(self, rows: Sequence[Sequence[Term]], *, new: bool) -> Entries:
+        """The terms of rows; levels that are not known yet are added or left out."""
+        row, level, multiplier = [], [], []
+        for index, row_terms in enumerate(rows):
+            for term, name, value in row_terms:
+                key = (term, name)
+                number = self.number.setdefault(key, len(self.number)) if new else None
+                number = self.number.get(key) if number is None else number
+                if number is not None:
+                    row.append(index)
+                    level.append(number)
+                    multiplier.append(value)
+        return Entries(np.array(row), np.array(level), np.array(multiplier, float), len(rows))
+
+    def spreads(self, spread: Mapping[str, float]) -> Float:
+        return np.array([spread.get(term, 0.0) for term, _ in self.number])
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Terms of rows as a sparse matrix of rows by levels."""
+
+    row: Int
+    level: Int
+    multiplier: Float
+    rows: int
+
+    def sums(self, effects: Float) -> Float:
+        """``f`` of each row."""
+        parts = self.multiplier * effects[self.level]
+        return np.asarray(START + np.bincount(self.row, parts, minlength=self.rows), np.float64)
+
+    def effects(self, weights: Float, variances: Float) -> Float:
+        """Effects of the levels by the weights of the rows."""
+        parts = self.multiplier * weights[self.row]
+        return variances * np.bincount(self.level, parts, minlength=len(variances))
+
+    def covariance(self, variances: Float) -> Float:
+        """Covariance of ``f`` between rows."""
+        matrix = np.zeros((self.rows, self.rows))
+        for rows, level, value in self.by_level():
+            if variances[level] > 0:
+                matrix[np.ix_(rows, rows)] += variances[level] * np.outer(value, value)
+        return matrix
+
+    def variances(self, of_level: Float) -> Float:
+        """Variance of ``f`` of each row, as if effects were independent of each other."""
+        parts = self.multiplier**2 * of_level[self.level]
+        return np.asarray(np.bincount(self.row, parts, minlength=self.rows), np.float64)
+
+    def by_level(self) -> Iterator[tuple[Int, int, Float]]:
+        """For each level its rows, its number and its multipliers."""
+        order = np.argsort(self.level, kind="stable")
+        starts = np.flatnonzero(np.diff(self.level[order], prepend=-1))
+        for members in np.split(order, starts[1:]):
+            yield self.row[members], int(self.level[members[0]]), self.multiplier[members]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The result of a fit: weights of rows, and what is needed to leave some of them out."""
+
+    entries: Entries
+    variances: Float
+    weights: Float
+    inverse: Float
+    f: Float
+
+    def effects(self) -> Float:
+        return self.entries.effects(self.weights, self.variances)
+
+    def effects_without(self, rows: Int) -> Float:
+        """Effects as if these rows had not been there, at the same linearisation."""
+        block = self.inverse[np.ix_(rows, rows)]
+        weights = self.weights - self.inverse[:, rows] @ np.linalg.solve(block, self.weights[rows])
+        weights[rows] = 0
+        return self.entries.effects(weights, self.variances)
+
+
+def _figure_binomial_noise(row: Figure, unstated: float) -> float:
+    """Noise of a figure's loss by the items of its benchmark; ``unstated`` where unknown."""
+    return unstated if row.noise is None else row.noise / max(row.retained, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Figures as arrays: losses, binomial noises of losses, how many share source and model."""
+
+    loss: Float
+    binomial: Float
+    crowd: Float
+
+    @classmethod
+    def of(cls, rows: Sequence[Figure], likelihood: Sequence[bool], unstated: float) -> Data:
+        retained = np.array([row.retained for row in rows])
+        pairs = [(row.source, row.model) for row in rows]
+        count = {pair: pairs.count(pair) for pair in set(pairs)}
+        binomial = np.array([_figure_binomial_noise(row, unstated) for row in rows])
+        binomial[np.array(likelihood, np.bool_)] = 0.0
+        crowd = np.array([count[pair] for pair in pairs], float)
+        return cls(-np.log(retained), binomial, crowd)
+
+
+def fit_effects(
+    data: Data,
+    entries: Entries,
+    variances: Float,
+    noise: Noise,
+    *,
+    left_out: Sequence[Int] = (),
+    start: Float | None = None,
+    steps: int = STEPS,
+) -> Fit:
+    """The fit to figures.
+
+    ``left_out`` are blocks of rows that are to be predicted without themselves: steps are then
+    taken around these predictions, so that no block has a say in how much its rows count.
+    ``start`` is ``f`` of an earlier fit; ``variances`` are those of the levels' effects.
+    """
+    covariance = entries.covariance(variances)
+    crowding = (data.crowd / np.median(data.crowd)) ** noise.crowding
+    f = np.full(entries.rows, START) if start is None else start
+    for step in range(steps):
+        expected = np.maximum(np.exp(f), SMALLEST)
+        variance = noise.variance(expected, data.binomial)
+        off = data.loss - expected
+        trust = (noise.tails + 1) / (noise.tails + off**2 / variance)
+        if start is None and step < LEVEL_STEPS:
+            trust = np.ones_like(trust)
+        scatter = variance * crowding / (trust * expected**2) + noise.latent**2
+        largest = FIRST_STEP if step < 2 else STEP
+        target = f + np.clip(off / expected, -largest, largest)
+        inverse = np.linalg.inv(covariance + np.diag(scatter))
+        weights = inverse @ (target - START)
+        f = START + covariance @ weights
+        for rows in left_out:
+            block = np.linalg.inv(inverse[np.ix_(rows, rows)])
+            f[rows] = target[rows] - block @ weights[rows]
+        f = np.clip(f, *LIMITS)
+    return Fit(entries, variances, weights, np.asarray(inverse, np.float64), f)
+
+
+def nuisance_term(row: Figure) -> Term:
+    return "source × model", f"{row.source}|{row.model}", 1.0
+
+
+def figure_entries(rows: Sequence[Figure], questions: Sequence[Question]) -> tuple[Levels, Entries]:
+    """The terms of figures."""
+    levels = Levels()
+    both = zip(rows, questions, strict=True)
+    return levels, levels.entries(
+        [[*question_terms(question), nuisance_term(row)] for row, question in both], new=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,97 +367,6 @@ def posterior_variances(fit: Fit) -> Float:
         explained = value @ fit.inverse[np.ix_(rows, rows)] @ value
         variances[level] -= fit.variances[level] ** 2 * explained
     return np.maximum(variances, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Belief:
-    """The share retained, its band, and what both rest on.
-
-    of_technique and of_method: published figures of either; exact: those of this very model,
-    technique, method and benchmark.
-    """
-
-    value: float
-    low: float
-    high: float
-    of_technique: int
-    of_method: int
-    exact: int
-
-
-def posterior_belief(question: Question) -> Belief:
-    """The expectation, moved towards figures of the very question as far as these are sure."""
-    guess = expected_loss(question)
-    loss, scatter = guess.loss, loss_scatter(question, guess.loss, guess.variance)
-    exact = exact_figures(question)
-    if exact:
-        published_loss = sum(-math.log(row.retained) for row in exact) / len(exact)
-        off = (published_loss - loss) ** 2
-        noise = _measurement_noise(question, loss) / len(exact)
-        # Where a figure is off by more than its noise, the model is what is wrong.
-        share = (scatter**2 + off) / (scatter**2 + off + noise)
-        loss += share * (published_loss - loss)
-        scatter *= math.sqrt(max(1 - share, LEAST_LEFT))
-    low, high = _band_ends(question, publication_scope(question), loss, scatter)
-    method = level_effects().get(("method", question.method))
-    return Belief(
-        value=math.exp(-loss),
-        low=low,
-        high=high,
-        of_technique=count_by_technique().get(question.technique, 0),
-        of_method=0 if method is None else method.figures,
-        exact=len(exact),
-    )
-
-
-def band_of_variance(
-    question: Question, scope: Known, loss: float, variance: float
-) -> tuple[float, float]:
-    return _band_ends(question, scope, loss, loss_scatter(question, loss, variance))
-
-
-def _band_ends(
-    question: Question, scope: Known, loss: float, scatter: float
-) -> tuple[float, float]:
-    bands = fitted_model().bands.by_known[scope]
-    band = bands.get(question_group(question)) or bands[question_measure(question)]
-    return math.exp(-loss - band.high * scatter), math.exp(-loss - band.low * scatter)
-
-
-# Share of the variance that stays where the very question is published: others who measure it use
-# other harnesses, prompts and groups.
-LEAST_LEFT = 0.25
-
-
-def _measurement_noise(question: Question, loss: float) -> float:
-    """Variance of a figure that another measurement of the same would not share."""
-    noise = fitted_model().scatter.noise()
-    return noise.floor**2 + (noise.shared * benchmark_binomial_noise(question, loss)) ** 2
-
-
-def benchmark_binomial_noise(question: Question, loss: float) -> float:
-    """Noise of a loss by the number of items, at the base's usual share of right answers.
-
-    Two independent scores of share p: ``sqrt(2 (1 - p) / (p · items))``; a score that is smaller
-    by the loss is noisier, by half of it. What the base really reaches is no part of a question.
-    """
-    benchmark, scatter = question.benchmark, fitted_model().scatter
-    if benchmark.likelihood:
-        return 0.0
-    if benchmark.items is None:
-        return scatter.unstated
-    usual = scatter.base_share
-    return math.sqrt(2 * (1 - usual) / (usual * benchmark.items)) * math.exp(min(loss, 2.0) / 2)
-
-
-def loss_scatter(question: Question, loss: float, variance: float) -> float:
-    """Scatter of a loss around its expectation, in which the band is counted.
-
-    ``loss`` is the expectation ``m``, ``variance`` that of ``f = ln m`` by its terms.
-    """
-    scale = fitted_model().scale
-    spread = scale.relative**2 + scale.variance * variance
-    return math.sqrt(_measurement_noise(question, loss) + loss**2 * spread)
 
 
 # Of the counted figures that a band holds, for it to hold 80 % of those of other models.
