@@ -23,7 +23,7 @@ from recipe_core.request.schema import PlanRequest, asks_for_any
 if TYPE_CHECKING:
     from recipe_core.calibration.run_files import MeasuredSource
     from recipe_core.calibration.validation.validate import Comparison
-    from recipe_core.compression.advisor.advise import Advice
+    from recipe_core.compression.advisor.result import CompressAnswer
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.estimates.measured.runs import Run
     from recipe_core.estimates.results import Estimate
@@ -110,7 +110,7 @@ def compress(
     *,
     folders: bool = True,
     measured: MeasuredSource | None = None,
-) -> Advice:
+) -> CompressAnswer:
     """Say what every technique of compression would do to a served model on this hardware.
 
     Args:
@@ -121,8 +121,8 @@ def compress(
         measured: runs of your own that correct the estimates, as for `plan`.
 
     Returns:
-        The advice: ``base``, ``rows`` (best first by the objective), ``combinations``, ``matrix``,
-        ``to_json()`` (docs/guide/compress.md).
+        The answer: ``base``, ``formats`` (best first by the objective), ``combinations``,
+        ``matrix``, ``to_json()`` (docs/guide/compress.md).
 
     Raises:
         InputError: for a request or runs that cannot be read, for training, and for an unknown

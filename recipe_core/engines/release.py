@@ -168,11 +168,13 @@ class ApiKey(Cited):
     logs: bool = False
 
 
-class Floor(Cited):
+class Floor(DataRow):
     """The oldest host software that the engine runs on: NVIDIA's driver or AMD's ROCm release."""
 
     what: Literal["driver", "rocm"]
     version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*$")]
+    source: str
+    status: Status
 
 
 class Metrics(DataRow):

@@ -13,7 +13,7 @@ from recipe_core.accuracy.runners import families, runners
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import significant
 from recipe_core.compression.advisor.comparison import BEST_AT, SURELY_KEPT
-from recipe_core.compression.advisor.row import FIGURES
+from recipe_core.compression.advisor.result import FIGURES
 from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.columns import Column, terminal
 
