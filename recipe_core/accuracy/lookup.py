@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Literal
@@ -197,45 +197,6 @@ def support_of(technique: str, engine: str, device: Device | str, version: str =
     shown = device if isinstance(device, str) else f"architecture {device.architecture}"
     note = f"No family of hardware is known for {shown}."
     return Support(technique, engine, "", "unknown", note=note)
-
-
-def runner_matrix(engine: str, version: str = "") -> dict[str, dict[str, Support]]:
-    """Techniques that a runner says anything of, by families of hardware that it speaks of.
-
-    version: as in `support_of`.
-
-    Rows are in the order of ``techniques.yaml``, columns in that of ``families.yaml``.
-    """
-    columns = [name for name in families() if _has_rows_for(engine, name)]
-    technique_names = {
-        name
-        for entry in support_entries()
-        if entry.engine in _runner_chain(engine)
-        for name in entry.names
-    }
-    return {
-        name: {column: support_of(name, engine, column, version) for column in columns}
-        for name in _in_file_order(technique_names)
-    }
-
-
-def _in_file_order(names: Iterable[str]) -> list[str]:
-    wanted_names = set(names)
-    return [name for name in techniques() if name in wanted_names]
-
-
-def _has_rows_for(engine: str, hardware: str) -> bool:
-    return any(
-        entry.engine in _runner_chain(engine) and covers(entry.row.hardware, hardware)
-        for entry in support_entries()
-        if entry.row.hardware != ANY
-    )
-
-
-def _runner_chain(engine: str) -> tuple[str, ...]:
-    """The runner and the engines that it wraps, outermost first."""
-    wraps = runner(engine).wraps
-    return (engine, *(_runner_chain(wraps) if wraps else ()))
 
 
 @cache

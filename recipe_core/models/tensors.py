@@ -208,11 +208,6 @@ class Quantization:
         stored = self.stored(role)
         return stored.dtype if stored else base
 
-    def block_of(self, role: Role) -> int | None:
-        """The edge of scale blocks that a cut of this role must respect; None without any."""
-        stored = self.stored(role)
-        return stored.block if stored else None
-
     def bytes_of(self, role: Role, base: str) -> float:
         """Stored bytes per value of a role, scales included."""
         stored = self.stored(role)

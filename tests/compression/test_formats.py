@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipe_core.accuracy.knowledge import support_of
+from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.documents import finite
 from recipe_core.compression.advisor.advise import advise

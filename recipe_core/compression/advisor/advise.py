@@ -9,7 +9,7 @@ from typing import Any
 from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.checkpoints import with_own_figure
 from recipe_core.accuracy.choice import can_make
-from recipe_core.accuracy.knowledge import support_of
+from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.runners import Support, runners
 from recipe_core.accuracy.technique import Technique, technique, techniques

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from recipe_core.accuracy.accuracy import combine_retained
-from recipe_core.accuracy.knowledge import combination, support_of
+from recipe_core.accuracy.combinations import combination
+from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.runners import Support, families, family_of, runners
 from recipe_core.accuracy.technique import technique, techniques

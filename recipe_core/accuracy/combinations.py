@@ -1,7 +1,4 @@
-"""The knowledge base of compression: what runs where, and what techniques do together.
-
-Everything that other rooms ask of it, in one place.
-"""
+"""What two techniques do together: ``combinations.yaml``."""
 
 from __future__ import annotations
 
@@ -10,17 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from recipe_core.accuracy.lookup import runner_matrix, support_of, support_rows
-from recipe_core.accuracy.runners import (
-    Family,
-    Runner,
-    Support,
-    families,
-    family_of,
-    hardware_groups,
-    runner,
-    runners,
-)
+from recipe_core.accuracy.lookup import support_of
+from recipe_core.accuracy.runners import Support, runner
 from recipe_core.accuracy.technique import technique, techniques
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.resources import PACKAGE
@@ -147,18 +135,3 @@ def _combination_rule(a: str, b: str) -> _Rule | None:
         (rule for rule in _combinations_file().rules if any(rule.fits(*pair) for pair in pairs)),
         None,
     )
-
-
-__all__ = [
-    "Combination",
-    "Family",
-    "Runner",
-    "combination",
-    "families",
-    "family_of",
-    "hardware_groups",
-    "runner_matrix",
-    "runners",
-    "support_of",
-    "support_rows",
-]
