@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipe_core.models.compressed import CompressedAttention
-from recipe_core.models.tensors import Matrix, Tensor, projections, tensor
+from recipe_core.models.tensors import Matrix, Mixer, Tensor, attention_matrix, projections, tensor
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedAttention:
+class GroupedAttention(Mixer):
     """Multi-head, grouped-query or multi-query attention.
 
     ``window`` bounds what a token sees (None: all).
@@ -54,33 +54,14 @@ class GroupedAttention:
         """Cached values per token and KV head: key and value."""
         return self.projected_per_head
 
-    @property
-    def state_values(self) -> int:
-        """Softmax attention keeps no state per sequence."""
-        return 0
-
-    @property
-    def state_bytes_per_value(self) -> float | None:
-        return None
-
     def tensors(self, hidden: int) -> list[Tensor]:
         """Projections of one layer; K and V are cut by KV heads."""
         width = self.head_dim if self.shared_kv else self.head_dim + self.v_head_dim
         kv = 0 if self.borrows_cache else self.kv_heads * width
         out = [
-            projections(
-                "attention.q",
-                "attention",
-                "tensor",
-                Matrix(self.heads * self.head_dim + self.gate, hidden),
-            ),
-            projections("attention.kv", "attention", "kv_heads", Matrix(kv, hidden)),
-            projections(
-                "attention.o",
-                "attention",
-                "tensor",
-                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
-            ),
+            attention_matrix("q", "tensor", self.heads * self.head_dim + self.gate, hidden),
+            attention_matrix("kv", "kv_heads", kv, hidden),
+            attention_matrix("o", "tensor", hidden, self.heads * self.v_head_dim),
         ]
         if self.bias:
             out.append(tensor("attention.bias", self.heads * self.head_dim + kv, "norm", "tensor"))
@@ -104,7 +85,7 @@ class EncoderAttention(GroupedAttention):
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(Mixer):
     """Multi-head latent attention (MLA, DeepSeek-V2, arXiv:2405.04434).
 
     One latent per token serves all heads.
@@ -146,45 +127,24 @@ class LatentAttention:
         """Bytes per token of the indexer: an fp8 key, an fp32 scale per 128 values (vLLM)."""
         return self.index_head_dim * (1 + 4 / 128) if self.index_heads else 0.0
 
-    @property
-    def state_values(self) -> int:
-        """Latent attention keeps no state per sequence."""
-        return 0
-
-    @property
-    def state_bytes_per_value(self) -> float | None:
-        return None
-
     def tensors(self, hidden: int) -> list[Tensor]:
         """Projections of one layer: down-projections replicated, up-projections cut by heads."""
         q, up = self.heads * self.head_dim, self.heads * (self.nope_head_dim + self.v_head_dim)
         out = [
-            projections(
-                "attention.kv_a",
-                "attention",
-                "replicated",
-                Matrix(self.kv_lora_rank + self.rope_head_dim, hidden),
-            ),
-            projections("attention.kv_b", "attention", "tensor", Matrix(up, self.kv_lora_rank)),
-            projections(
-                "attention.o",
-                "attention",
-                "tensor",
-                Matrix(hidden, self.heads * self.v_head_dim, cuts_inputs=True),
-            ),
+            attention_matrix("kv_a", "replicated", self.kv_lora_rank + self.rope_head_dim, hidden),
+            attention_matrix("kv_b", "tensor", up, self.kv_lora_rank),
+            attention_matrix("o", "tensor", hidden, self.heads * self.v_head_dim),
         ]
         if self.index_heads:
             out.append(
                 tensor("attention.indexer", self._indexer(hidden), "attention", "replicated")
             )
         if self.q_lora_rank is None:
-            return [*out, projections("attention.q", "attention", "tensor", Matrix(q, hidden))]
+            return [*out, attention_matrix("q", "tensor", q, hidden)]
         return [
             *out,
-            projections(
-                "attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)
-            ),
-            projections("attention.q_b", "attention", "tensor", Matrix(q, self.q_lora_rank)),
+            attention_matrix("q_a", "replicated", self.q_lora_rank, hidden),
+            attention_matrix("q_b", "tensor", q, self.q_lora_rank),
         ]
 
     def _indexer(self, hidden: int) -> int:
@@ -194,7 +154,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True, slots=True)
-class LinearAttention:
+class LinearAttention(Mixer):
     """A layer with a state of fixed size per sequence.
 
     Gated delta net, Kimi delta, Mamba-1/2, lightning attention or short convolution.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipe_core.models.tensors import Matrix, Tensor, projections, tensor
+from recipe_core.models.tensors import Matrix, Mixer, Tensor, attention_matrix, projections, tensor
 
 # Values of an fp8 entry that share one scale byte; one byte more pads the scales (vLLM's
 # ``fp8_ds_mla`` layout of this model).
@@ -15,7 +15,7 @@ STATE_VALUE_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class CompressedAttention:
+class CompressedAttention(Mixer):
     """One layer with a window of single tokens and entries that stand for many.
 
     Key and value are one vector of ``head_dim`` that all heads share, so every tensor-parallel rank
@@ -123,39 +123,22 @@ class CompressedAttention:
         What makes entries and weighs index heads stays in 16 bit in quantised checkpoints.
         """
         width = self.heads * self.head_dim
+        grouped = self.o_groups * self.o_lora_rank
         out = [
-            projections(
-                "attention.q_a", "attention", "replicated", Matrix(self.q_lora_rank, hidden)
-            ),
-            projections("attention.q_b", "attention", "tensor", Matrix(width, self.q_lora_rank)),
-            projections("attention.kv_a", "attention", "replicated", Matrix(self.head_dim, hidden)),
-            projections(
-                "attention.o_a",
-                "attention",
-                "tensor",
-                Matrix(self.o_groups * self.o_lora_rank, width // self.o_groups),
-            ),
-            projections(
-                "attention.o_b",
-                "attention",
-                "tensor",
-                Matrix(hidden, self.o_groups * self.o_lora_rank, cuts_inputs=True),
-            ),
+            attention_matrix("q_a", "replicated", self.q_lora_rank, hidden),
+            attention_matrix("q_b", "tensor", width, self.q_lora_rank),
+            attention_matrix("kv_a", "replicated", self.head_dim, hidden),
+            attention_matrix("o_a", "tensor", grouped, width // self.o_groups),
+            attention_matrix("o_b", "tensor", hidden, grouped),
             tensor("attention.small", self._small(), "norm", "replicated"),
         ]
         if self.ratio:
             per_token = self.state_values_per_token + self.index_state_values_per_token
-            out.append(
-                projections(
-                    "attention.compressor",
-                    "unquantized",
-                    "replicated",
-                    Matrix(per_token + self.index_heads, hidden),
-                )
-            )
+            made = Matrix(per_token + self.index_heads, hidden)
+            out.append(projections("attention.compressor", "unquantized", "replicated", made))
         if self.index_heads:
-            keys = Matrix(self.index_heads * self.index_head_dim, self.q_lora_rank)
-            out.append(projections("attention.indexer", "attention", "replicated", keys))
+            keys = self.index_heads * self.index_head_dim
+            out.append(attention_matrix("indexer", "replicated", keys, self.q_lora_rank))
         return out
 
     def _small(self) -> int:

@@ -142,6 +142,32 @@ def projections(name: str, role: Role, shard: Shard, *matrices: Matrix) -> Tenso
     return Tensor(name, numel, role, shard, numel, matrices)
 
 
+# Products whose inputs come in cut: of attention's output, by heads or groups.
+_CUT_INPUTS = ("o", "o_b")
+
+
+def attention_matrix(name: str, shard: Shard, outputs: int, inputs: int) -> Tensor:
+    """A projection of attention: ``attention.NAME``."""
+    matrix = Matrix(outputs, inputs, cuts_inputs=name in _CUT_INPUTS)
+    return projections(f"attention.{name}", "attention", shard, matrix)
+
+
+class Mixer:
+    """A token mixer, which keeps no state per sequence unless its kind says so."""
+
+    __slots__ = ()
+
+    @property
+    def state_values(self) -> int:
+        """Values kept per sequence by the whole layer."""
+        return 0
+
+    @property
+    def state_bytes_per_value(self) -> float | None:
+        """Mean bytes per state value; None: the activation dtype."""
+        return None
+
+
 # Labels of the parts of a model.
 PART_TITLES = {
     "attention.q": "Query",
