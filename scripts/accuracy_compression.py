@@ -29,8 +29,7 @@ from fit.compression import (
 )
 
 from recipe_core.accuracy.accuracy import answer_lines
-from recipe_core.accuracy.effects import Known, fitted_model
-from recipe_core.accuracy.evidence import band_ends
+from recipe_core.accuracy.effects import Known, band_ends, fitted_model
 from recipe_core.accuracy.names import named_benchmark
 from recipe_core.accuracy.published import Figure, published_figures
 from recipe_core.accuracy.question import Question

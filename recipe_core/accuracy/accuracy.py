@@ -12,8 +12,13 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression, with_own_figure
-from recipe_core.accuracy.effects import Known, publication_scope
-from recipe_core.accuracy.evidence import Belief, nearest_figures, posterior_belief
+from recipe_core.accuracy.effects import (
+    Belief,
+    Known,
+    nearest_figures,
+    posterior_belief,
+    publication_scope,
+)
 from recipe_core.accuracy.names import NamedBenchmark, named_benchmark, named_model, naming_words
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.question import USUAL_B, Question, build_question

@@ -87,13 +87,10 @@ def combination(
         return Combination("unknown", f"Nothing is known of {a} with {b}.")
     unknown = [part for part in parts if part.verdict == "unknown"]
     if rule.effect == "multiply" and unknown:
-        sentence = f"{rule.sentence} Whether {_runs_here_text(unknown[0])} is not known."
+        runs = f"{runner(unknown[0].engine).title} runs {unknown[0].technique} on this hardware"
+        sentence = f"{rule.sentence} Whether {runs} is not known."
         return Combination("unknown", sentence)
     return Combination(rule.effect, rule.sentence)
-
-
-def _runs_here_text(part: Support) -> str:
-    return f"{runner(part.engine).title} runs {part.technique} on this hardware"
 
 
 def _refusal_text(part: Support) -> str:
@@ -106,13 +103,13 @@ def _joint_technique(a: str, b: str) -> str | None:
     for pair in _combinations_file().together:
         if {a, b} == {pair.a, pair.b}:
             return pair.both
-    wholes = (name for name, joint in techniques().items() if sorted(joint.parts) == sorted((a, b)))
-    return next((name for name in wholes if _is_weights_and_cache(a, b)), None)
-
-
-def _is_weights_and_cache(a: str, b: str) -> bool:
-    """Return whether one is a format of weights and the other of the cache: both, not mixed."""
-    return (technique(a).kind == "kv cache") != (technique(b).kind == "kv cache")
+    # one is a format of weights and the other of the cache, not mixed
+    if (technique(a).kind == "kv cache") == (technique(b).kind == "kv cache"):
+        return None
+    parts = sorted((a, b))
+    return next(
+        (name for name, joint in techniques().items() if sorted(joint.parts) == parts), None
+    )
 
 
 def _judge_joint_support(joint: Support) -> Combination:

@@ -319,15 +319,14 @@ def _unknown_support(query: _Query) -> Support:
     title, where = runner(query.engine).title, family(query.hardware).title
     technique_title = technique_of(query.technique).title
     note = f"Nothing that {title} says of {technique_title} on {where} was found."
-    if any(covers(entry.row.hardware, query.hardware) for entry in _runner_rows(query)):
+    if any(
+        covers(entry.row.hardware, query.hardware)
+        for entry in _rows_of(query.technique, query.engine)
+    ):
         note = (
             f"What {title} says of {technique_title} on {where} is not of release {query.version}."
         )
     return Support(query.technique, query.engine, query.hardware, "unknown", note=note)
-
-
-def _runner_rows(query: _Query) -> tuple[SupportEntry, ...]:
-    return _rows_of(query.technique, query.engine)
 
 
 def _with_silicon(answer: Support) -> Support:

@@ -20,11 +20,12 @@ from recipe_core.accuracy.effects import (
     Band,
     Known,
     Scatter,
+    figure_question,
     loss_centre,
+    loss_scatter,
     question_group,
     question_measure,
 )
-from recipe_core.accuracy.evidence import figure_question, loss_scatter
 from recipe_core.accuracy.published import Figure
 from recipe_core.accuracy.question import Question, Term, build_question, question_terms
 from recipe_core.base.arrays import Bool, Float, Int

@@ -14,7 +14,6 @@ import yaml
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.frameworks import training_data
-from recipe_core.engines.megatron import MEGATRON, MegatronModels, megatron_models
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.training_programs import (
     SplitRule,
@@ -29,7 +28,13 @@ from recipe_core.models.catalog import catalog_ids, catalog_model, in_catalog, l
 from recipe_core.models.supplements import model_constants
 from recipe_core.plans import titan_models as titan
 from recipe_core.plans.launch_facts import LaunchFacts
-from recipe_core.plans.megatron_model import layer_pattern, megatron_model
+from recipe_core.plans.megatron_model import (
+    MEGATRON,
+    MegatronModels,
+    layer_pattern,
+    megatron_model,
+    megatron_models,
+)
 from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.rank import nearest_row

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from recipe_core.models.attention import (
     Attention,
+    CompressedAttention,
     GroupedAttention,
     LatentAttention,
     LinearAttention,
 )
-from recipe_core.models.compressed import CompressedAttention
 from recipe_core.models.config.fields import MAX_CONTEXT, MAX_WIDTH, Reader
 from recipe_core.models.config.layers import LayerWord
 
