@@ -29,7 +29,7 @@ from fit.compression import (
 )
 
 from recipe_core.accuracy.accuracy import answer_lines
-from recipe_core.accuracy.effects import Known, band_ends, fitted_model
+from recipe_core.accuracy.effects import Known, fitted_model, retained_ends
 from recipe_core.accuracy.names import named_benchmark
 from recipe_core.accuracy.published import Figure, published_figures
 from recipe_core.accuracy.question import Question
@@ -188,7 +188,7 @@ def predicted_by(
     losses = Losses.of(prepared, left_out)
     questions, scopes = prepared.user_questions, left_out.scopes
     both = zip(questions, scopes, losses.expected, losses.scatter, strict=True)
-    low, high = np.array([band_ends(*kind) for kind in both]).T
+    low, high = np.array([retained_ends(*kind) for kind in both]).T
     kinds = np.array(left_out.scopes)
     held_elsewhere = np.zeros(len(kinds), np.bool_)
     for kind, count in counts.items():

@@ -294,7 +294,7 @@ def posterior_belief(question: Question) -> Belief:
         share = (scatter**2 + off) / (scatter**2 + off + noise)
         loss += share * (published_loss - loss)
         scatter *= math.sqrt(max(1 - share, LEAST_LEFT))
-    low, high = band_ends(question, publication_scope(question), loss, scatter)
+    low, high = retained_ends(question, publication_scope(question), loss, scatter)
     method = level_effects().get(("method", question.method))
     return Belief(
         value=math.exp(-loss),
@@ -306,7 +306,9 @@ def posterior_belief(question: Question) -> Belief:
     )
 
 
-def band_ends(question: Question, scope: Known, loss: float, scatter: float) -> tuple[float, float]:
+def retained_ends(
+    question: Question, scope: Known, loss: float, scatter: float
+) -> tuple[float, float]:
     """The low and the high end of the share retained."""
     bands = fitted_model().bands.by_known[scope]
     band = bands.get(question_group(question)) or bands[question_measure(question)]

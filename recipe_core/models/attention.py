@@ -138,8 +138,8 @@ class CompressedAttention(Mixer):
         ]
         if self.ratio:
             per_token = self.state_values_per_token + self.index_state_values_per_token
-            made = Matrix(per_token + self.index_heads, hidden)
-            out.append(projections("attention.compressor", "unquantized", "replicated", made))
+            entries = Matrix(per_token + self.index_heads, hidden)
+            out.append(projections("attention.compressor", "unquantized", "replicated", entries))
         if self.index_heads:
             keys = self.index_heads * self.index_head_dim
             out.append(attention_matrix("indexer", "replicated", keys, self.q_lora_rank))

@@ -198,8 +198,10 @@ def _grouped_items(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items
         yield "gated attention or shared keys and values"
     if any(kind.bidirectional for kind in kinds):
         yield "attention to later tokens"
+    heads, *rest = _told_attributes(kind)
+    yield heads
     yield "group_query_attention", kind.kv_heads != kind.heads
-    yield from _told_attributes(kind)
+    yield from rest
     yield from _window_items(model, {kind.window for kind in kinds if kind.window})
 
 

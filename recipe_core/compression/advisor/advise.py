@@ -90,15 +90,15 @@ def advise(
     base = advice_base(request, folders=folders, corrections=corrections)
     setting, limit = base.setting, request.objective.limits.accuracy_recovery
     rows: list[FormatAnswer] = []
-    kept: dict[str, Retained] = {}
+    shares: dict[str, Retained] = {}
     shared: Shared = {}
     with budget.track_task(len(by_name)):
         for name, method in by_name.items():
             budget.spend()
             support = _support_on_base(name, base)
             change = change_of(name, method, setting, support.verdict)
-            kept[name] = _accuracy_of_change(name, base, request, change)
-            accuracy = _accuracy_answer(kept[name], limit)
+            shares[name] = _accuracy_of_change(name, base, request, change)
+            accuracy = _accuracy_answer(shares[name], limit)
             rows.append(_advise_row(name, method, base, support, change, accuracy, shared))
             budget.count_step()
     ordered = rank_formats(rows, base, request.objective)
@@ -107,7 +107,7 @@ def advise(
         model=setting.model.name,
         device=setting.cluster.device.name,
         engine=EngineName(name=setting.engine.name, version=setting.engine.version),
-        objective={**request.objective.goals},
+        objective={str(goal): weight for goal, weight in request.objective.goals.items()},
         accuracy_limit=limit,
         base=BaseAnswer(
             weight_dtype=setting.weight_dtype,
@@ -118,7 +118,7 @@ def advise(
             notes=list(base.notes),
         ),
         formats=ordered,
-        combinations=technique_pairs(base, ordered, kept),
+        combinations=technique_pairs(base, ordered, shares),
         matrix=matrix_of(setting.engine.name, setting.cluster.device),
     )
 
@@ -182,12 +182,12 @@ def _advise_row(
     )
 
 
-def _accuracy_answer(kept: Retained, limit: float | None) -> AccuracyAnswer:
+def _accuracy_answer(share: Retained, limit: float | None) -> AccuracyAnswer:
     return AccuracyAnswer(
-        retained=retained_answer(kept),
-        basis=kept.basis,
-        within_limit=None if limit is None or not kept.known else kept.value >= limit,
-        nearest=[figure.to_json() for figure in kept.nearest],
+        retained=retained_answer(share),
+        basis=share.basis,
+        within_limit=None if limit is None or not share.known else share.value >= limit,
+        nearest=[figure.to_json() for figure in share.nearest],
     )
 
 

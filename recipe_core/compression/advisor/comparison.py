@@ -196,8 +196,8 @@ def judge_change(
     changed_setting = serving_setting(
         problem, base.setting.engine, change.weight_dtype, change.kv_dtype, base.setting.cluster
     )
-    kept = plan_cases(problem, changed_setting, base.case)
-    same_split = split_figures(kept, 0, base.same_split, why)
+    plan = plan_cases(problem, changed_setting, base.case)
+    same_split = split_figures(plan, 0, base.same_split, why)
     if why:
         return same_split, None
     try:
@@ -325,7 +325,7 @@ def _best_goals(rows: Sequence[FormatAnswer], objective: Objective) -> dict[str,
         }
         if values:
             marks.setdefault(min(values, key=lambda key: values[key]), []).append(goal)
-    kept = {name: (share.value, share.low) for name, split, share in able if split and share}
-    if kept:
-        marks.setdefault(max(kept, key=lambda key: kept[key]), []).append("accuracy")
+    accuracies = {name: (share.value, share.low) for name, split, share in able if split and share}
+    if accuracies:
+        marks.setdefault(max(accuracies, key=lambda key: accuracies[key]), []).append("accuracy")
     return marks

@@ -52,17 +52,17 @@ TRIED: tuple[tuple[str, str], ...] = (
 
 
 def technique_pairs(
-    base: Base, rows: Sequence[FormatAnswer], kept: Mapping[str, Retained]
+    base: Base, rows: Sequence[FormatAnswer], shares: Mapping[str, Retained]
 ) -> list[PairAnswer]:
     """Pairs of techniques that both are among ``rows``, those that multiply first.
 
-    ``kept``: by technique what it keeps of the accuracy.
+    ``shares``: by technique what it keeps of the accuracy.
     """
     by_name = {row.technique: row for row in rows}
     if base.setting.engine.name not in runners():
         return []
     out = [
-        _combine_pair(base, by_name[first], by_name[second], kept)
+        _combine_pair(base, by_name[first], by_name[second], shares)
         for first, second in TRIED
         if first in by_name and second in by_name
     ]
@@ -71,7 +71,7 @@ def technique_pairs(
 
 
 def _combine_pair(
-    base: Base, first: FormatAnswer, second: FormatAnswer, kept: Mapping[str, Retained]
+    base: Base, first: FormatAnswer, second: FormatAnswer, shares: Mapping[str, Retained]
 ) -> PairAnswer:
     names = [first.technique, second.technique]
     engine, device = base.setting.engine.name, base.setting.cluster.device
@@ -79,7 +79,7 @@ def _combine_pair(
     both = retained = product = None
     if answer.effect == "multiply":
         both = _judge_together(base, first, second)
-        retained = retained_answer(combine_retained([kept[name] for name in names]))
+        retained = retained_answer(combine_retained([shares[name] for name in names]))
     if both is not None:
         alone = [_ratios(row.same_split) for row in (first, second)]
         product = {name: alone[0][name] * alone[1][name] for name in SHOWN if name in alone[0]}
@@ -93,11 +93,11 @@ def _combine_pair(
     )
 
 
-def retained_answer(kept: Retained) -> RetainedAnswer | None:
+def retained_answer(share: Retained) -> RetainedAnswer | None:
     """The share that is kept with its band; None where it is unknown."""
-    if not kept.known:
+    if not share.known:
         return None
-    return RetainedAnswer(value=kept.value, low=kept.low, high=kept.high)
+    return RetainedAnswer(value=share.value, low=share.low, high=share.high)
 
 
 def _judge_together(base: Base, first: FormatAnswer, second: FormatAnswer) -> SplitAnswer | None:

@@ -217,7 +217,7 @@ class _Width(DataRow):
 
     of: tuple[str, ...]
     usual: str | None = None
-    most: int = MAX_WIDTH
+    maximum: int = MAX_WIDTH
 
     @model_validator(mode="before")
     @classmethod
@@ -231,7 +231,7 @@ class _StateLayer(DataRow):
     title: str
     when: tuple[tuple[str, ...], ...]
     inside: str | None = None
-    given: str | None = None
+    having: str | None = None
     alone: tuple[str, ...] = ()
     widths: dict[str, _Width]
     derived: Mapping[str, str] = {}
@@ -264,7 +264,7 @@ def linear_attention(read: Reader, hidden: int) -> LinearAttention:
         known = Reader(fields, read.field)
         if all(known.has(*names) for names in row.when):
             inner = known.inside(row.inside) if row.inside else known
-            if row.given is None or inner.has(row.given):
+            if row.having is None or inner.has(row.having):
                 return _state_layer(row, inner, hidden)
     raise AssertionError("the last row fits every config")
 
@@ -274,7 +274,7 @@ def _state_layer(row: _StateLayer, read: Reader, hidden: int) -> LinearAttention
     widths = {"hidden": hidden, "rank": -(-hidden // 16), "step": max(64, hidden // 16)}
     for name, width in row.widths.items():
         usual = None if width.usual is None else _sum_of_products(width.usual, widths)
-        widths[name] = read.whole(width.of, width.most, default=usual)
+        widths[name] = read.whole(width.of, width.maximum, default=usual)
     for name, text in row.derived.items():
         widths[name] = _sum_of_products(text, widths)
     figures = {name: _sum_of_products(getattr(row, name), widths) for name in _FIGURES}
@@ -283,11 +283,11 @@ def _state_layer(row: _StateLayer, read: Reader, hidden: int) -> LinearAttention
             row.widths[row.divides].of[0],
             f"{figures['heads']} value heads are not divisible by {widths[row.divides]} key heads.",
         )
-    stated = read.config.get("mamba_ssm_dtype") or read.config.get("mamba_ssm_cache_dtype")
+    dtype = read.config.get("mamba_ssm_dtype") or read.config.get("mamba_ssm_cache_dtype")
     return LinearAttention(
         **figures,
         conv_kernel=widths.get("kernel", 0),
-        recurrent_bytes=_STATE_BYTES.get(str(stated)) if row.bytes == "stated" else row.bytes,
+        recurrent_bytes=_STATE_BYTES.get(str(dtype)) if row.bytes == "stated" else row.bytes,
     )
 
 
