@@ -238,8 +238,9 @@ class TrainingEngine(DataRow):
     is not a package. ``launcher``: the module
     of ``launch/training/`` that starts it, where that is not of its name. ``torch``: the releases
     of torch that it runs on. ``saves_on``: what makes it write a checkpoint and end: the file
-    ``stop`` in the run's folder, or SIGTERM; nothing where it is empty. ``host_copies``: what a
-    node's memory holds of the model.
+    ``stop`` in the run's folder, or SIGTERM; nothing where it is empty. ``ends_with_0``: whether
+    all nodes end so when one of them is told to stop. ``host_copies``: what a node's memory holds
+    of the model.
     """
 
     version: str
@@ -251,6 +252,7 @@ class TrainingEngine(DataRow):
     torch: str = "torch>=2.11,<2.14"
     source: str
     saves_on: tuple[Literal["stop-file", "signal"], ...] = ()
+    ends_with_0: bool = False
     host_copies: HostCopies = HostCopies()
     launches: Launches
 

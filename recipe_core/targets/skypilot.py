@@ -249,7 +249,7 @@ def _sky_service(context: Context, copies: int) -> dict[str, Any]:
     probe = {
         "path": context.launch.health,
         "initial_delay_seconds": supervise.start_s(context),
-        "timeout_seconds": max(1, context.supervision.hang_s // PROBES),
+        "timeout_seconds": probe_timeout_s(context),
     }
     if context.scaling is not None:
         return {
@@ -264,6 +264,11 @@ def _sky_service(context: Context, copies: int) -> dict[str, Any]:
         "target_qps_per_replica": max(0.01, round(_requests_per_s(context) / copies, 2))
     }
     return {"readiness_probe": probe, "replica_policy": policy, "ports": p.port}
+
+
+def probe_timeout_s(context: Context) -> int:
+    """Seconds without an answer after which a probe of SkyServe has failed."""
+    return max(1, context.supervision.hang_s // PROBES)
 
 
 def _requests_per_s(context: Context) -> float:

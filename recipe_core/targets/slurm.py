@@ -179,7 +179,7 @@ def slurm_files(context: Context) -> dict[str, str]:
 
 def _job_steps(context: Context, *, checked: bool) -> str:
     """The steps, what happens before the time limit, and what after a failure."""
-    max_failures = context.supervision.requeues + supervise.expected_failures(context)
+    max_failures = supervise.most_failures(context)
     requeue_script = _AGAIN.format(most=max_failures, missing=NOT_FOUND, wrong=WRONG)
     requeue_script += _CHECK if checked else ""
     if context.kind == "serving":

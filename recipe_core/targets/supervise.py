@@ -152,6 +152,11 @@ def lifetime_restarts(context: Context) -> int:
     return context.supervision.crash_budget + expected_failures(context)
 
 
+def most_failures(context: Context) -> int:
+    """Starts of a Slurm job that may fail before it is given up."""
+    return context.supervision.requeues + expected_failures(context)
+
+
 def expected_failures(context: Context) -> int:
     """Failures of devices to allow for in a run: twice the estimate's mean; 0 where unknown."""
     run = context.estimate.get("run", {})
