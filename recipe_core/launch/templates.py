@@ -3,7 +3,7 @@
 ``<name>`` alone becomes the value itself, within a longer text its words (``<name:g>`` in a
 format). A field, an entry or a text that names None is left out, and so is what has nothing left.
 A key ``<name>:`` without a value stands for the entries of a mapping; an entry of a list that is a
-list itself for its entries.
+list itself for its entries. A mapping whose ``<when>`` names a value that is none is left out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from recipe_core.base.documents import read_shipped
 
 _PLACE = re.compile(r"<([a-z][a-z0-9_]*)(?::([^<>]*))?>")
+WHEN = "<when>"
 Values = Mapping[str, Any]
 
 
@@ -35,8 +36,12 @@ def fill_template(template: Any, values: Values) -> Any:
     if isinstance(template, str):
         return _fill_text(template, values)
     if isinstance(template, dict):
+        if not is_met(template.get(WHEN, ""), values):
+            return None
         fields: dict[str, Any] = {}
         for key, item in template.items():
+            if key == WHEN:
+                continue
             if item is None and _PLACE.fullmatch(key):
                 fields |= _fill_text(key, values) or {}
             elif item is None or (item := fill_template(item, values)) is not None:

@@ -15,12 +15,14 @@ from recipe_core.targets import pod, rdma, storage, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, port_name, port_of, same_pod
 from recipe_core.targets.node_script import Variable
+from recipe_core.targets.objects import make_object
 from recipe_core.targets.pod import (
     kustomization,
     label_name,
     object_metadata,
     object_name,
     pod_labels,
+    recipe_object,
 )
 from recipe_core.targets.scale.policy import fewest_copies, in_copies, most_copies
 from recipe_core.targets.supervise import container_probes
@@ -112,28 +114,25 @@ def initial_copies(context: Context, unit: Unit) -> int:
 
 def _deployment_object(context: Context, unit: Unit) -> dict[str, Any]:
     count = initial_copies(context, unit)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": workload_metadata(context, unit_suffix(unit)),
-        "spec": {
-            "replicas": count,
-            "selector": {"matchLabels": pod_labels(context) | {ROLE: leader_role(unit)}},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": supervise.rollout_limits(context, count),
-            },
-            "progressDeadlineSeconds": progress_s(context, unit),
-            "template": _role_template(
-                context,
-                unit.leader,
-                leader_role(unit),
-                head="127.0.0.1",
-                restartPolicy="Always",
-                **_spread_constraints(context, count),
-            ),
-        },
-    }
+    spread = make_object("spread-constraint", labels=pod_labels(context))  # where there is room
+    template = _role_template(
+        context,
+        unit.leader,
+        leader_role(unit),
+        head="127.0.0.1",
+        restartPolicy="Always",
+        **({"topologySpreadConstraints": [spread]} if count > 1 else {}),
+    )
+    return recipe_object(
+        context,
+        "deployment",
+        metadata=workload_metadata(context, unit_suffix(unit)),
+        copies=count,
+        labels=pod_labels(context) | {ROLE: leader_role(unit)},
+        update=supervise.rollout_limits(context, count),
+        progress_s=progress_s(context, unit),
+        template=template,
+    )
 
 
 def progress_s(context: Context, unit: Unit) -> int:
@@ -161,27 +160,16 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
         **_worker_addresses(context, unit),
     }
     count = initial_copies(context, unit)
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": workload_metadata(context, unit_suffix(unit)),
-        "spec": {
-            "replicas": count,
-            "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdateConfiguration": supervise.rollout_limits(context, count),
-            },
-            "leaderWorkerTemplate": {
-                "size": len(unit.pods),
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": _role_template(
-                    context, unit.leader, leader_role(unit), **addresses
-                ),
-                "workerTemplate": _role_template(context, worker, worker_role(unit), **addresses),
-            },
-        },
-    }
+    return recipe_object(
+        context,
+        "leaderworkerset",
+        metadata=workload_metadata(context, unit_suffix(unit)),
+        copies=count,
+        update=supervise.rollout_limits(context, count),
+        size=len(unit.pods),
+        leader=_role_template(context, unit.leader, leader_role(unit), **addresses),
+        worker=_role_template(context, worker, worker_role(unit), **addresses),
+    )
 
 
 def _worker_addresses(context: Context, unit: Unit) -> dict[str, str]:
@@ -236,19 +224,6 @@ def _answering_addresses(context: Context) -> dict[str, str]:
     return addresses
 
 
-def _spread_constraints(context: Context, count: int) -> dict[str, Any]:
-    """Spread copies over nodes where there is room."""
-    if count == 1:
-        return {}
-    rule = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": pod_labels(context)},
-    }
-    return {"topologySpreadConstraints": [rule]}
-
-
 def workload_metadata(context: Context, suffix: str = "") -> dict[str, Any]:
     """Metadata, with Kueue's label where a queue is set."""
     metadata, queue = object_metadata(context, suffix), context.parameters.queue
@@ -269,24 +244,11 @@ def entry_processes(unit: Unit) -> list[Process]:
 def unit_service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
     """One address in the cluster for all copies of a unit; ``name`` follows the recipe's."""
     ports = [
-        {
-            "name": port_name(p),
-            "port": port_of(context, p),
-            "targetPort": port_name(p),
-        }
+        {"name": port_name(p), "port": port_of(context, p), "targetPort": port_name(p)}
         for p in entry_processes(unit)
     ]
-    spec = {
-        "type": "ClusterIP",
-        "selector": pod_labels(context) | {ROLE: leader_role(unit)},
-        "ports": ports,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": object_metadata(context, name),
-        "spec": spec,
-    }
+    labels = pod_labels(context) | {ROLE: leader_role(unit)}
+    return recipe_object(context, "service", name, labels=labels, ports=ports)
 
 
 def disruption_budgets(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
@@ -337,9 +299,6 @@ def disruption_budget(
     context: Context, name: str, selector: dict[str, Any], min_available: int
 ) -> dict[str, Any]:
     """A PodDisruptionBudget: drains of nodes wait while fewer pods would be left."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": object_metadata(context, name),
-        "spec": {"minAvailable": min_available, "selector": selector},
-    }
+    return recipe_object(
+        context, "disruption-budget", name, selector=selector, min_available=min_available
+    )

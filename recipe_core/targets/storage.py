@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.targets import pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
-from recipe_core.targets.pod import object_metadata, object_name
+from recipe_core.targets.pod import object_metadata, object_name, recipe_object
 from recipe_core.targets.resources import GIB
 from recipe_core.targets.scale.policy import most_copies
 
@@ -61,15 +61,11 @@ def checkpoints_gib(context: Context) -> int:
 def volume_claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
     """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
     parameters = context.parameters
-    storage_class = parameters.shared_class if shared else parameters.storage_class
-    spec = {
-        "accessModes": ["ReadWriteMany" if shared else "ReadWriteOnce"],
-        **({"storageClassName": storage_class} if storage_class else {}),
-        "resources": {"requests": {"storage": f"{size_gib}Gi"}},
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": object_metadata(context) | {"name": name},
-        "spec": spec,
-    }
+    return recipe_object(
+        context,
+        "claim",
+        metadata=object_metadata(context) | {"name": name},
+        access="ReadWriteMany" if shared else "ReadWriteOnce",
+        storage_class=(parameters.shared_class if shared else parameters.storage_class) or None,
+        size_gib=size_gib,
+    )

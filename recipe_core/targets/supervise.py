@@ -129,15 +129,6 @@ def _step_and_write(context: Context) -> tuple[float, float]:
     return step.get("step_s") or 0.0, run.get("checkpoint_s") or 0.0
 
 
-def drain_hook(context: Context) -> dict[str, Any]:
-    """A pod's hook that keeps the engine running until its requests are done.
-
-    Kubernetes sends a pod no new requests once it is to stop; the signal, at which engines drop
-    what runs, comes after the hook.
-    """
-    return {"preStop": {"exec": {"command": ["sleep", str(context.supervision.drain_s)]}}}
-
-
 def rollout_limits(context: Context, replicas: int) -> dict[str, int]:
     """Return how many replicas an update replaces at once. None is added: devices are not spare."""
     min_available = context.supervision.available_of(replicas)

@@ -9,7 +9,7 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.texts import pieces
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Deployment, Launch, Role
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch, Role
 from recipe_core.launch.serving import rules, vllm
 from recipe_core.launch.serving.groups import (
     HEAD,
@@ -54,11 +54,9 @@ def launch_dynamo(deployment: Deployment) -> Launch:
     return Launch(
         processes=(router_process((*FRONTEND, *front), placed, env), *workers),
         options=vllm.vllm_options(deployment, placed[-1]) | extra,
-        health="/health",
         startup_timeout_s=vllm.STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body=EXACT_LENGTH,
         requires=() if one_node else ("etcd",),
         files={GRAPH: to_yaml(dynamo_graph(deployment, placed, extra))},
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.estimates.columns.splits import dispatches, exchange_dispatch
-from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import (
     HEAD,
@@ -56,11 +56,9 @@ def launch_sglang(deployment: Deployment) -> Launch:
     return Launch(
         processes=tuple(started),
         options=options | extra,
-        health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body=EXACT_LENGTH,
         requires=("sglang_router", "nixl", *_dispatcher_modules(deployment, placed))
         if pools
         else (),

@@ -6,8 +6,7 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import engine_groups, group_processes
-from recipe_core.launch.user_options import check_options
+from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 1800
 # It computes in these two formats only; a checkpoint in bf16 is cast while it is loaded.
@@ -19,19 +18,10 @@ def launch_tei(deployment: Deployment) -> Launch:
 
     Its answers are vectors or scores, for which the launcher has no benchmark.
     """
-    engine = deployment.setting.engine
-    placed = engine_groups(deployment)
-    options = tei_options(deployment)
-    extra = check_options(deployment.engine_options, engine, engine.options, options)
-    argv = (engine.program, *engine.argv(options | extra))
-    environment = rules.rule_environment(deployment)
-    started = group_processes(
-        placed, lambda group, rank: argv, lambda group, rank: dict(environment)
-    )
-    return Launch(
-        processes=tuple(started),
-        options=options | extra,
-        health="/health",
+    return launch_replicas(
+        deployment,
+        (deployment.setting.engine.program,),
+        tei_options(deployment),
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/embed" if deployment.setting.model.task == "embed" else "/rerank",
         api_model="tei",

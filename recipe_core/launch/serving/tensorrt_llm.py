@@ -10,7 +10,7 @@ from recipe_core.base.documents import to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Deployment, Draft, Launch
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Draft, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import (
     Group,
@@ -73,11 +73,9 @@ def launch_tensorrt_llm(deployment: Deployment) -> Launch:
     return Launch(
         processes=tuple(started),
         options=options | config | extra,
-        health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model="${model}",
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body=EXACT_LENGTH,
         requires=("mpirun", "sshd") if several else (),
         files=files,
     )

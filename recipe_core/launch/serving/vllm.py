@@ -10,7 +10,7 @@ from typing import Any, Literal
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import (
     HEAD,
@@ -189,11 +189,10 @@ def launch_vllm(deployment: Deployment) -> Launch:
     return Launch(
         processes=tuple(started),
         options=vllm_options(deployment, placed[-1]) | user_options,
-        health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path=_PATHS[setting.model.task],
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0} if setting.model.generates else {},
+        api_body=EXACT_LENGTH if setting.model.generates else {},
         requires=(
             *(("vllm-router", "nixl") if pools else ()),
             *(("ray",) if layout.ray else ()),

@@ -6,6 +6,7 @@ All times in seconds.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,12 +19,16 @@ from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.hardware.cluster import device_names, device_profile
+from recipe_core.launch.templates import fill_template, read_templates
 from recipe_core.recipe.figures import is_pooled_estimate
 from recipe_core.request.metrics import column_metric
 from recipe_core.targets.supervise import prometheus_duration
 
 if TYPE_CHECKING:
     from recipe_core.targets.context import Context
+
+
+PACK = Path(__file__).with_name("pack.yaml")
 
 
 class Fault(DataRow):
@@ -84,7 +89,6 @@ def device_exporter(vendor: str) -> Exporter | None:
 QUEUED_SHARE = 0.1  # of the load the recipe was computed for may queue without harm
 KV_USAGE = 0.95  # preemption is near above this; raised where the estimate itself needs more
 KV_SCALE = 0.8  # another copy starts here, so that it is ready before the cache is full
-MEMORY = 0.985  # engines fill a device on purpose; the rest is the driver's
 WARM_UP_S = (120, 1800)  # bounds of what autoscalers are told, whatever a start is estimated at
 
 
@@ -156,170 +160,87 @@ def _latency_threshold(context: Context, name: str) -> Threshold:
     return Threshold(round(high, 4), None, f"the upper end of the estimate, {1e3 * high:.4g} ms")
 
 
-WINDOW = "5m"
-
-
 def scrape_job_names(context: Context) -> tuple[str, str]:
     """Names of the two scrape jobs: the engine's and the devices'."""
     return context.name, f"{context.name}-devices"
 
 
+def make_part(kind: str, values: Mapping[str, Any]) -> Any:
+    """A file of the pack, or a part of one, by its name in ``pack.yaml``."""
+    return fill_template(read_templates(PACK)[kind], values)
+
+
 def prometheus_rules(context: Context) -> dict[str, Any]:
     """The rules file, without groups of metrics that neither engine nor exporter has."""
+    return dict(make_part("rules", pack_values(context)))
+
+
+def pack_values(context: Context) -> dict[str, Any]:
+    """Values of the pack's templates: names of metrics, thresholds, words; None for what is not."""
     engine, devices = engine_metrics(context.engine), device_exporter(context.vendor)
-    groups = []
+    job, device_job = (f'job="{name}"' for name in scrape_job_names(context))
+    values: dict[str, Any] = {
+        "name": context.name,
+        "engine": engine,
+        "devices": devices,
+        "job": job,
+        "device_job": device_job,
+        "hang": prometheus_duration(context.supervision.hang_s),
+        "slow": prometheus_duration(context.supervision.slow_s),
+    }
     if engine:
-        groups.append(_recording_rules(context, engine))
-        groups.append(_engine_alerts(context, engine, alert_thresholds(context)))
+        values |= _engine_values(context, engine, job)
     if devices:
-        groups.append(_device_alerts(context, devices))
-    return {"groups": groups}
+        values |= _device_values(devices, device_job)
+    return values
 
 
-def _job_selector(context: Context) -> str:
-    return f'job="{scrape_job_names(context)[0]}"'
-
-
-def recorded_series(context: Context, name: str) -> str:
-    return f"recipe:{name}{{{_job_selector(context)}}}"
-
-
-def recorded_expressions(context: Context, m: Metrics) -> dict[str, str]:
-    """Recorded expressions by name, over all copies, for alerts and the dashboard."""
-    selector, times = _job_selector(context), {"ttft": m.ttft, "tpot": m.tpot or m.itl}
-    output_tokens, expressions = m.output_tokens, {}
-    if is_pooled_estimate(context.estimate):  # a vector or a score has no tokens to time
-        times, output_tokens = {}, None
-    for name, metric in times.items():
-        if metric:
-            expressions[f"{name}_seconds:mean"] = _mean_expression(metric, selector, m.unit_s)
-    for name, metric in times.items():
-        if metric:
-            expressions[f"{name}_seconds:p95"] = _quantile_expression(
-                0.95, metric, selector, m.unit_s
-            )
-    for name, metric in (
-        ("output_tokens_per_second", output_tokens),
-        ("prompt_tokens_per_second", m.prompt_tokens),
-    ):
-        if metric:
-            expressions[name] = f"sum by (job) (rate({metric}{{{selector}}}[{WINDOW}]))"
-    for name, statistic, metric in (
-        ("requests_waiting", "sum", m.waiting),
-        ("requests_running", "sum", m.running),
-        ("kv_usage", "max", m.kv_usage),
-    ):
-        if metric:
-            expressions[name] = f"{statistic} by (job) ({metric}{{{selector}}})"
-    return expressions
-
-
-def _recording_rules(context: Context, m: Metrics) -> dict[str, Any]:
-    records = [
+def _engine_values(context: Context, m: Metrics, job: str) -> dict[str, Any]:
+    limits, timed = alert_thresholds(context), not is_pooled_estimate(context.estimate)
+    # a vector or a score has no tokens to time
+    metrics = {"ttft": m.ttft, "tpot": m.tpot or m.itl, "output_tokens": m.output_tokens}
+    values: dict[str, Any] = {
+        **{name: (metric or None) if timed else None for name, metric in metrics.items()},
+        **{
+            name: getattr(m, name) or None
+            for name in ("prompt_tokens", "waiting", "running", "kv_usage")
+        },
+        "job": job,
+        "factor": "" if m.unit_s == 1 else f" * {m.unit_s:g}",
+        "waiting_limit": limits.waiting,
+        "kv_limit": limits.kv_usage,
+        "load": limits.load,
+        "tokens_per_s": limits.tokens_per_s,
+    }
+    for figure, limit in (("ttft", limits.ttft), ("tpot", limits.tpot)):
+        facts = {**values, "figure": figure, "metric": values[figure], "quantile": limit.quantile}
+        kind = "mean" if limit.quantile is None else "quantile"
+        facts["percentage"] = 100 * (limit.quantile or 0)
+        if values[figure]:
+            statistic, measured = make_part(f"latency-{kind}", facts)
+            values |= {f"{figure}_statistic": statistic, f"{figure}_measured": measured}
+        column = column_metric(f"{figure}_s")
+        values |= {f"{figure}_words": column.label, f"{figure}_title": column.title}
+        values |= {f"{figure}_limit": limit.value, f"{figure}_basis": limit.basis}
+    values["records"] = [
         {"record": f"recipe:{name}", "expr": expression}
-        for name, expression in recorded_expressions(context, m).items()
+        for name, expression in make_part("records", values).items()
     ]
-    return {"name": f"{context.name}-recorded", "interval": "15s", "rules": records}
+    return values
 
 
-def _mean_expression(histogram: str, selector: str, unit_s: float) -> str:
-    total, count = (
-        f"sum by (job) (rate({histogram}_{part}{{{selector}}}[{WINDOW}]))"
-        for part in ("sum", "count")
-    )
-    return f"{total} / {count}{_seconds_factor(unit_s)}"
-
-
-def _quantile_expression(quantile: float, histogram: str, selector: str, unit_s: float) -> str:
-    buckets = f"sum by (job, le) (rate({histogram}_bucket{{{selector}}}[{WINDOW}]))"
-    return f"histogram_quantile({quantile:g}, {buckets}){_seconds_factor(unit_s)}"
-
-
-def _seconds_factor(unit_s: float) -> str:
-    return "" if unit_s == 1 else f" * {unit_s:g}"
-
-
-def _engine_alerts(context: Context, m: Metrics, t: Thresholds) -> dict[str, Any]:
-    expressions, silent = (
-        recorded_expressions(context, m),
-        prometheus_duration(context.supervision.hang_s),
-    )
-    down, text = f"up{{{_job_selector(context)}}} == 0", "{{$labels.instance}} does not answer"
-    alerts = [_alert_rule("RecipeDown", down, silent, "critical", text)]
-    alerts += [
-        _latency_alert(context, m, name, column_metric(f"{name}_s").label, getattr(t, name))
-        for name in ("ttft", "tpot")
-        if f"{name}_seconds:mean" in expressions
+def _device_values(e: Exporter, job: str) -> dict[str, Any]:
+    conditions = [
+        {**fault.model_dump(), "when": fault.when.replace("%s", job)} for fault in e.faults
     ]
-    if m.waiting:
-        alerts.append(_queue_alert(context, m.waiting, t.waiting))
-    if m.kv_usage:
-        full = f"{recorded_series(context, 'kv_usage')} > {t.kv_usage:g}"
-        usage_text = "{{$value | humanizePercentage}} of the KV cache is in use"
-        text = f"{usage_text}; preemption of requests is imminent"
-        alerts.append(_alert_rule("RecipeKvCacheFull", full, "5m", "warning", text))
-    if m.running and t.load and "output_tokens_per_second" in expressions:
-        alerts.append(_throughput_alert(context, t))
-    return {"name": f"{context.name}-serving", "rules": alerts}
-
-
-def _queue_alert(context: Context, waiting: str, limit: int) -> dict[str, Any]:
-    """An alert on the mean queue length of the servers."""
-    servers = f"count by (job) ({waiting}{{{_job_selector(context)}}})"
-    queue = f"{recorded_series(context, 'requests_waiting')} / on (job) {servers}"
-    text = (
-        f"{{{{$value | humanize}}}} requests queue per server; the recipe expects at most {limit}"
-    )
-    return _alert_rule("RecipeQueue", f"{queue} > {limit}", "5m", "warning", text)
-
-
-def _throughput_alert(context: Context, t: Thresholds) -> dict[str, Any]:
-    """An alert on less than the estimate at the load that it was made for."""
-    slow = f"{recorded_series(context, 'output_tokens_per_second')} < {t.tokens_per_s:.6g}"
-    busy = f"{recorded_series(context, 'requests_running')} >= {t.load}"
-    text = (
-        "{{$value | humanize}} output tokens/s at full load; "
-        f"the low end of the estimate is {t.tokens_per_s:.4g}"
-    )
-    return _alert_rule("RecipeThroughputLow", f"{slow} and {busy}", "10m", "warning", text)
-
-
-def _latency_alert(
-    context: Context, m: Metrics, name: str, words: str, t: Threshold
-) -> dict[str, Any]:
-    histogram = m.ttft if name == "ttft" else m.tpot or m.itl
-    measured, statistic = recorded_series(context, f"{name}_seconds:mean"), "mean"
-    if t.quantile is not None:
-        measured = _quantile_expression(
-            t.quantile, str(histogram), _job_selector(context), m.unit_s
-        )
-        statistic = f"{100 * t.quantile:g} % quantile of"
-    text = f"{statistic} {words} is {{{{$value | humanizeDuration}}}}; above {t.basis}"
-    high = f"{measured} > {t.value:g}"
-    wait = prometheus_duration(context.supervision.slow_s)
-    return _alert_rule(f"Recipe{name.capitalize()}High", high, wait, "warning", text)
-
-
-def _device_alerts(context: Context, e: Exporter) -> dict[str, Any]:
-    job = f'job="{scrape_job_names(context)[1]}"'
-    full = f"{e.memory_used}{{{job}}} / ({e.memory_used}{{{job}}} + {e.memory_free}{{{job}}})"
-    text = f"{e.device}: memory is {{{{$value | humanizePercentage}}}} full"
-    hot = " or ".join(expression.replace("%s", job) for expression in e.throttled)
-    alerts = [
-        _alert_rule("DeviceMemoryFull", f"{full} > {MEMORY}", "10m", "warning", text),
-        _alert_rule("DeviceThrottled", hot, "5m", "warning", f"{e.device} throttles: too hot"),
-    ]
-    for fault in e.faults:
-        expression, text = fault.when.replace("%s", job), f"{e.device} {fault.says}"
-        alerts.append(_alert_rule(fault.alert, expression, "0m", fault.severity, text))
-    return {"name": f"{context.name}-devices", "rules": alerts}
-
-
-def _alert_rule(name: str, expression: str, wait: str, severity: str, text: str) -> dict[str, Any]:
+    alerts = [*(fault.alert for fault in e.faults), "DeviceThrottled", "DeviceMemoryFull"]
     return {
-        "alert": name,
-        "expr": expression,
-        "for": wait,
-        "labels": {"severity": severity},
-        "annotations": {"summary": text},
+        **e.model_dump(),
+        "exporter_port": e.port,
+        "hot": " or ".join(expression.replace("%s", job) for expression in e.throttled),
+        "fault_names": "|".join(alerts),
+        "faults": [
+            make_part("fault", {**fault, "expression": fault["when"], "device": e.device})
+            for fault in conditions
+        ],
     }
