@@ -9,7 +9,7 @@ list itself for its entries. A mapping whose ``<when>`` names a value that is no
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -73,3 +73,29 @@ def first_met(choices: Any, facts: Mapping[str, object]) -> Any:
     while isinstance(choices, dict):
         choices = next((choice for met, choice in choices.items() if is_met(met, facts)), None)
     return choices
+
+
+class Facts(dict[str, Any]):
+    """Values by name for templates: those that are given, else worked out when they are asked for.
+
+    ``known``: what works a value out of ``subject``; ``texts``: templates that are values too.
+    """
+
+    def __init__(
+        self,
+        subject: Any,
+        known: Mapping[str, Callable[[Any], Any]],
+        values: Values,
+        texts: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(values)
+        self.subject, self.known, self.texts = subject, known, texts or {}
+
+    def __missing__(self, name: str) -> Any:
+        if name in self.texts:
+            return fill_template(first_met(self.texts[name], self), self)
+        return self.known[name](self.subject)
+
+    def sentences(self, rows: list[tuple[str, str]]) -> list[str]:
+        """The texts of rows of a condition and a text whose condition is met."""
+        return [fill_template(text, self) for condition, text in rows if is_met(condition, self)]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.units import seconds_text
 from recipe_core.engines.training_programs import training_engine
-from recipe_core.launch.templates import fill_template, first_met, read_templates
+from recipe_core.launch.templates import Facts, fill_template, first_met, read_templates
 from recipe_core.targets import kubernetes, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import by_role, launch_units
@@ -86,14 +86,15 @@ def restart_answers(target: str, context: Context) -> Answers:
     """
     table = read_templates(FILE)
     row = {**table[context.kind], **table["policies"]}[target]
-    facts = _Facts(context, {"controller": row.get("controller")})
+    supervision = context.supervision.model_dump()
+    facts = Facts(context, _FACTS, {**supervision, "controller": row.get("controller")})
     if "like" in row and context.kind == "serving" and target in _POD_TARGETS:
         facts |= _pod_facts(target, context)
     answers = {**row.get("like", {}), **row}
     return {event: _answer(first_met(answers[event], facts), facts) for event in EVENTS}
 
 
-def _answer(template: Sequence[Any], facts: _Facts) -> Answer:
+def _answer(template: Sequence[Any], facts: Facts) -> Answer:
     who, does, *settings = fill_template(template, facts)
     return Answer(who, does, tuple(_setting(*pair) for part in settings for pair in part.items()))
 
@@ -117,18 +118,6 @@ def restart_rows(context: Context, targets: Sequence[str]) -> list[Row]:
             groups.setdefault(answer, []).append(EVENTS[event])
         table += [Row(target, tuple(events), answer) for answer, events in groups.items()]
     return table
-
-
-class _Facts(dict[str, Any]):
-    """Values and facts of a context by name, worked out when they are asked for."""
-
-    def __init__(self, context: Context, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.context = context
-
-    def __missing__(self, name: str) -> Any:
-        known = _FACTS.get(name)
-        return known(self.context) if known else getattr(self.context.supervision, name)
 
 
 def _unsaved_text(context: Context, *ways: str) -> str:
