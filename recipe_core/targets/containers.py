@@ -258,6 +258,15 @@ def device_groups(context: Context) -> list[str]:
     return [str(group) for group in context.parameters.device_groups]
 
 
+def given_files(context: Context, process: Process) -> list[str]:
+    """Files of devices that a container is given all of; none where it is given some by number."""
+    if not process.devices:
+        return []
+    if context.vendor == "amd":
+        return ["/dev/kfd", "/dev/dri"]
+    return ["/dev/dri"] if context.runtime == "xpu" else []
+
+
 def _docker_run_words(context: Context, process: Process) -> list[str]:
     """Words of one ``docker run``, without the program."""
     values = container_values(context, process)
@@ -299,11 +308,9 @@ def _docker_run_words(context: Context, process: Process) -> list[str]:
 def _docker_devices(context: Context, process: Process) -> list[str]:
     if not process.devices or context.vendor == "cpu":
         return []
-    groups = [word for group in device_groups(context) for word in ("--group-add", group)]
-    if context.vendor == "amd":
-        return ["--device=/dev/kfd", "--device=/dev/dri", *groups]
-    if context.runtime == "xpu":
-        return ["--device=/dev/dri", *groups]
+    if files := given_files(context, process):
+        groups = [word for group in device_groups(context) for word in ("--group-add", group)]
+        return [*(f"--device={file}" for file in files), *groups]
     return [_Shell('"${devices[@]}"')]
 
 

@@ -121,7 +121,7 @@ def _deployment_object(context: Context, unit: Unit) -> dict[str, Any]:
         leader_role(unit),
         head="127.0.0.1",
         restartPolicy="Always",
-        **({"topologySpreadConstraints": [spread]} if count > 1 else {}),
+        topologySpreadConstraints=[spread] if count > 1 else None,
     )
     return recipe_object(
         context,
@@ -208,7 +208,7 @@ def _role_template(
         **_answering_addresses(context),
         **addresses,
     }
-    fields = {key: value for key, value in more.items() if key not in addresses}
+    fields = {key: more[key] for key in POD_FIELDS if more.get(key) is not None}
     spec = pod.pod_spec(context, processes, values, **fields)
     return rdma.attached_pod_template(context, pod_labels(context) | {ROLE: role}, spec)
 

@@ -35,17 +35,8 @@ OF_MODELS = (
     "performance_hint",
     "preferred_batch_size",
 )
-PACKAGES = (
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "nncf",
-    "openvino",
-    "tokenizers",
-    "torch",
-    "transformers",
-)
+# What an export needs, for pip.
+PACKAGES = "numpy onnx onnxruntime onnxscript nncf openvino tokenizers torch transformers"
 
 
 def launch_triton_encoders(deployment: Deployment) -> Launch:
@@ -180,9 +171,8 @@ def _encoder_repository_files(served: Served, options: Mapping[str, Any]) -> dic
 def _triton_containerfile(images: Mapping[Any, Any]) -> str:
     """An image with what the front and the export need besides Triton."""
     base = next(image.reference for choices in images.values() for image in choices)
-    packages = " ".join(PACKAGES)
     return f"""# Triton with what exports a checkpoint: docker build -f {CONTAINER} .
 # Without an export at its start the server needs tokenizers and numpy only.
 FROM {base}
-RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir {packages}
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir {PACKAGES}
 """

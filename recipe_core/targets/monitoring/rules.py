@@ -172,10 +172,10 @@ def make_part(kind: str, values: Mapping[str, Any]) -> Any:
 
 def prometheus_rules(context: Context) -> dict[str, Any]:
     """The rules file, without groups of metrics that neither engine nor exporter has."""
-    return dict(make_part("rules", pack_values(context)))
+    return dict(make_part("rules", monitoring_values(context)))
 
 
-def pack_values(context: Context) -> dict[str, Any]:
+def monitoring_values(context: Context) -> dict[str, Any]:
     """Values of the pack's templates: names of metrics, thresholds, words; None for what is not."""
     engine, devices = engine_metrics(context.engine), device_exporter(context.vendor)
     job, device_job = (f'job="{name}"' for name in scrape_job_names(context))

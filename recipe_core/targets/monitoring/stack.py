@@ -12,7 +12,7 @@ from recipe_core.targets.monitoring.rules import (
     device_exporter,
     engine_metrics,
     make_part,
-    pack_values,
+    monitoring_values,
 )
 from recipe_core.targets.pod import label_name, object_name
 
@@ -34,7 +34,7 @@ def monitoring_files(context: Context) -> dict[str, str]:
         raise NoAnswer(
             f"the metrics of {context.engine} and of {context.vendor} devices are not known."
         )
-    values = {**pack_values(context), **_scrape_values(context, engine)}
+    values = {**monitoring_values(context), **_scrape_values(context, engine)}
     values |= {"panels": _panels({**values, **_estimated_values(context)})}
     kinds = ("prometheus", "prometheus-kubernetes", "rules")
     files = {f"{kind}.yaml": to_yaml(make_part(kind, values)) for kind in kinds}
