@@ -45,11 +45,11 @@ def scaling_notes(context: Context, targets: Collection[str]) -> list[str]:
         return []
     writers = [name for name in notes["writers"].get(scaling.policy, ()) if name in targets]
     scalers = {name for names in notes["writers"].values() for name in names}
-    kept = {*writers, *scalers, *notes["not_started"]}
+    placed = {*writers, *scalers, *notes["not_started"]}
     facts = _note_facts(
         context,
         writers=_code_names(writers),
-        unscaled=_code_names(name for name in targets if name not in kept),
+        unscaled=_code_names(name for name in targets if name not in placed),
         keeps_llm_d="llm-d" in targets and "llm-d" not in writers,
         policy=policy_summary(scaling),
         from_zero="kubernetes-keda" in writers

@@ -12,7 +12,7 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
-from recipe_core.targets.monitoring.rules import warm_up_s
+from recipe_core.targets.monitoring import warm_up_s
 from recipe_core.targets.names import cluster_names
 from recipe_core.targets.pod import recipe_object
 from recipe_core.targets.replica_words import ReplicaWords

@@ -27,16 +27,18 @@ class ReplicaWords:
     target: str
     times: Mapping[str, str]
 
-    def fixed_number(self, scaling: Scaling, others: tuple[str, ...] = ()) -> dict[str, Any] | None:
+    def fixed_number(
+        self, scaling: Scaling, further: tuple[str, ...] = ()
+    ) -> dict[str, Any] | None:
         """The part that sets a fixed number; None where the tool's own policy does.
 
         Raises:
-            NoAnswer: for another policy, and for fields but its ``times`` and ``others``.
+            NoAnswer: for another policy, and for fields but its ``times`` and ``further``.
         """
         refuse_policy(scaling, ("fixed", self.policy), self.title)
         if scaling.policy == "fixed":
             return {self.fixed: fewest_replicas(scaling)}
-        refuse_fields(scaling, ("triggers", *self.times, *others), self.title)
+        refuse_fields(scaling, ("triggers", *self.times, *further), self.title)
         return None
 
     def scaled_number(

@@ -19,7 +19,7 @@ from recipe_core.launch.templates import Facts, fill_template, first_met, read_t
 from recipe_core.targets import kubernetes, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import by_role, launch_units
-from recipe_core.targets.monitoring.rules import engine_metrics
+from recipe_core.targets.monitoring import engine_metrics
 from recipe_core.targets.scale.policy import fewest_copies
 from recipe_core.targets.skypilot import probe_timeout_s
 

@@ -15,7 +15,7 @@ from recipe_core.scaling.policies.columns import default_of
 from recipe_core.scaling.summary import replica_bounds_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, has_independent_servers, launch_units
-from recipe_core.targets.monitoring.rules import engine_metrics
+from recipe_core.targets.monitoring import engine_metrics
 from recipe_core.targets.pod import object_name
 
 # Where a policy can be written.

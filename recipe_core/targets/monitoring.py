@@ -1,19 +1,23 @@
-"""Alert thresholds, and the recording and alerting rules of Prometheus for one recipe.
+"""Monitoring of a recipe: thresholds, rules and scrapes of Prometheus, a dashboard of Grafana.
 
-All times in seconds.
+Thresholds are the recipe's limits, else the far end of the estimate's band; all times in seconds.
+Engines' metric names are data of ``engines``, device exporters' are in ``exporters.yaml``, and the
+pack's files are templates in ``monitoring.yaml``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from recipe_core.base.data_files import DataRow
-from recipe_core.base.documents import read_shipped
+from recipe_core.base.documents import read_shipped, to_json, to_yaml
+from recipe_core.base.errors import NoAnswer
 from recipe_core.base.provenance import Sourced
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
@@ -22,13 +26,11 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.launch.templates import fill_template, read_templates
 from recipe_core.recipe.figures import is_pooled_estimate
 from recipe_core.request.metrics import column_metric
+from recipe_core.targets.context import Context
+from recipe_core.targets.pod import label_name, object_name
 from recipe_core.targets.supervise import prometheus_duration
 
-if TYPE_CHECKING:
-    from recipe_core.targets.context import Context
-
-
-PACK = Path(__file__).with_name("pack.yaml")
+PACK = Path(__file__).with_name("monitoring.yaml")
 
 
 class Fault(DataRow):
@@ -166,7 +168,7 @@ def scrape_job_names(context: Context) -> tuple[str, str]:
 
 
 def make_part(kind: str, values: Mapping[str, Any]) -> Any:
-    """A file of the pack, or a part of one, by its name in ``pack.yaml``."""
+    """A file of the pack, or a part of one, by its name in ``monitoring.yaml``."""
     return fill_template(read_templates(PACK)[kind], values)
 
 
@@ -244,3 +246,97 @@ def _device_values(e: Exporter, job: str) -> dict[str, Any]:
             for fault in conditions
         ],
     }
+
+
+FOLDER = "monitoring"
+SIZE, COLUMNS = 8, 3  # of a panel, in units of Grafana's grid
+
+
+def monitoring_files(context: Context) -> dict[str, str]:
+    """Files of the pack by path in the bundle.
+
+    Raises:
+        NoAnswer: where neither the engine's nor the devices' metrics are known.
+    """
+    engine, devices = engine_metrics(context.engine), device_exporter(context.vendor)
+    if engine is None and devices is None:
+        raise NoAnswer(
+            f"the metrics of {context.engine} and of {context.vendor} devices are not known."
+        )
+    values = {**monitoring_values(context), **_scrape_values(context, engine)}
+    values |= {"panels": _panels({**values, **_estimated_values(context)})}
+    kinds = ("prometheus", "prometheus-kubernetes", "rules")
+    files = {f"{kind}.yaml": to_yaml(make_part(kind, values)) for kind in kinds}
+    files["dashboard.json"] = to_json(make_part("dashboard", values))
+    if devices and devices.counters:
+        files["device-counters.csv"] = "".join(", ".join(row) + "\n" for row in devices.counters)
+    return {f"{FOLDER}/{name}": text for name, text in files.items()}
+
+
+def _scrape_values(context: Context, engine: Metrics | None) -> dict[str, Any]:
+    """Return where metrics are found, and what a dashboard is called.
+
+    On machines at the engine's port on the first node, or each server's; a router has others.
+    """
+    processes, host, metrics_port = (
+        context.launch.processes,
+        context.parameters.host,
+        engine.port if engine else None,
+    )
+    servers = [p for p in processes if p.answers and p.role != "router" and p.node == 0]
+    ports = (
+        [metrics_port]
+        if metrics_port
+        else [context.parameters.port + p.port_offset for p in servers]
+    )
+    return {
+        "uid": hashlib.sha256(context.name.encode()).hexdigest()[:12],
+        "engine_name": context.engine,
+        "host": host,
+        "path": engine.path if engine else None,
+        "servers": [f"{host}:{port}" for port in ports],
+        # the key, from a file that whoever runs Prometheus writes, where figures need it too
+        "guarded": context.key_variable and context.api_key and context.api_key.guards_metrics,
+        "namespace": context.parameters.namespace,
+        "pod_name": object_name(context),
+        "metrics_port": metrics_port,
+        "routers": "|".join(label_name(p.name) for p in processes if p.role == "router") or None,
+    }
+
+
+def _estimated_values(context: Context) -> dict[str, Any]:
+    serving, memory = context.estimate["serving"], context.estimate["memory"]
+    return {
+        "ttft_s": serving.get("ttft_s"),
+        "tpot_s": serving.get("tpot_s"),
+        "estimated_tokens_per_s": serving.get("output_tokens_per_s"),
+        "need_gib": memory["total_bytes"] / (1 << 30),
+    }
+
+
+def _panels(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Panels of what engine and devices report, without those whose series they lack."""
+    known = {record["record"].removeprefix("recipe:") for record in values.get("records", ())}
+    panels: list[dict[str, Any]] = []
+    for row in make_part("panels", values):
+        queries = row.get("queries", {}) | {
+            legend: f"recipe:{name}{{{values['job']}}}"
+            for legend, name in row.get("recorded", {}).items()
+            if name in known
+        }
+        targets = [
+            make_part(
+                "target", {"letter": chr(ord("A") + n), "expression": query, "legend": legend}
+            )
+            for n, (legend, query) in enumerate(queries.items())
+        ]
+        if targets:
+            number = len(panels)
+            place = {
+                "number": number + 1,
+                "column": SIZE * (number % COLUMNS),
+                "row": SIZE * (number // COLUMNS),
+            }
+            facts = {"line": None, "top": None, **row, **place, "targets": targets}
+            panels.append(make_part("panel", {**facts, "lined": facts["line"] is not None}))
+    return panels
