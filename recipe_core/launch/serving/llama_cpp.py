@@ -6,6 +6,7 @@ from typing import Any
 
 from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
 from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 900
@@ -37,25 +38,17 @@ def server_slots(deployment: Deployment) -> int:
 def llama_cpp_options(deployment: Deployment) -> dict[str, Any]:
     """Every option that the estimate depends on; nothing is left to be fitted to the memory."""
     candidate = deployment.candidate
-    cache = _CACHE_WORDS[candidate.kv_dtype]
     cpu = deployment.setting.cluster.device.runtime == "cpu"
-    options: dict[str, Any] = {
-        "model": "${model}",
-        "alias": deployment.served_name,
-        "host": "${host}",
-        "port": "${port}",
-        "ctx_size": deployment.max_context * server_slots(deployment),
-        "parallel": server_slots(deployment),
-        "no_kv_unified": True,
-        "batch_size": candidate.max_batched_tokens,
-        "cache_type_k": cache,
-        "cache_type_v": cache,
-        "n_gpu_layers": 0 if cpu else ALL_LAYERS,
-        "fit": "off",
-        "metrics": True,
-    }
-    if not cpu:
-        options["split_mode"] = "layer" if candidate.pp > 1 else "none"
-    if candidate.pp > 1:
-        options["tensor_split"] = ",".join(["1"] * candidate.pp)
+    layers = "layer" if candidate.pp > 1 else "none"
+    options = make_options(
+        "llama-cpp",
+        deployment,
+        candidate.split,
+        all_contexts=deployment.max_context * server_slots(deployment),
+        slots=server_slots(deployment),
+        cache=_CACHE_WORDS[candidate.kv_dtype],
+        layers=0 if cpu else ALL_LAYERS,
+        split_mode=None if cpu else layers,
+        tensor_split=",".join(["1"] * candidate.pp) if candidate.pp > 1 else None,
+    )
     return options | rules.rule_options(deployment)

@@ -6,6 +6,7 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 1800
@@ -32,16 +33,11 @@ def tei_options(deployment: Deployment) -> dict[str, Any]:
     """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
     longest = min(deployment.max_context, setting.model.max_context)
-    options: dict[str, Any] = {
-        "model_id": "${model}",
-        "hostname": "${host}",
-        "port": "${port}",
-        "max_batch_tokens": candidate.max_batched_tokens,
-        "max_batch_requests": candidate.max_num_seqs,
-        "max_concurrent_requests": 4 * candidate.max_num_seqs,
-        # refused beside a step that does not take the longest text
-        "auto_truncate": "true" if candidate.max_batched_tokens < longest else "false",
-    }
-    if (word := _DTYPES.get(setting.weight_dtype)) is not None:
-        options["dtype"] = word
+    options = make_options(
+        "tei",
+        deployment,
+        candidate.split,
+        truncate="true" if candidate.max_batched_tokens < longest else "false",
+        word=_DTYPES.get(setting.weight_dtype),
+    )
     return options | rules.rule_options(deployment)

@@ -6,6 +6,7 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 1800
@@ -34,25 +35,15 @@ def _shard_environment(number: int) -> dict[str, str]:
 def tgi_options(deployment: Deployment) -> dict[str, Any]:
     """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
-    options: dict[str, Any] = {
-        "model_id": "${model}",
-        "hostname": "${host}",
-        "port": "${port}",
-        "sharded": "true" if candidate.tp > 1 else "false",
-        "num_shard": candidate.tp,
-        "max_total_tokens": deployment.max_context,
-        "max_input_tokens": deployment.max_context - 1,
-        "max_batch_prefill_tokens": candidate.max_batched_tokens,
-        "max_batch_size": candidate.max_num_seqs,
-        "max_concurrent_requests": 4 * candidate.max_num_seqs,
-        "cuda_memory_fraction": 1.0,
-    }
-    online = candidate.weight_dtype == "fp8" and setting.model.weight_dtype != "fp8"
-    if online:
-        options["quantize"] = "fp8"
-    elif setting.model.quantization is None:
-        # TGI refuses it beside a quantisation, the checkpoint's own too.
-        options["dtype"] = deployment.activation_word
-    if candidate.kv_dtype == "fp8":
-        options["kv_cache_dtype"] = "fp8_e4m3fn"
+    cast = candidate.weight_dtype == "fp8" and setting.model.weight_dtype != "fp8"
+    plain = not cast and setting.model.quantization is None
+    options = make_options(
+        "tgi",
+        deployment,
+        candidate.split,
+        sharded="true" if candidate.tp > 1 else "false",
+        max_input=deployment.max_context - 1,
+        unquantized=deployment.activation_word if plain else None,
+        cache="fp8_e4m3fn" if candidate.kv_dtype == "fp8" else None,
+    )
     return options | rules.rule_options(deployment)

@@ -9,6 +9,7 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 600
@@ -33,16 +34,13 @@ def launch_transformers(deployment: Deployment) -> Launch:
 
 def _transformers_options(deployment: Deployment) -> dict[str, Any]:
     candidate = deployment.candidate
-    return {
-        "host": "${host}",
-        "port": "${port}",
-        "device": "cpu" if deployment.setting.cluster.device.runtime == "cpu" else "cuda",
-        "dtype": deployment.activation_word,
-        "continuous_batching": True,
-        "cb_block_size": candidate.block_size,
-        "cb_num_blocks": max(1, math.ceil(deployment.cache_tokens / candidate.block_size)),
-        "cb_max_batch_tokens": candidate.max_batched_tokens,
-    }
+    return make_options(
+        "transformers",
+        deployment,
+        candidate.split,
+        device="cpu" if deployment.setting.cluster.device.runtime == "cpu" else "cuda",
+        blocks=max(1, math.ceil(deployment.cache_tokens / candidate.block_size)),
+    )
 
 
 def _transformers_environment(deployment: Deployment) -> dict[str, str]:

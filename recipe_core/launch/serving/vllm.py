@@ -23,6 +23,7 @@ from recipe_core.launch.serving.groups import (
     ranks_of_node,
     router_process,
 )
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.user_options import FIELD, check_options
 from recipe_core.models.config.encoder import encoder_task
 
@@ -219,38 +220,24 @@ def vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
 
 def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The options of the engine itself, without those of its server."""
-    candidate, split = deployment.candidate, group.split
-    options: dict[str, Any] = {
-        "tensor_parallel_size": split.tp,
-        "pipeline_parallel_size": split.pp,
-        "data_parallel_size": split.dp,
-        "enable_expert_parallel": split.ep > 1,
-        "dtype": deployment.activation_word,
-        "kv_cache_dtype": _vllm_cache_word(deployment),
-        "max_model_len": deployment.max_context,
-        "max_num_seqs": candidate.max_num_seqs,
-        "max_num_batched_tokens": candidate.max_batched_tokens,
-        "gpu_memory_utilization": candidate.memory_fraction,
-    }
-    if split.ep > 1 and split.dp > 1:
-        options["all2all_backend"] = "allgather_reducescatter"  # what the estimate counts
-    if candidate.cp > 1 and group.role != "prefill":
-        options["decode_context_parallel_size"] = candidate.cp
-    if candidate.block_size != deployment.setting.engine.memory.block_tokens:
-        options["block_size"] = candidate.block_size
-    model = deployment.setting.model
-    if not model.generates:
-        options["runner"] = "pooling"
-        if not model.is_encoder:  # a decoder is turned into what an encoder is already
-            options["convert"] = _CONVERTED[model.task]
-            _check_scorer(deployment)
-    stored = model.weight_dtype
-    if candidate.weight_dtype == "fp8" and stored != "fp8":
-        options["quantization"] = "fp8"  # at load
-    if (draft := _vllm_draft_config(deployment)) is not None:
-        options["speculative_config"] = draft
-    if group.role in ("prefill", "decode"):
-        options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    model, split = deployment.setting.model, group.split
+    converts = not model.generates and not model.is_encoder
+    options = make_options(
+        "vllm",
+        deployment,
+        split,
+        group.role,
+        expert_parallel=split.ep > 1,
+        cache=_vllm_cache_word(deployment),
+        # what the estimate counts
+        exchange="allgather_reducescatter" if split.ep > 1 and split.dp > 1 else None,
+        runner=None if model.generates else "pooling",
+        # a decoder is turned into what an encoder is already
+        convert=_CONVERTED[model.task] if converts else None,
+        draft=_vllm_draft_config(deployment),
+    )
+    if converts:
+        _check_scorer(deployment)
     return (
         options
         | kv_offload.offload_options(deployment)
