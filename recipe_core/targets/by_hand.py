@@ -128,7 +128,7 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
 
 def first_command(launch: Launch, model: str) -> str:
     """The command of a launch's first process, with default parameters; it loads ``model``."""
-    return wrap_words(first_words(launch, model), WIDTH, "    ")
+    return wrap_typed_words(first_words(launch, model))
 
 
 def first_words(launch: Launch, model: str) -> list[str]:
@@ -158,9 +158,8 @@ def _process_command(context: Context, process: Process, addresses: Sequence[str
     values = _process_values(
         context.launch, process, context.parameters, context.model_source, addresses
     )
-    return _wrap_process_command(
-        process, values, visible_devices_setting(context, process) if len(neighbours) > 1 else []
-    )
+    settings = visible_devices_setting(context, process) if len(neighbours) > 1 else []
+    return wrap_typed_words(_process_words(process, values, settings))
 
 
 def _process_values(
@@ -177,12 +176,6 @@ def _process_values(
         "root": ".",
         "run": "run",
     }
-
-
-def _wrap_process_command(
-    process: Process, values: Values, device_settings: Sequence[str] = ()
-) -> str:
-    return wrap_words(_process_words(process, values, device_settings), WIDTH, "    ")
 
 
 def _process_words(

@@ -63,7 +63,7 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
         f"{workload_kind(unit)}{unit_suffix(unit)}": unit_workload(context, unit) for unit in units
     }
     for unit in units:
-        if unit.answers and _needs_own_service(unit):
+        if unit.answers and unit.name and not any(p.role == "router" for p in unit.leader):
             values[f"service{unit_suffix(unit)}"] = unit_service(context, unit, unit_suffix(unit))
     values["service"] = unit_service(context, entry_unit(units), "")
     values |= mounted_objects(context)
@@ -94,16 +94,9 @@ def entry_unit(units: Sequence[Unit]) -> Unit:
     return next((unit for unit in units if any(p.role == "router" for p in unit.leader)), units[0])
 
 
-def _needs_own_service(unit: Unit) -> bool:
-    return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
-
-
 def unit_workload(context: Context, unit: Unit) -> dict[str, Any]:
-    return (
-        _deployment_object(context, unit)
-        if len(unit.pods) == 1
-        else _leader_worker_set(context, unit)
-    )
+    make_workload = _deployment_object if len(unit.pods) == 1 else _leader_worker_set
+    return make_workload(context, unit)
 
 
 def initial_copies(context: Context, unit: Unit) -> int:
@@ -288,11 +281,11 @@ def _role_budget(
     context: Context, name: str, roles: Sequence[str], min_available: int
 ) -> dict[str, Any]:
     role_rule = {"key": ROLE, "operator": "In", "values": list(roles)}
-    role_selector = {"matchLabels": pod_labels(context) | {ROLE: roles[0]}}
-    roles_selector = {"matchLabels": pod_labels(context), "matchExpressions": [role_rule]}
-    return disruption_budget(
-        context, name, role_selector if len(roles) == 1 else roles_selector, min_available
-    )
+    labels, alone = pod_labels(context), len(roles) == 1
+    selector = {"matchLabels": labels | ({ROLE: roles[0]} if alone else {})}
+    if not alone:
+        selector["matchExpressions"] = [role_rule]
+    return disruption_budget(context, name, selector, min_available)
 
 
 def disruption_budget(

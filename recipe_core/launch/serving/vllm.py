@@ -14,12 +14,12 @@ from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import (
     HEAD,
-    MASTER_PORT,
     Group,
     by_rank,
     engine_groups,
     group_processes,
     group_url,
+    node_options,
     ranks_of_node,
     router_process,
 )
@@ -71,12 +71,7 @@ class Way:
             return options
         if self.ray:
             return {**options, **_ray_replicas(group)} if group.split.dp > 1 else options
-        options |= {
-            "nnodes": group.nodes,
-            "node_rank": rank,
-            "master_addr": HEAD,
-            "master_port": MASTER_PORT,
-        }
+        options |= node_options(group, rank)
         if self.answers(group):  # the rank that a node begins with is inferred from its number
             local = ranks_of_node(group, HYBRID)
             return {**options, HYBRID: True, "data_parallel_size_local": local}
