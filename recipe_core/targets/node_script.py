@@ -98,11 +98,18 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
     node divide those.
     """
     processes = context.launch.processes
-    shared = any(len(node_processes) > 1 for node_processes in _by_node(processes).values())
-    cases = [
-        f"{node})\n{_node_case(context, node_processes, visible_given=visible_given)}{_INDENT};;\n"
-        for node, node_processes in _by_node(processes).items()
-    ]
+    by_node = {
+        node: [p for p in processes if p.node == node]
+        for node in sorted({p.node for p in processes})
+    }
+    shared = any(len(of_node) > 1 for of_node in by_node.values())
+    cases = []
+    for node, of_node in by_node.items():
+        alone = len(of_node) == 1
+        commands = [
+            _node_command(context, p, alone=alone, visible_given=visible_given) for p in of_node
+        ]
+        cases.append(f"{node})\n{''.join(commands)}{_INDENT};;\n")
     variable = context.key_variable
     script = make_script(
         "node",
@@ -120,13 +127,6 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
         cases="".join(cases),
     )
     return script + (make_script("shared_end") if shared else "")
-
-
-def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
-    return {
-        node: [p for p in processes if p.node == node]
-        for node in sorted({p.node for p in processes})
-    }
 
 
 def listening_host(context: Context, process: Process | None = None) -> str:
@@ -162,14 +162,6 @@ def _program_checks(processes: Sequence[Process]) -> str:
         check = f"command -v {texts.quote_shell(name)} >/dev/null"
         lines.append(f"{check} || {{ echo {message} >&2; exit {NOT_FOUND}; }}\n")
     return "".join(lines)
-
-
-def _node_case(context: Context, processes: Sequence[Process], *, visible_given: bool) -> str:
-    alone = len(processes) == 1
-    return "".join(
-        _node_command(context, process, alone=alone, visible_given=visible_given)
-        for process in processes
-    )
 
 
 def _node_command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:
