@@ -11,7 +11,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
-from recipe_core.targets import pod, rdma, storage, supervise
+from recipe_core.targets import pod, rdma, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, port_name, port_of, same_pod
 from recipe_core.targets.node_script import Variable
@@ -24,6 +24,7 @@ from recipe_core.targets.pod import (
     pod_labels,
     recipe_object,
 )
+from recipe_core.targets.resources import cache_gib
 from recipe_core.targets.scale.policy import fewest_copies, in_copies, most_copies
 from recipe_core.targets.supervise import container_probes
 
@@ -74,11 +75,51 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
 def mounted_objects(context: Context) -> dict[str, dict[str, Any]]:
     """Return what pods mount, by file name: the claim for weights (or the user's), bundle files."""
     values = {}
-    if storage.makes_weights(context):
-        values["storage"] = storage.weights_claim(context)
+    if makes_weights(context):
+        values["storage"] = weights_claim(context)
     if context.mounted:
         values["files"] = pod.files_map(context)
     return values
+
+
+def makes_weights(context: Context) -> bool:
+    """Return whether the recipe claims a volume for weights: no folder, no other claim."""
+    return bool(pod.claim_name(context)) and not context.parameters.model_cache
+
+
+def weights_claim(context: Context) -> dict[str, Any]:
+    """The claim for the weights."""
+    name = object_name(context, "-models")
+    return volume_claim(context, name, cache_gib(context), shared=is_shared(context))
+
+
+def is_shared(context: Context) -> bool:
+    """Return whether more than one pod mounts a volume of the recipe."""
+    if context.kind == "training":
+        return context.nodes > 1
+    return (
+        sum(most_copies(context, unit) * len(unit.pods) for unit in launch_units(context.launch))
+        > 1
+    )
+
+
+def shares_a_claim(context: Context) -> bool:
+    """Return whether several pods mount a volume that the recipe claims."""
+    claims = context.kind == "training" or makes_weights(context)
+    return claims and is_shared(context)
+
+
+def volume_claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
+    """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
+    parameters = context.parameters
+    return recipe_object(
+        context,
+        "claim",
+        metadata=object_metadata(context) | {"name": name},
+        access="ReadWriteMany" if shared else "ReadWriteOnce",
+        storage_class=(parameters.shared_class if shared else parameters.storage_class) or None,
+        size_gib=size_gib,
+    )
 
 
 def unit_suffix(unit: Unit) -> str:
@@ -282,7 +323,7 @@ def _role_budget(
 ) -> dict[str, Any]:
     role_rule = {"key": ROLE, "operator": "In", "values": list(roles)}
     labels, alone = pod_labels(context), len(roles) == 1
-    selector = {"matchLabels": labels | ({ROLE: roles[0]} if alone else {})}
+    selector: dict[str, Any] = {"matchLabels": labels | ({ROLE: roles[0]} if alone else {})}
     if not alone:
         selector["matchExpressions"] = [role_rule]
     return disruption_budget(context, name, selector, min_available)

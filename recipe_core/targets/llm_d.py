@@ -8,10 +8,11 @@ from recipe_core.base import texts
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import SCRIPT
-from recipe_core.targets import kubernetes, pod, storage
+from recipe_core.targets import kubernetes, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units
 from recipe_core.targets.pod import object_name, recipe_object
+from recipe_core.targets.resources import cache_gib
 from recipe_core.targets.supervise import PROBES
 
 FOLDER = "targets/llm-d"
@@ -88,7 +89,7 @@ def chart_values(context: Context, shape: Unit) -> dict[str, Any]:
         "llm-d-values",
         model=context.launch.api_model,
         source=context.model_source,
-        cache_gib=storage.cache_gib(context),
+        cache_gib=cache_gib(context),
         type=TYPES[context.runtime],
         port=context.parameters.port,
         copies=kubernetes.initial_copies(context, shape),

@@ -14,6 +14,7 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.targets import rdma
 from recipe_core.targets.by_hand import TITLES
 from recipe_core.targets.context import Context
+from recipe_core.targets.kubernetes import shares_a_claim
 from recipe_core.targets.layout import launch_units, port_of
 from recipe_core.targets.names import cluster_names
 from recipe_core.targets.node_script import listening_host
@@ -25,7 +26,6 @@ from recipe_core.targets.scale.policy import (
     shortest_number,
     stated_fields,
 )
-from recipe_core.targets.storage import shares_a_claim
 
 FILE = Path(__file__).with_name("notes.yaml")
 

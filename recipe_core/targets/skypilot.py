@@ -21,8 +21,8 @@ from recipe_core.targets.names import cluster_names
 from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import container_image, recipe_object
 from recipe_core.targets.replica_words import ReplicaWords
+from recipe_core.targets.resources import cache_gib, checkpoints_gib
 from recipe_core.targets.scale.policy import only_trigger, triggers_of, whole_seconds
-from recipe_core.targets.storage import cache_gib, checkpoints_gib
 
 # SkyServe scales by requests per second, over a minute.
 WORDS = ReplicaWords(

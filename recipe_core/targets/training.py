@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.targets import pod, rdma, storage, supervise
+from recipe_core.targets import kubernetes, pod, rdma, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.kubernetes import workload_metadata
 from recipe_core.targets.layout import Pod, launch_units, same_pod
@@ -21,6 +21,7 @@ from recipe_core.targets.pod import (
     pod_labels,
     recipe_object,
 )
+from recipe_core.targets.resources import checkpoints_gib
 
 NODE = "node"
 # Fields of the runtime's pod that a TrainJob may patch.
@@ -153,13 +154,13 @@ def _job_files(
     ``pods``: labels of its pods, where they are not the recipe's.
     """
     objects = jobs | {"network.yaml": pod.network_policy(context, pods or pod_labels(context), ())}
-    if storage.makes_weights(context):
-        objects["storage.yaml"] = storage.weights_claim(context)
-    objects["checkpoints.yaml"] = storage.volume_claim(
+    if kubernetes.makes_weights(context):
+        objects["storage.yaml"] = kubernetes.weights_claim(context)
+    objects["checkpoints.yaml"] = kubernetes.volume_claim(
         context,
         pod.run_claim(context),
-        storage.checkpoints_gib(context),
-        shared=storage.is_shared(context),
+        checkpoints_gib(context),
+        shared=kubernetes.is_shared(context),
     )
     if context.mounted:
         objects["files.yaml"] = pod.files_map(context)

@@ -12,11 +12,11 @@ FILE = Path(__file__).with_name("options.yaml")
 
 
 def make_options(
-    kind: str, deployment: Deployment, split: Split, role: Role = "server", **own: Any
+    kind: str, deployment: Deployment, split: Split, role: Role = "server", **words: Any
 ) -> dict[str, Any]:
-    """Options of an engine for one split of a role; ``own``: values of that engine alone."""
+    """Options of an engine for one split of a role; ``words``: values of that engine alone."""
     options: dict[str, Any] = fill_template(
-        read_templates(FILE)[kind], option_values(deployment, split, role) | own
+        read_templates(FILE)[kind], option_values(deployment, split, role) | words
     )
     return options
 
