@@ -120,7 +120,7 @@ def any_folder(folder: Path, hardware: str) -> Collection:
     """
     published, left = [], Counter[str]()
     for entry in deployment_entries(folder, {}):
-        if isinstance(entry, Item):
+        if entry.error is None:
             item = replace(entry, ground={"hardware": hardware, **entry.ground})
             published.append(Published(item, "", False))
         else:

@@ -1,6 +1,6 @@
 """Compress a small real model in every way that this machine can, and hold it to predictions.
 
-    python -m benchmarks.compress [MODEL] [--only int4 gguf] [--tokens 1024]
+    python -m benchmarks.compress [MODEL] [--only int4 int2] [--tokens 1024]
 
 Without MODEL the demo's is trained first. Prints a table: bytes and perplexity retained, measured
 beside predicted, and tokens a second of one sequence. Needs the extras torch and compress.
@@ -21,7 +21,7 @@ from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.errors import RecipeError
 from recipe_core.models.tensors import BYTES_PER_VALUE
-from recipe_core.payload.compressor.compress import NONE, REMOVED, SPARSE, write_compressed_model
+from recipe_core.payload.compressor.compress import write_compressed_model
 from recipe_core.payload.compressor.errors import CompressError
 from recipe_core.payload.compressor.job import Verify, read_job
 from recipe_core.payload.compressor.models import load_decoder, load_tokenizer, matrices
@@ -31,15 +31,8 @@ SCRIPTS = Path(__file__).parent.parent / "scripts"
 TEXT = SCRIPTS / "demo_corpus.txt"
 WORK = (
     "int8_w8a8", "int8_weight_only", "fp8_w8a8", "int4_weight_only", "int3_weight_only",
-    "int2_weight_only", "sparse_2_4",
-    "sparse_2_4/magnitude", "sparse_unstructured", "fp8_plus_sparse_2_4", "layer_pruning",
-    "low_rank", "gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k",
-    "none:gguf", "none:onnx", "int8_w8a8:onnx", "int8_weight_only:onnx", "int4_weight_only:onnx",
-    "none:openvino", "int8_weight_only:openvino", "int4_weight_only:openvino",
+    "int2_weight_only",
 )  # fmt: skip
-"""TECHNIQUE/METHOD:FORMAT; what is left out is the usual one."""
-REST = {"safetensors": "bf16", "gguf": "bf16", "onnx": "fp32", "openvino": "fp32"}
-"""Formats of what a technique leaves as it is."""
 
 
 @dataclass(frozen=True)
@@ -59,36 +52,25 @@ def weights_of(folder: Path) -> Weights:
     return Weights(count, model.num_parameters() - count, group)
 
 
-def predicted_bytes(name: str, written: str, weights: Weights) -> float:
-    """By nominal bits, with a 16-bit scale a group; GGUF types round all matrices."""
-    plain = BYTES_PER_VALUE[REST[written]]
-    if name == NONE or (name in SPARSE and name != "fp8_plus_sparse_2_4"):
-        return (weights.inner + weights.rest) * plain
+def predicted_bytes(name: str, weights: Weights) -> float:
+    """By nominal bits, with a 16-bit scale a group; embeddings and head stay in 16 bits."""
     known = techniques()[name]
-    if written == "gguf":
-        return (weights.inner + weights.rest) * known.weight_bits / 8
     scales = 2 / weights.group if known.group == "128" else 0
-    layer_share = 1 - known.removed if name == "layer_pruning" else 1
-    value = plain if name in REMOVED else known.weight_bits / 8 + scales
-    return weights.inner * layer_share * value + weights.rest * plain
+    inner = weights.inner * (known.weight_bits / 8 + scales)
+    return inner + weights.rest * BYTES_PER_VALUE["bf16"]
 
 
-def row(work: str, source: Path, root: Path, base: Observed, tokens: list[int], verify: Verify,
+def row(name: str, source: Path, root: Path, base: Observed, tokens: list[int], verify: Verify,
         weights: Weights) -> str:  # fmt: skip
     """Make it, measure it, and put both beside what was expected."""
-    name, _, written = work.partition(":")
-    name, _, method = name.partition("/")
-    own_group = techniques()[name].group == "128" if name in techniques() else False
+    own_group = techniques()[name].group == "128"
     job = read_job(
         {
             "schema_version": 1,
             "source": str(source),
             "output": str(root / "out"),
             "technique": name,
-            "format": written or None,
-            "method": method,
             "options": {"group": weights.group} if own_group else {},
-            "calibration": {"text": str(TEXT), "samples": 8, "tokens": 128},
         }
     )
     started = time.monotonic()
@@ -96,10 +78,10 @@ def row(work: str, source: Path, root: Path, base: Observed, tokens: list[int], 
     seconds = time.monotonic() - started
     result = compare_with_base(base, observe(job.output_folder, tokens, verify), len(tokens))
     figures = result.result
-    expected = predicted_bytes(name, job.written, weights)
+    expected = predicted_bytes(name, weights)
     return "| " + " | ".join(
         (
-            name + (f" ({method})" if method else ""),
+            name,
             figures.runtime,
             f"{figures.bytes / 1e6:.3f}",
             f"{expected / 1e6:.3f} ({figures.bytes / expected - 1:+.1%})",
@@ -117,8 +99,6 @@ def row(work: str, source: Path, root: Path, base: Observed, tokens: list[int], 
 
 def band(name: str) -> str:
     """The expected share of perplexity, of published models of billions of parameters."""
-    if name == NONE:
-        return "1"
     try:
         expected = estimate_retained("demo", name, benchmark="perplexity")
     except RecipeError as error:

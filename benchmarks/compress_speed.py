@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.compress import trained
 from recipe_core.base.documents import parse_yaml
 from recipe_core.doors import public
-from recipe_core.payload.compressor.compress import NONE, write_compressed_model
+from recipe_core.payload.compressor.compress import write_compressed_model
 from recipe_core.payload.compressor.job import Verify, read_job
 from recipe_core.payload.compressor.models import load_tokenizer
 from recipe_core.payload.compressor.verify import Observed, observe, text_tokens
@@ -28,22 +28,15 @@ from recipe_core.request.schema import PlanRequest
 
 TEXT = Path(__file__).parent.parent / "scripts" / "demo_corpus.txt"
 PROMPT, ANSWER = 128, 32
-WORK = {
-    "transformers": ("int8_weight_only", "int4_weight_only", "layer_pruning", "sparse_2_4"),
-    "llama-cpp": (
-        NONE, "gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k",
-    ),
-}  # fmt: skip
-"""Techniques by the engine whose estimate stands beside them."""
-BASE = {"transformers": "float32", "llama-cpp": "bfloat16"}
-"""What the base is stored in: that which its runtime reads on a processor."""
+WORK = ("int8_weight_only", "int4_weight_only")
+NONE, ENGINE = "none", "transformers"
 HEAD = (
     "technique", "runtime", "MB", "predicted MB", "prefill tok/s", "predicted", "decode tok/s",
     "predicted",
 )  # fmt: skip
 
 
-def widened(source: Path, folder: Path, hidden: int, layers: int, dtype: str) -> Path:
+def widened(source: Path, folder: Path, hidden: int, layers: int) -> Path:
     """A model of the source's kind and tokenizer with random weights, heads of 64."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -61,7 +54,7 @@ def widened(source: Path, folder: Path, hidden: int, layers: int, dtype: str) ->
         }
     )
     torch.manual_seed(7)
-    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     model.save_pretrained(folder)
     return folder
@@ -74,7 +67,7 @@ def profile(root: Path) -> Path:
     return machine
 
 
-def predicted(model: Path, machine: Path, engine: str) -> dict[str, dict[str, Any]]:
+def predicted(model: Path, machine: Path) -> dict[str, dict[str, Any]]:
     """Figures of the split by technique, ``NONE`` for the base; none where it is not estimated."""
     request = PlanRequest.model_validate(
         {
@@ -83,7 +76,7 @@ def predicted(model: Path, machine: Path, engine: str) -> dict[str, dict[str, An
             "workload": {
                 "mode": "static", "batch": 1, "input_tokens": PROMPT, "output_tokens": ANSWER,
             },
-            "options": {"engines": [engine]},
+            "options": {"engines": [ENGINE]},
         }
     )  # fmt: skip
     answer = public.compress(request).to_json()
@@ -93,9 +86,9 @@ def predicted(model: Path, machine: Path, engine: str) -> dict[str, dict[str, An
 
 
 def measured(
-    source: Path, root: Path, engine: str, technique: str, tokens: list[int], verify: Verify
+    source: Path, root: Path, technique: str, tokens: list[int], verify: Verify
 ) -> Observed:
-    if engine == "transformers" and technique == NONE:
+    if technique == NONE:
         return observe(source, tokens, verify)
     output = root / "out"
     job = {
@@ -103,8 +96,6 @@ def measured(
         "source": str(source),
         "output": str(output),
         "technique": technique,
-        "format": "gguf" if engine == "llama-cpp" else None,
-        "calibration": {"text": str(TEXT), "samples": 2, "tokens": 64},
     }
     try:
         write_compressed_model(read_job(job))
@@ -147,13 +138,11 @@ def main(options: argparse.Namespace) -> None:
         demo = trained(root)
         tokens = text_tokens(load_tokenizer(demo), TEXT)[: verify.tokens]
         print(f"| {' | '.join(HEAD)} |\n{'|---' * len(HEAD)}|")
-        for engine, names in WORK.items():
-            stored, folder = BASE[engine], root / engine
-            source = widened(demo, folder, options.hidden, options.layers, stored)
-            figures = predicted(source, machine, engine)
-            for technique in dict.fromkeys((NONE, *names)):
-                observed = measured(source, root, engine, technique, tokens, verify)
-                print(row(technique, observed, figures.get(technique, {})), flush=True)
+        source = widened(demo, root / "wide", options.hidden, options.layers)
+        figures = predicted(source, machine)
+        for technique in (NONE, *WORK):
+            observed = measured(source, root, technique, tokens, verify)
+            print(row(technique, observed, figures.get(technique, {})), flush=True)
 
 
 if __name__ == "__main__":

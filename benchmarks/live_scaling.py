@@ -41,7 +41,7 @@ from recipe_core.scaling.requests import simulate_requests  # noqa: E402
 from recipe_core.scaling.traces.loads import Lengths, Load, draw_requests, shape_rates  # noqa: E402
 from recipe_core.scaling.traces.trace import Trace  # noqa: E402
 from recipe_core.targets.autoscale import KEDA  # noqa: E402
-from recipe_core.targets.read_scaling import read_scaling  # noqa: E402
+from tests.fixtures.read_scaling import read_scaling  # noqa: E402
 
 OUTPUT_TOKENS = 96
 PEAK = 1.25

@@ -22,7 +22,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.weights import stage_layer_bounds
-from recipe_core.models.compressed import CompressedAttention
+from recipe_core.models.attention import CompressedAttention
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.tensors import bytes_per_value
 

@@ -90,7 +90,6 @@ class Bar:
 
 
 def draw_back_step(steps: Sequence[Any], number: int) -> None:
-    """The button to the step before; nothing on the first one."""
     if number == 0:
         st.empty()
     elif st.button("Back", key="back"):
@@ -130,7 +129,6 @@ def current_answer() -> Answer:
 
 
 def draw_answer(answer: Answer) -> None:
-    """The answer in two short lines."""
     if isinstance(answer, RecipeError):
         text = str(answer)
         short = text if len(text) <= MOST_OF_AN_ERROR else f"{text[:MOST_OF_AN_ERROR]} …"
@@ -149,7 +147,6 @@ def draw_answer(answer: Answer) -> None:
 
 
 def verdict_icon(verdict: Verdict) -> str:
-    """The mark of a verdict's state."""
     return ICONS["doubtful" if verdict.doubtful and verdict.state == "holds" else verdict.state]
 
 
@@ -188,7 +185,6 @@ def draw_explanation(answer: Answer, place: str) -> None:
 
 
 def draw_verdict(plan: Plan, verdict: Verdict) -> None:
-    """The sentences about a split that can run."""
     row = planned.selected_row(plan)
     if row is None:
         return
@@ -213,16 +209,14 @@ def draw_verdict(plan: Plan, verdict: Verdict) -> None:
         st.caption(common.escape(fact))
     draw_figure_notes(plan, row)
     if st.session_state.get("page") not in READ_ONLY:
-        st.page_link(
+        common.page_link(
             "compare.py",
-            label="Other formats, fewer and more devices: on Compare",
-            icon=":material/alt_route:",
-            query_params=common.screen_link_query(),
+            "Other formats, fewer and more devices: on Compare",
+            ":material/alt_route:",
         )
 
 
 def draw_figure_notes(plan: Plan, row: int) -> None:
-    """What measured runs did to the figures, and whose price is unknown."""
     common.calibration_note(plan, row)
     draw_price_note(plan)
 
@@ -245,7 +239,6 @@ def draw_bundle_refusal(plan: Plan, place: str) -> None:
 
 
 def draw_left_split_note() -> None:
-    """Say that the chosen split no longer fits."""
     if lost := planned.left_split_name():
         st.caption(
             common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
@@ -253,7 +246,6 @@ def draw_left_split_note() -> None:
 
 
 def draw_price_note(plan: Plan) -> None:
-    """How splits rank whose price is unknown."""
     if note := unpriced_note(plan):
         st.caption(common.escape(f"{note} State a price on the hardware page."))
 
@@ -323,14 +315,8 @@ def safe_row(plan: Plan) -> None:
 def draw_edit_button(
     label: str, key: str, fields: Mapping[str, Any], icon: str, tip: str | None = None
 ) -> None:
-    """One click that edits the request."""
-    st.button(
-        common.escape(label),
-        key=key,
-        icon=icon,
-        help=common.escape(tip) if tip else None,
-        on_click=common.apply_changes,
-        args=(fields,),
+    common.edit_button(
+        common.escape(label), key, fields, icon, help=common.escape(tip) if tip else None
     )
 
 
@@ -352,17 +338,11 @@ def draw_no_answer(plan: Plan, verdict: Verdict, place: str) -> None:
 
 
 def draw_problem(error: RecipeError, place: str) -> None:
-    """An error of the request, with a link to the page that corrects it."""
     st.error(common.escape(error), icon=":material/error:")
     page = PAGE_OF.get((error.field or "").split(".")[0])
     with st.container(horizontal=True):
         if page and st.session_state.get("page") != page:
-            st.page_link(
-                page,
-                label="Correct it",
-                icon=":material/edit:",
-                query_params=common.screen_link_query(),
-            )
+            common.page_link(page, "Correct it", ":material/edit:")
         names.draw_model_ways_out(error, place)
         st.button(
             "Start over",

@@ -14,6 +14,5 @@ from recipe_core.commands.judge import judge_command
 
 @lru_cache(maxsize=64)
 def judge_text(text: str, ground: str, may_read: bool, calibration: str) -> dict[str, Any]:  # noqa: ARG001 - part of the key
-    """The verdict on a command."""
     basis = CommandContext.of(**json.loads(ground))
     return common.calculated("Checking the command", judge_command, text, basis, folders=may_read)

@@ -11,17 +11,35 @@ import streamlit as st
 from pandas.io.formats.style import Styler
 
 from recipe_core.plans.plan import Plan
-from recipe_core.views.columns import UNKNOWN, Column
+from recipe_core.views.columns import UNKNOWN, Column, styled
 from recipe_core.views.glossary import term_help
 from recipe_core.views.plans import FRONT, split_columns
 
 
 def column_settings(columns: Sequence[Column[Any]]) -> dict[str, object]:
-    """Titles of a table's columns, and what they mean."""
     return {
         column.key: st.column_config.Column(column.title, help=column.help or None)
         for column in columns
     }
+
+
+def draw_sorted(
+    rows: Sequence[Any],
+    columns: Sequence[Column[Any]],
+    alt: str,
+    rows_high: int = 10,
+    **options: Any,
+) -> Any:
+    """Draw a table that sorts, as high as ``rows_high`` rows; return what is selected."""
+    config = {**column_settings(columns), **options.pop("column_config", {})}
+    return st.dataframe(
+        styled(rows, columns),
+        hide_index=True,
+        height="content" if len(rows) <= rows_high else 35 * (rows_high + 1),
+        column_config=config,
+        alt=alt,
+        **options,
+    )
 
 
 def draw_columns(
@@ -33,7 +51,7 @@ def draw_columns(
         texts = [common.escape(column.text(row)) for row in rows]
         bold = column.title == strong
         cells[column.title] = [f"**{text}**" for text in texts] if bold else texts
-    st.table(cells, border="horizontal", hide_index=True, alt=alt)
+    common.draw_cells(cells, alt)
 
 
 def column_config(plan: Plan) -> dict[str, object]:

@@ -50,7 +50,6 @@ def escape(text: object) -> str:
 
 
 def dark() -> bool:
-    """Whether the page is dark."""
     return st.context.theme.type == "dark"
 
 
@@ -66,18 +65,15 @@ def main_button() -> str:
 
 
 def request() -> PlanRequest:
-    """The request as it stands."""
     current: PlanRequest = st.session_state["request"]
     return current
 
 
 def asks_for_training() -> bool:
-    """Whether the request is about training."""
     return request().is_training
 
 
 def pins() -> list[str]:
-    """Keys of the pinned splits."""
     keys: list[str] = st.session_state["pins"]
     return keys
 
@@ -220,7 +216,13 @@ def edit(
         if optional or value not in (None, []):
             apply_changes({field: None if value is None else write(value)})
 
-    widget(label, key=key, on_change=commit, **{"help": field_help(field), **options})
+    widget(label, key=key, on_change=commit, **{"help": field_help(field), **titled(options)})
+
+
+def draw_kind(**options: Any) -> None:
+    kinds = {"serving": "Serve", "training": "Train"}
+    settings = {"options": kinds, "required": True, **options}
+    edit(st.segmented_control, "Serve or train", "workload.kind", **settings)
 
 
 def pick_device(
@@ -250,23 +252,24 @@ def draw_choice(
     label: str,
     key: str,
     now: Any,
-    changes: Callable[[Any], Mapping[str, Any]],
+    changes: Callable[[Any], Mapping[str, Any] | None],
     *,
     optional: bool = False,
     **options: Any,
 ) -> None:
     """Draw a widget whose choice changes several fields: ``changes`` of the choice says which.
 
-    ``optional``: an empty widget is a choice too.
+    It may also make the change itself, and give None. ``optional``: an empty widget is a choice
+    too.
     """
     seed(key, now)
 
     def commit() -> None:
         value = st.session_state[key]
-        if optional or value is not None:
-            apply_changes(changes(value))
+        if (optional or value is not None) and (fields := changes(value)) is not None:
+            apply_changes(fields)
 
-    widget(label, key=key, on_change=commit, **options)
+    widget(label, key=key, on_change=commit, **titled(options))
 
 
 def toggle_pin(key: str) -> None:
@@ -277,7 +280,6 @@ def toggle_pin(key: str) -> None:
 
 
 def keep_split(split_request: PlanRequest) -> None:
-    """Keep the request of one split side by side with others."""
     try:
         put_on_shelf(keep_choice(shelf(), split_request))
     except RecipeError as error:
@@ -286,7 +288,6 @@ def keep_split(split_request: PlanRequest) -> None:
 
 
 def put_on_shelf(choices: Shelf) -> None:
-    """Make these the choices that are kept."""
     st.session_state.update({"kept": choices, "edited": True})
 
 
@@ -349,7 +350,6 @@ def shared_fields() -> dict[str, Any] | None:
 
 
 def split_fields(key: str) -> dict[str, Any]:
-    """The changes that make a split of the plan the request's own."""
     return select_split(request(), key)
 
 
@@ -359,9 +359,54 @@ def later(draw: Callable[[], None]) -> None:
 
 
 def draw_later() -> None:
-    """Draw what pages left for later."""
     for draw in st.session_state.pop("later", []):
         draw()
+
+
+# --- what pages draw in one line -----------------------------------------------------------------
+
+
+def edit_button(
+    label: str, key: str, changes: Mapping[str, Any], icon: str | None = None, **options: Any
+) -> bool:
+    """Draw a button that changes the request."""
+    more = {"on_click": apply_changes, "args": (changes,), **options}
+    return bool(st.button(label, key=key, icon=icon, **more))
+
+
+def page_link(page: str, label: str, icon: str) -> None:
+    st.page_link(page, label=label, icon=icon, query_params=screen_link_query())
+
+
+def draw_chart(figure: Any, key: str, alt: str) -> None:
+    st.plotly_chart(figure, key=key, alt=alt)
+
+
+def draw_facts(facts: Mapping[str, str], alt: str) -> None:
+    texts = {name: escape(text) for name, text in facts.items()}
+    st.table(texts, border="horizontal", alt=alt)
+
+
+def draw_cells(cells: Any, alt: str) -> None:
+    st.table(cells, border="horizontal", hide_index=True, alt=alt)
+
+
+def pick_one(label: str, options: Any, key: str, default: Any = None, **settings: Any) -> Any:
+    """Draw a row of options, titles by their names or names alone; return the one that is on."""
+    titles = options if isinstance(options, Mapping) else {option: option for option in options}
+    first = next(iter(titles)) if default is None else default
+    fixed = {"default": first, "required": True, "persist_state": "session", "key": key}
+    shown = {"format_func": titles.get, **fixed, **settings}
+    picked = st.segmented_control(label, list(titles), **shown)
+    return first if picked is None else picked
+
+
+def titled(options: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a widget whose ``options`` may be titles by their values."""
+    titles = options.get("options")
+    if not isinstance(titles, Mapping):
+        return options
+    return {"format_func": titles.get, **options, "options": list(titles)}
 
 
 # --- the plan ------------------------------------------------------------------------------------
@@ -468,5 +513,4 @@ def calculated(
 
 
 def limit_page_time() -> AbstractContextManager[Any]:
-    """What a page draws itself is held to the time of a request."""
     return budget.apply_budget(server_pool().settings.budget)

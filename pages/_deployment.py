@@ -19,7 +19,6 @@ def filled_fields() -> dict[str, str]:
 
 
 def parameters() -> Parameters:
-    """The last valid settings."""
     valid: Parameters = st.session_state.get("parameters", Parameters())
     return valid
 
@@ -86,5 +85,4 @@ def fill_in(bundle: Bundle) -> None:
 
 
 def clear_deployment() -> None:
-    """Reset every setting to its default."""
     st.session_state.update({"place": {}, "parameters": Parameters(), "misplaced": None})

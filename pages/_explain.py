@@ -50,7 +50,6 @@ def look_closer(plan: Plan) -> None:
 
 
 def pick_row(plan: Plan) -> int:
-    """The split to look at: the best, the selected one or a pinned one."""
     candidates = [plan.best_row, planned.selected_row(plan), *planned.pinned_rows(plan)]
     rows = list(dict.fromkeys(row for row in candidates if row is not None))
     options = {row_key(plan, row): split_label(plan, row) for row in rows}
@@ -68,7 +67,6 @@ def pick_row(plan: Plan) -> int:
 
 
 def show_view(view: View, plan: Plan, row: int) -> None:
-    """One view of a split, with its measure to choose where it has several."""
     measure = pick_measure(view, plan)
     focus = Focus(plan, row, tuple(common.pins()), measure=measure, dark=common.dark())
     with common.limit_page_time():
@@ -76,7 +74,6 @@ def show_view(view: View, plan: Plan, row: int) -> None:
 
 
 def pick_measure(view: View, plan: Plan) -> str:
-    """The measure that a view draws; empty where it offers none."""
     names, first = view.offered(plan), view.first_measure(plan)
     if not names:
         return ""
@@ -93,7 +90,6 @@ def pick_measure(view: View, plan: Plan) -> str:
 
 
 def show_items(plan: Plan, items: Iterable[Item]) -> None:
-    """What a view yields, in order; two halves stand side by side."""
     slots: list[Any] = []
     for item in items:
         half = isinstance(item, Chart) and item.half
@@ -124,7 +120,6 @@ def show_chart(plan: Plan, chart: Chart) -> None:
 
 
 def marked_splits(plan: Plan, rows: list[int]) -> None:
-    """Splits that pass through what was marked."""
     st.markdown(f"**Splits that pass through: {len(rows):,}**")
     if rows:
         frame = tables.splits_frame(plan, rows)
@@ -140,17 +135,15 @@ def marked_splits(plan: Plan, rows: list[int]) -> None:
 
 
 def show_table(plan: Plan, table: Table) -> None:  # noqa: ARG001 - every item is shown alike
-    """A table of text."""
     st.markdown(f"**{common.escape(table.title)}**")
     columns: dict[str, list[str]] = {}
     for name, cells in zip(table.head, zip(*table.rows, strict=True), strict=True):
         texts = [common.escape(cell) for cell in cells]
         columns[name] = [f"**{text}**" for text in texts] if name == table.strong else texts
-    st.table(columns, border="horizontal", hide_index=True, alt=table.title)
+    common.draw_cells(columns, table.title)
 
 
 def show_note(plan: Plan, note: Note) -> None:  # noqa: ARG001 - every item is shown alike
-    """Why there is nothing to draw, or what else to know."""
     st.info(common.escape(note.text), icon=":material/info:")
 
 
@@ -162,7 +155,6 @@ SHOW: dict[type, Callable[[Plan, Any], None]] = {
 
 
 def show_command(plan: Plan, row: int) -> None:
-    """The command that starts the split, to copy; or why there is none."""
     try:
         command = start_command(plan, row, folders=folders_allowed())
     except RecipeError as error:

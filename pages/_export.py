@@ -25,15 +25,7 @@ def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
     """The picture's format, and the chart as HTML, which ``figure`` draws on click."""
     name = exports.file_name(common.request(), subject)
     with st.popover("Export", icon=":material/download:"):
-        st.segmented_control(
-            "Picture format",
-            exports.PICTURES,
-            default=exports.PICTURES[0],
-            format_func=str.upper,
-            key=PICTURE,
-            persist_state="session",
-            required=True,
-        )
+        common.pick_one("Picture format", exports.PICTURES, PICTURE, format_func=str.upper)
         st.caption("The camera at the chart's upper right corner saves the picture.")
         st.download_button(
             "Interactive chart (HTML)",
@@ -46,20 +38,22 @@ def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
         )
 
 
+def table_buttons(key: str, name: str, frame: Callable[[], Any]) -> None:
+    """Draw a table as CSV and as Parquet, which ``frame`` makes on click."""
+    kinds = (("CSV", exports.CSV, csv_bytes), ("Parquet", exports.PARQUET, parquet_bytes))
+    for title, mime, write in kinds:
+        st.download_button(
+            title,
+            lambda write=write: write(frame()),
+            file_name=f"{name}.{title.lower()}",
+            mime=mime,
+            on_click="ignore",
+            icon=":material/table:",
+            key=f"{key}-{title.lower()}",
+        )
+
+
 def table_menu(subject: str, frame: Callable[[], Any]) -> None:
-    """A table as CSV and as Parquet, which ``frame`` makes on click."""
-    name = exports.file_name(common.request(), subject)
-    kinds = (("CSV", "csv", exports.CSV, csv_bytes),)
-    kinds += (("Parquet", "parquet", exports.PARQUET, parquet_bytes),)
     with st.popover("Export", icon=":material/download:"):
         st.caption("The splits that pass the filters, with the ends of likely ranges.")
-        for title, ending, mime, write in kinds:
-            st.download_button(
-                title,
-                lambda write=write: write(frame()),
-                file_name=f"{name}.{ending}",
-                mime=mime,
-                on_click="ignore",
-                icon=":material/table:",
-                key=f"{ending}-{subject}",
-            )
+        table_buttons(subject, exports.file_name(common.request(), subject), frame)

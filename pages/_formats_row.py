@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import _common as common
 import pandas as pd
 import streamlit as st
 
-from recipe_core.request.objective import JudgedOn
-
 Row = Mapping[str, Any]
-BENCHMARKS = {
-    "mean": "all kinds of tasks",
-    "knowledge": "knowledge",
-    "math": "mathematics",
-    "code": "code",
-    "commonsense": "common sense",
-    "reasoning": "reasoning",
-    "instruction": "following instructions",
-    "long-context": "long contexts",
-    "perplexity": "perplexity",
-}
-
-
-def benchmarks() -> list[str]:
-    """Kinds of benchmark that accuracy can be of."""
-    return list(get_args(JudgedOn))
 
 
 def draw_format_row(row: Row) -> None:
-    """The row in full."""
     support = row["support"]
     with st.container(border=True):
         st.markdown(f"**{common.escape(row['title'])}**: {common.escape(row['effect'])}")
@@ -62,7 +43,6 @@ def _engine_support_lines(support: Row) -> list[str]:
 
 
 def draw_published_figures(row: Row) -> None:
-    """The nearest published figures of its accuracy."""
     nearest = row["accuracy"]["nearest"]
     if not nearest:
         return

@@ -10,7 +10,6 @@ from recipe_core.request.presets import Example, examples
 
 
 def draw_gallery() -> None:
-    """Every case of the gallery as a card."""
     st.header("Or start from a real case", anchor=False)
     st.caption(
         "Each opens on its comparison, planned and ready to build. Change any of it from there."

@@ -9,14 +9,12 @@ from recipe_core.views.glossary import Term, glossary
 
 
 def draw_glossary_button() -> None:
-    """A button that opens the glossary over the page, which stays as it is."""
     if st.button("Glossary", key="glossary", icon=":material/menu_book:", type="tertiary"):
         show_glossary()
 
 
 @st.dialog("Glossary", width="large")
 def show_glossary() -> None:
-    """One word, or all by group."""
     terms = glossary().terms
     name = st.selectbox(
         "Find a word",

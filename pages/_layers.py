@@ -49,21 +49,20 @@ def architecture(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def draw_layers(spec: ModelSpec) -> None:
-    """The table beside the bars."""
     load_pages()  # the first page can be drawn before these are there
     from recipe_core.views.catalog import model_view
     from recipe_core.views.charts.parts import parameter_bars
 
-    left, right = st.columns(2, gap="large")
-    with left:
+    facts_column, bars_column = st.columns(2, gap="large")
+    with facts_column:
         st.header("Architecture", anchor=False)
         st.table(
             architecture(model_view(spec)), border="horizontal", alt="Architecture of the model"
         )
-    with right:
+    with bars_column:
         st.header("Parameters by part", anchor=False)
-        st.plotly_chart(
+        common.draw_chart(
             parameter_bars(spec.parameters_by_part, dark=common.dark()),
-            key="parts",
-            alt="Parameters by part of the model",
+            "parts",
+            "Parameters by part of the model",
         )

@@ -29,7 +29,6 @@ def model_change(name: str) -> Mapping[str, Any]:
 
 
 def take_model_name(name: str) -> None:
-    """Make a name of the catalog the request's model."""
     st.session_state.pop("unmatched", None)
     common.apply_changes({"model": name})
 
@@ -54,7 +53,6 @@ def draw_unmatched_name() -> None:
 
 
 def draw_name_buttons(names: list[str], place: str) -> None:
-    """One button a name."""
     for n, name in enumerate(names):
         st.button(
             common.escape(name),
@@ -78,12 +76,11 @@ def draw_model_ways_out(error: RecipeError, place: str) -> None:
     former = st.session_state.get("known_model")
     if former is not None and former != model:
         title = former.rpartition("/")[2] if isinstance(former, str) else "the former model"
-        st.button(
+        common.edit_button(
             common.escape(f"Back to {title}"),
-            key=f"{place}-former-model",
-            icon=":material/undo:",
-            on_click=common.apply_changes,
-            args=({"model": former},),
+            f"{place}-former-model",
+            {"model": former},
+            ":material/undo:",
         )
 
 

@@ -118,7 +118,6 @@ def draw_number(label: str, field: str, *, scale: float = 1.0, **options: Any) -
 
 
 def draw_number_list(label: str, field: str, **options: Any) -> None:
-    """Draw a box on a list of numbers of the request, divided by commas."""
 
     def take(values: tuple[float, ...] | None) -> None:
         common.change_to({field: values or ()})

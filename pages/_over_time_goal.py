@@ -30,7 +30,6 @@ MOST_SAVINGS = 5
 
 
 def has_time_limits() -> bool:
-    """Whether some limit on time is stated."""
     limits = common.request().objective.limits
     return any(getattr(limits, name) is not None for name in timed_limits())
 
@@ -54,27 +53,19 @@ def draw_time_limits() -> None:
 
 
 def draw_limit_presets() -> None:
-    """Limits that others publish, a click each."""
     st.info("State a limit on time, or start from a published one:", icon=":material/timer:")
     with st.container(horizontal=True):
         for name, preset in published_time_limits().items():
-            st.button(
+            common.edit_button(
                 f"{preset.title}: {time_limits_text(preset.ttft_ms, preset.tpot_ms)}",
-                key=f"over-time-limits-{name}",
-                on_click=common.apply_changes,
-                args=(limit_changes(preset),),
+                f"over-time-limits-{name}",
+                limit_changes(preset),
                 help=preset.help,
             )
-        st.page_link(
-            "objective.py",
-            label="All limits",
-            icon=":material/target:",
-            query_params=common.screen_link_query(),
-        )
+        common.page_link("objective.py", "All limits", ":material/target:")
 
 
 def limit_changes(preset: TimeLimits) -> dict[str, float]:
-    """The fields of the request that a preset sets."""
     return {
         "objective.limits.ttft_ms": preset.ttft_ms,
         "objective.limits.tpot_ms": preset.tpot_ms,
@@ -82,18 +73,14 @@ def limit_changes(preset: TimeLimits) -> dict[str, float]:
 
 
 def draw_attainment() -> None:
-    """The share of requests that must keep the limits."""
     now = loads.current_load().attainment
-    common.seed("_over-time-attainment", now)
-
-    def commit() -> None:
-        loads.apply_load_changes({"attainment": st.session_state["_over-time-attainment"]})
-
-    st.select_slider(
+    common.draw_choice(
+        st.select_slider,
         "Requests within the limits",
-        sorted({*SHARES, now}),
-        key="_over-time-attainment",
-        on_change=commit,
+        "_over-time-attainment",
+        now,
+        lambda share: loads.apply_load_changes({"attainment": share}),
+        options=sorted({*SHARES, now}),
         format_func=percent_text,
         help=f"{description_of(OverTime, 'attainment')}\n\n{term_help('attainment')}",
     )
@@ -125,7 +112,6 @@ PLACES = {
 
 
 def draw_cold_start() -> None:
-    """What a start finds, how long it takes, and what would shorten it."""
     with st.grid(2, min_column_width=170):
         pick("Node", "node", NODES)
         pick("Image", "image", IMAGES)
@@ -145,7 +131,6 @@ def draw_cold_start() -> None:
 
 
 def places() -> dict[str, str]:
-    """Where weights may be read from."""
     tiers = {name: storage_tier(name).title for name in storage_names()}
     now = common.request().options.start.weights
     titles = {**PLACES, **tiers}
@@ -160,27 +145,21 @@ def pick(label: str, name: str, options: Mapping[str, str]) -> None:
         f"options.start.{name}",
         read=lambda value: value or "",
         write=lambda value: value or None,
-        options=list(options),
-        format_func=options.get,
+        options=options,
     )
 
 
 def draw_start_phases(start: Mapping[str, Any]) -> None:
-    """The phases of a start, and what shortens it."""
     st.markdown(common.escape(start_sentence(start)))
-    st.plotly_chart(
+    common.draw_chart(
         start_phases(start, dark=common.dark()),
-        key="over-time-start-chart",
-        alt="Phases of a cold start, in seconds from the order of a replica",
+        "over-time-start-chart",
+        "Phases of a cold start, in seconds from the order of a replica",
     )
     if changes := start_savings(start):
         st.markdown("**What shortens it**")
         with st.container(horizontal=True, key="over-time-savings"):
             for n, (text, fields) in enumerate(changes[:MOST_SAVINGS]):
-                st.button(
-                    common.escape(text),
-                    key=f"over-time-saving-{n}",
-                    icon=":material/speed:",
-                    on_click=common.apply_changes,
-                    args=(fields,),
+                common.edit_button(
+                    common.escape(text), f"over-time-saving-{n}", fields, ":material/speed:"
                 )

@@ -59,7 +59,6 @@ def apply_load_changes(changes: Mapping[str, Any]) -> None:
 
 
 def draw_load() -> None:
-    """Where the load is from, its figures, and how it looks."""
     source = choose_source()
     if source == "trace":
         traces.draw_trace_upload(common.request().workload.over_time)
@@ -72,29 +71,25 @@ def draw_load() -> None:
 
 
 def choose_source() -> str:
-    """Whether the load is a shape, rates or a trace."""
     load_source = "rates" if current_load().rates else "shape"
     now = st.session_state.get("over-time-from", load_source)
     if now != "trace" and now != load_source:  # a link or a trace changed it
         now = load_source
 
-    def commit() -> None:
-        picked_source = st.session_state["_over-time-from"]
-        if not picked_source:
-            return
+    def commit(picked_source: str) -> None:
         st.session_state["over-time-from"] = picked_source
         if picked_source == "rates" and not current_load().rates:
             take_rates()
         elif picked_source == "shape" and not current_load().shape:
             take_shape()
 
-    common.seed("_over-time-from", now)
-    st.segmented_control(
+    common.draw_choice(
+        st.segmented_control,
         "Load over time",
-        list(FROM),
-        key="_over-time-from",
-        on_change=commit,
-        format_func=FROM.get,
+        "_over-time-from",
+        now,
+        commit,
+        options=FROM,
         required=True,
         wrap=True,
         label_visibility="collapsed",
@@ -103,20 +98,17 @@ def choose_source() -> str:
 
 
 def take_shape() -> None:
-    """Make a published week the load, at the mean of the rates before it."""
     mean = numbers.scaled(float(whole_load().rates.mean()), 1.0)
     no_rates = {"rates": None, "interval_s": None, "source": None}
     apply_load_changes({"shape": START_SHAPE, "mean_rate": float(f"{mean:.4g}"), **no_rates})
 
 
 def take_rates() -> None:
-    """Make the rates of a shape one's own, to change them by hand."""
     hourly_rates = {"rates": views.hourly_rates(current_load()), "interval_s": HOUR_S}
     apply_load_changes({"shape": None, "mean_rate": None, **hourly_rates})
 
 
 def request_workload() -> Any:
-    """The workload of the request."""
     return common.request().workload
 
 
@@ -133,20 +125,15 @@ def whole_load() -> Load:
 
 
 def draw_load_shape() -> None:
-    """A published week, and the rate that it is scaled to."""
     now = current_load().shape or START_SHAPE
     names = list(shape_names())
-    common.seed("_over-time-shape", now)
-
-    def commit() -> None:
-        if shape := st.session_state["_over-time-shape"]:
-            apply_load_changes({"shape": shape})
-
-    st.selectbox(
+    common.draw_choice(
+        st.selectbox,
         "Shape of a week",
-        names if now in names else [now, *names],
-        key="_over-time-shape",
-        on_change=commit,
+        "_over-time-shape",
+        now,
+        lambda shape: apply_load_changes({"shape": shape}),
+        options=names if now in names else [now, *names],
         format_func=views.shape_title,
         help=description_of(OverTime, "shape"),
     )
@@ -158,7 +145,6 @@ def draw_load_shape() -> None:
 
 
 def draw_typed_rates() -> None:
-    """Requests per second, one interval after the other."""
     load = current_load()
     text = ", ".join(number_text(rate).replace(",", "") for rate in load.rates)
     key = "_over-time-rates"
@@ -183,18 +169,13 @@ def draw_typed_rates() -> None:
             help=description_of(OverTime, "rates"),
         )
         step = load.interval_s
-        common.seed("_over-time-step", step)
-
-        def commit_step() -> None:
-            apply_load_changes({"interval_s": st.session_state["_over-time-step"]})
-
-        steps = {**STEPS, **({} if step in STEPS else {step: long_duration(step)})}
-        st.selectbox(
+        common.draw_choice(
+            st.selectbox,
             "Each is for",
-            list(steps),
-            key="_over-time-step",
-            on_change=commit_step,
-            format_func=steps.get,
+            "_over-time-step",
+            step,
+            lambda step_s: apply_load_changes({"interval_s": step_s}),
+            options={**STEPS, **({} if step in STEPS else {step: long_duration(step)})},
         )
     period_s = len(load.rates) * step
     days = f"{period_s / DAY_S:g} days" if period_s >= 2 * DAY_S else long_duration(period_s)
@@ -205,7 +186,6 @@ def draw_typed_rates() -> None:
 
 
 def draw_load_figures() -> None:
-    """Mean rate, days, growth, bursts, and when it begins."""
     load = current_load()
     with numbers.group_boxes("over-time"), st.grid(3, min_column_width=150):
         draw_load_figure(
@@ -220,7 +200,6 @@ def draw_load_figures() -> None:
 def draw_load_figure(
     field: str, label: str, *, factor: float = 1.0, optional: bool = False, empty: str = ""
 ) -> None:
-    """One number of the load; a wrong one is refused."""
     value = getattr(current_load(), field)
 
     def take(entered: float | None) -> None:
@@ -239,19 +218,15 @@ def draw_load_figure(
 
 
 def draw_first_day() -> None:
-    """The day on which the time begins."""
     load = current_load()
     days = [24 * n for n in range(7)]
-    common.seed("_over-time-begin", load.start_hour)
-
-    def commit() -> None:
-        apply_load_changes({"start_hour": st.session_state["_over-time-begin"]})
-
-    st.selectbox(
+    common.draw_choice(
+        st.selectbox,
         "Begins",
-        days if load.start_hour in days else [load.start_hour, *days],
-        key="_over-time-begin",
-        on_change=commit,
+        "_over-time-begin",
+        load.start_hour,
+        lambda hour: apply_load_changes({"start_hour": hour}),
+        options=days if load.start_hour in days else [load.start_hour, *days],
         format_func=lambda hour: week_time(0, hour),
         width=numbers.BOX_PX,
         help=description_of(OverTime, "start_hour"),
@@ -259,7 +234,6 @@ def draw_first_day() -> None:
 
 
 def draw_load_charts() -> None:
-    """The load in a sentence, through time, and by the hours of a week."""
     try:
         load = whole_load()
     except RecipeError as error:
@@ -272,17 +246,17 @@ def draw_load_charts() -> None:
     names = ["Through time", "Hours of the week"]
     tabs = st.tabs(names if load.span_s > DAY_S else names[:1], key="over-time-load")
     with tabs[0]:
-        st.plotly_chart(
+        common.draw_chart(
             rates_over_time(rates, load.interval_s, load.start_hour, dark=dark),
-            key="over-time-rates-chart",
-            alt=f"Requests per second through {long_duration(load.span_s)}",
+            "over-time-rates-chart",
+            f"Requests per second through {long_duration(load.span_s)}",
         )
     for tab in tabs[1:]:
         with tab:
-            st.plotly_chart(
+            common.draw_chart(
                 hours_of_week(rates, load.interval_s, load.start_hour, dark=dark),
-                key="over-time-week-chart",
-                alt="Mean requests per second by day of the week and hour",
+                "over-time-week-chart",
+                "Mean requests per second by day of the week and hour",
             )
 
 
@@ -297,5 +271,4 @@ def source_line() -> list[str]:
 
 
 def load_stating_changes() -> dict[str, Any]:
-    """The change that states the load where the request has none yet."""
     return {"workload.over_time": current_load().to_json()}

@@ -25,7 +25,6 @@ from recipe_core.views.charts.over_time import (
     within_limits,
 )
 from recipe_core.views.charts.policies import cost_against_share, policy_costs
-from recipe_core.views.columns import styled
 
 Json = Mapping[str, Any]
 Drawn = Callable[..., Any]
@@ -59,7 +58,6 @@ CHARTS: Mapping[str, tuple[str, Drawn, str]] = {
 
 
 def draw_simulation(answer: Json) -> None:
-    """Verdict, policies side by side, and the one that is looked at."""
     good, sentence = view.over_time_verdict(answer)
     say, icon = (st.success, "check_circle") if good else (st.error, "block")
     say(f"**{common.escape(sentence)}.**", icon=f":material/{icon}:")
@@ -112,37 +110,35 @@ def draw_policy_table(answer: Json, selected_name: str) -> None:
     st.session_state["over-time-policies"] = {
         "selection": {"rows": [keys.index(selected_name)], "columns": [], "cells": []}
     }
-    st.dataframe(
-        styled(rows, columns),
+    columns_of.draw_sorted(
+        rows,
+        columns,
+        f"{len(answer['policies'])} policies and two bounds, the best first",
+        rows_high=len(rows),
         key="over-time-policies",
         on_select=look,
         selection_mode="single-row-required",
-        hide_index=True,
-        height="content",
-        column_config=columns_of.column_settings(columns),
-        alt=f"{len(answer['policies'])} policies and two bounds, the best first",
     )
     means = (f"**{view.policy_title(name)}**: {text}" for name, text in view.BOUNDS.items())
     st.caption(f"Bounds: {'; '.join(means)}. Select a row to look at a policy.")
 
 
 def draw_policy_charts(answer: Json, selected_name: str) -> None:
-    """Cost by policy, and cost against the share within the limits."""
-    left, right = st.columns(2, gap="large")
+    costs_column, shares_column = st.columns(2, gap="large")
     dark = common.dark()
-    with left:
+    with costs_column:
         st.markdown("**Cost of each policy**")
-        st.plotly_chart(
+        common.draw_chart(
             policy_costs(answer, selected_name, dark=dark),
-            key="over-time-costs",
-            alt="Cost of each policy, with both bounds as lines",
+            "over-time-costs",
+            "Cost of each policy, with both bounds as lines",
         )
-    with right:
+    with shares_column:
         st.markdown("**Cost against requests within the limits**")
-        st.plotly_chart(
+        common.draw_chart(
             cost_against_share(answer, selected_name, dark=dark),
-            key="over-time-tradeoff",
-            alt="Cost of each policy and bound against the share of requests within the limits",
+            "over-time-tradeoff",
+            "Cost of each policy and bound against the share of requests within the limits",
         )
 
 
@@ -150,35 +146,26 @@ def draw_policy_charts(answer: Json, selected_name: str) -> None:
 
 
 def draw_policy_closely(answer: Json, policy: Json) -> None:
-    """Which policy is looked at, its figures and parameters."""
     names = list(view.policies_by_name(answer))
-    common.seed("_over-time-policy", policy["name"])
-
-    def commit() -> None:
-        if policy_name := st.session_state["_over-time-policy"]:
-            st.session_state["over-time-policy"] = policy_name
-
-    st.selectbox(
+    common.draw_choice(
+        st.selectbox,
         "Policy",
-        names,
-        key="_over-time-policy",
-        on_change=commit,
+        "_over-time-policy",
+        policy["name"],
+        lambda name: st.session_state.update({"over-time-policy": name}),
+        options=names,
         format_func=view.policy_title,
         width=300,
     )
     sentences = [f"{view.policy_facts(policy)}.", view.worst_hour_sentence(answer, policy)]
     st.markdown(common.escape(" ".join(filter(None, sentences))))
-    left, right = st.columns(2, gap="large")
+    parameters_column, outcome_column = st.columns(2, gap="large")
     for place, rows, alt in (
-        (left, view.scaling_rows(policy["scaling"]), "Parameters of the policy"),
-        (right, view.outcome_rows(answer, policy), "What the policy does"),
+        (parameters_column, view.scaling_rows(policy["scaling"]), "Parameters of the policy"),
+        (outcome_column, view.outcome_rows(answer, policy), "What the policy does"),
     ):
         with place:
-            st.table(
-                {name: common.escape(text) for name, text in rows.items()},
-                border="horizontal",
-                alt=alt,
-            )
+            common.draw_facts(rows, alt)
 
 
 def policy_changes(answer: Json, policy: Json) -> dict[str, Any]:
@@ -200,30 +187,23 @@ def draw_use_policy(answer: Json, policy: Json) -> None:
     scaling = common.request().options.scaling
     used = scaling == Scaling.model_validate(policy["scaling"])
     with st.container(horizontal=True, vertical_alignment="center"):
-        st.button(
+        common.edit_button(
             "Used in the recipe" if used else f"Use {view.policy_title(policy['name'])}",
-            key="over-time-use",
+            "over-time-use",
+            policy_changes(answer, policy),
+            ":material/check:" if used else ":material/tune:",
             type=common.main_button(),
-            icon=":material/check:" if used else ":material/tune:",
             disabled=used,
-            on_click=common.apply_changes,
-            args=(policy_changes(answer, policy),),
             help="Sets the scaling of the request: the bundle's autoscalers get these numbers",
         )
         if scaling is not None:
-            st.button(
+            common.edit_button(
                 "Use none",
-                key="over-time-none",
-                icon=":material/close:",
-                on_click=common.apply_changes,
-                args=({"options.scaling": None, "options.simulated": None},),
+                "over-time-none",
+                {"options.scaling": None, "options.simulated": None},
+                ":material/close:",
             )
-            st.page_link(
-                "recipe.py",
-                label="To the recipe",
-                icon=":material/inventory_2:",
-                query_params=common.screen_link_query(),
-            )
+            common.page_link("recipe.py", "To the recipe", ":material/inventory_2:")
     objects.draw_policy_files(policy)
 
 
@@ -241,8 +221,6 @@ def draw_policy_series(answer: Json, policy: Json) -> None:
         shown = span or shown
     for name, (title, chart, alt) in CHARTS.items():
         st.markdown(f"**{title}**")
-        st.plotly_chart(
-            chart(answer, policy, days[shown], dark=common.dark()),
-            key=f"over-time-{name}",
-            alt=alt,
+        common.draw_chart(
+            chart(answer, policy, days[shown], dark=common.dark()), f"over-time-{name}", alt
         )

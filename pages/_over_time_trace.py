@@ -29,7 +29,6 @@ OWN = ""
 
 
 def draw_trace_upload(load: OverTime | None) -> None:
-    """A place for a file, what it holds, and what takes it into the request."""
     st.file_uploader(
         "Trace",
         type=KINDS,
@@ -52,7 +51,6 @@ def draw_trace_upload(load: OverTime | None) -> None:
 
 
 def take_trace_upload() -> None:
-    """A file was chosen, or taken away."""
     file = st.session_state["over-time-file"]
     st.session_state.pop("over-time-trace", None)
     st.session_state["over-time-unread"] = (file.getvalue(), file.name) if file else None
@@ -72,21 +70,15 @@ def read_trace_upload() -> None:
 
 
 def draw_trace_look(look: TraceLook) -> None:
-    """Its figures and charts."""
-    st.table(
-        {name: common.escape(text) for name, text in trace_rows(look.facts).items()},
-        border="horizontal",
-        alt="What the trace holds",
-    )
+    common.draw_facts(trace_rows(look.facts), "What the trace holds")
     views: dict[str, tuple[go.Figure, str]] = trace_figures(look)
     tabs = st.tabs(list(views), key="over-time-trace-views")
     for number, (tab, (figure, alt)) in enumerate(zip(tabs, views.values(), strict=True)):
         with tab:
-            st.plotly_chart(figure, key=f"over-time-trace-{number}", alt=alt)
+            common.draw_chart(figure, f"over-time-trace-{number}", alt)
 
 
 def trace_figures(look: TraceLook) -> dict[str, tuple[go.Figure, str]]:
-    """Figures of the trace with what they show, by their titles."""
     load, dark = look.load, common.dark()
     views = {"Rate of the trace": (requests_over_time(load, dark=dark), alt_text(load))}
     if isinstance(load, Trace):
@@ -119,13 +111,12 @@ def draw_use_trace(look: TraceLook, load: OverTime | None) -> None:
         )
     changes = look.changes(load, shape or None)
     used = load == OverTime.model_validate(changes["workload.over_time"])
-    st.button(
+    common.edit_button(
         "This trace is used" if used else "Use this trace",
-        key="over-time-use-trace",
+        "over-time-use-trace",
+        changes,
+        ":material/check:" if used else ":material/upload:",
         type=common.main_button(),
-        icon=":material/check:" if used else ":material/upload:",
         disabled=used,
-        on_click=common.apply_changes,
-        args=(changes,),
         help="Sets rates, lengths, reuse of prefixes and the mean load of the request",
     )

@@ -125,7 +125,6 @@ def planned_or_none() -> Plan | None:
 
 
 def single_changes() -> list[Change]:
-    """Changes to the request after which a split fits, each really planned."""
     return _single_changes_of(*_cache_key(), folders_allowed())
 
 
@@ -140,7 +139,6 @@ def buildable_edits() -> list[Change]:
 
 
 def pinned_rows(plan: Plan) -> list[int]:
-    """Rows of the pinned splits that fit."""
     rows = [find_row(plan, key) for key in common.pins()]
     return [row for row in rows if row is not None and plan.feasible[row]]
 

@@ -82,8 +82,7 @@ def draw_price() -> None:
         "_price_mode",
         mode,
         price_changes,
-        options=list(PRICES),
-        format_func=PRICES.get,
+        options=PRICES,
         required=True,
     )
     if mode == "offer":
@@ -97,7 +96,6 @@ def draw_price() -> None:
 
 
 def stated_price() -> None:
-    """A custom price and its commitment."""
     with numbers.group_boxes("price"), st.grid(3, min_column_width=150):
         numbers.draw_number("Price ($ per device-hour)", "hardware.usd_per_device_hour", unit="$")
         common.edit(
@@ -161,7 +159,6 @@ def offer_list() -> None:
 
 
 def offer_texts(offer: Offer) -> tuple[str, str]:
-    """Price and name of an offer."""
     return f"{usd(offer.usd_per_device_hour)} per hour", offer.name
 
 
@@ -180,7 +177,6 @@ def offer_caption(offer: Offer) -> str:
 
 
 def stored_commitment(kind: str) -> str | None:
-    """The commitment as the request states it: on-demand is its default."""
     return None if kind == "on-demand" else kind
 
 

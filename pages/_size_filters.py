@@ -16,6 +16,15 @@ from recipe_core.hardware.prices import all_offers
 from recipe_core.request.edit import range_of
 from recipe_core.request.size import Market, Owned
 
+VENDORS = {
+    "nvidia": "NVIDIA",
+    "amd": "AMD",
+    "intel": "Intel",
+    "apple": "Apple",
+    "google": "Google",
+    "aws": "AWS",
+    "cpu": "CPU",
+}
 FIRST_OWNED = 8
 """Devices of one's own that are added where nothing else is typed."""
 
@@ -41,14 +50,13 @@ def draw_filter(
         label,
         key=key,
         on_change=commit,
-        **{"help": description_of(Market, field), **options},
+        **{"help": description_of(Market, field), **common.titled(options)},
     )
 
 
 def draw_name_filter(
     field: str, label: str, options: Sequence[str], placeholder: str, **rest: Any
 ) -> None:
-    """Names to choose from, or others that are typed."""
     now = [name for name in getattr(common.current_market(), field) if isinstance(name, str)]
     draw_filter(
         st.multiselect,
@@ -120,7 +128,6 @@ def market_number(
 
 
 def device_title(name: str) -> str:
-    """A device as people write it."""
     return device_profile(name).title
 
 

@@ -10,39 +10,27 @@ import _size_filters as filters
 import _workload as asking
 import streamlit as st
 
-from recipe_core.hardware.profile import Commitment, Vendor
+from recipe_core.hardware.profile import Commitment
 from recipe_core.models.catalog import catalog_ids
 from recipe_core.request.metrics import Limit, limits_by_name, run_limits, timed_limits
 from recipe_core.request.open_hardware import CONFIDENCE
 from recipe_core.request.presets import aims
 from recipe_core.request.size import Market
 
-WORK = {"serving": "Serve", "training": "Train"}
-VENDORS = {
-    "nvidia": "NVIDIA",
-    "amd": "AMD",
-    "intel": "Intel",
-    "apple": "Apple",
-    "google": "Google",
-    "aws": "AWS",
-    "cpu": "CPU",
-}
 GOALS = ("cost", "gpus", "energy")
 """What sizing may count, cost first; the wizard's objective may count more."""
-PERCENTILES = {50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 INLINE = "config in the link"
 
 
 def draw_size_form() -> None:
-    """Three columns; on a narrow screen one after the other."""
-    left, middle, right = st.columns(3, gap="large")
-    with left:
+    work_column, limits_column, market_column = st.columns(3, gap="large")
+    with work_column:
         st.header("What runs", anchor=False)
         draw_size_workload()
-    with middle:
+    with limits_column:
         st.header("What it must hold", anchor=False)
         draw_size_limits()
-    with right:
+    with market_column:
         st.header("What to choose from", anchor=False)
         draw_market()
     narrowed = common.current_market() != Market()
@@ -57,16 +45,7 @@ def draw_size_form() -> None:
 
 
 def draw_size_workload() -> None:
-    """Model, and traffic or a training run."""
-    common.edit(
-        st.segmented_control,
-        "Serve or train",
-        "workload.kind",
-        options=list(WORK),
-        format_func=WORK.get,
-        required=True,
-        label_visibility="collapsed",
-    )
+    common.draw_kind(label_visibility="collapsed")
     model = common.request().model
     shown = model if isinstance(model, str) else INLINE
     catalog_names = catalog_ids()
@@ -90,7 +69,6 @@ def draw_size_workload() -> None:
 
 
 def draw_size_limits() -> None:
-    """Limits, how sure they must hold, and what counts."""
     training = common.asks_for_training()
     names = run_limits() if training else timed_limits()
     # three beside each other cut their numbers off
@@ -98,14 +76,7 @@ def draw_size_limits() -> None:
         for name in names:
             draw_size_limit(limits_by_name()[name])
     if not training:
-        common.edit(
-            st.segmented_control,
-            "Time limits apply to",
-            "objective.limits.percentile",
-            options=list(PERCENTILES),
-            format_func=lambda value: PERCENTILES.get(value, f"p{value:g}"),
-            optional=True,
-        )
+        asking.draw_percentile()
     common.edit(
         st.slider,
         "Confidence",
@@ -121,24 +92,20 @@ def draw_size_limits() -> None:
 
 
 def whole_percent(share: float) -> int:
-    """A share in whole percent."""
     return round(100.0 * share)
 
 
 def draw_size_limit(limit: Limit) -> None:
-    """A limit that may be left out."""
     field, unit = f"objective.limits.{limit.name}", limit.field_symbol
     label = f"{limit.metric.head} ({unit})"
     numbers.draw_number(label, field, optional=True, unit=unit, placeholder="no limit")
 
 
 def goal() -> str:
-    """What counts: cost, unless the reader chose otherwise on this page."""
     return str(st.session_state.get("size-goal", GOALS[0]))
 
 
 def draw_size_goals() -> None:
-    """What the best hardware has least of."""
     aims_by_name = aims(common.request())
 
     def commit() -> None:
@@ -161,14 +128,12 @@ def draw_size_goals() -> None:
 
 
 def draw_market() -> None:
-    """Vendors, commitments and budget; the rest folded."""
     filters.draw_filter(
         st.pills,
         "Vendors",
         "vendors",
         read=list,
-        options=list(get_args(Vendor)),
-        format_func=VENDORS.get,
+        options=filters.VENDORS,
         selection_mode="multi",
     )
     filters.draw_filter(

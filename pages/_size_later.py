@@ -11,11 +11,10 @@ from typing import Any
 import _common as common
 import _numbers as numbers
 import streamlit as st
-from pydantic import ValidationError
 
 from recipe_core.base.documented import description_of
 from recipe_core.request.edit import range_of
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
 from recipe_core.views import size_text
 from recipe_core.views import size_view as view
@@ -74,7 +73,6 @@ def part_names() -> list[str]:
 
 
 def stated_part(part: str) -> dict[str, Any]:
-    """What a part asks."""
     return {**START[part], **st.session_state.get(f"size-{part}", {})}
 
 
@@ -88,7 +86,6 @@ def stated_parts() -> dict[str, Any]:
 
 
 def draw_later_parts(answer: Json) -> None:
-    """The three parts, each with its figures and what the answer says to it."""
     say: dict[str, Callable[[Json, Json], None]] = {
         "growth": draw_growth,
         "availability": draw_availability,
@@ -105,21 +102,18 @@ def draw_later_parts(answer: Json) -> None:
 
 
 def selected_or_best_row(answer: Json) -> Json:
-    """The row of the device that the reader selected, else the best."""
     rows = {view.key(row): row for row in answer["devices"]}
     selected: Json = rows.get(st.session_state.get("size-device"), answer["devices"][0])
     return selected
 
 
 def draw_part_figures(part: str) -> None:
-    """The fields of a part."""
     with numbers.group_boxes(f"size-{part}-figures"), st.grid(4, min_column_width=150):
         for field, (label, factor) in FIELDS[part].items():
             draw_part_figure(part, field, label, factor)
 
 
 def draw_part_figure(part: str, field: str, label: str, factor: float) -> None:
-    """One number of a part; a wrong one is refused."""
     model = MODELS[part]
     value = stated_part(part).get(field, model.model_fields[field].default)
 
@@ -127,10 +121,7 @@ def draw_part_figure(part: str, field: str, label: str, factor: float) -> None:
         values = {name: value for name, value in stated_part(part).items() if name != field}
         if entered is not None:
             values[field] = numbers.scaled(entered, 1 / factor)
-        try:
-            model.model_validate(values)
-        except ValidationError as error:
-            raise first_error(error, values, model) from None
+        validate_plain(values, model)
         st.session_state[f"size-{part}"] = values
 
     numbers.box(
@@ -146,46 +137,36 @@ def draw_part_figure(part: str, field: str, label: str, factor: float) -> None:
 
 
 def draw_growth(answer: Json, row: Json) -> None:
-    """How long sizes last, and what the months cost."""
     if not answer.get("growth"):
         st.info("No device has a largest load to grow to.", icon=":material/info:")
         return
-    sentences = [
-        *size_text.growth_sentences(row),
-        size_text.cheapest_sentence(answer["growth"], answer["devices"]),
-    ]
-    st.markdown(common.escape(" ".join(sentences)))
-    st.plotly_chart(
+    cheapest = size_text.cheapest_sentence(answer["growth"], answer["devices"])
+    st.markdown(common.escape(f"{size_text.growth_text(row)} {cheapest}"))
+    common.draw_chart(
         growth_costs(answer, view.key(row), dark=common.dark()),
-        key="size-growth-chart",
-        alt="Cost of each month by device while the load grows",
+        "size-growth-chart",
+        "Cost of each month by device while the load grows",
     )
     st.caption("A mark is the month in which a device needs the next unit.")
 
 
 def draw_availability(_: Json, row: Json) -> None:
-    """Spare replicas of the device that is looked at."""
     rows = size_text.availability_facts(row)
     st.markdown(f"**{common.escape(view.short(row))}**")
-    st.table(
-        {name: common.escape(text) for name, text in rows.items()},
-        border="horizontal",
-        alt="Replicas, spares, and what a lost machine does",
-    )
+    common.draw_facts(rows, "Replicas, spares, and what a lost machine does")
 
 
 def draw_purchase(_: Json, row: Json) -> None:
-    """Buying the device that is looked at against renting it."""
-    sentences = size_text.purchase_sentences(row)
-    if not sentences:
+    purchase = size_text.purchase_text(row)
+    if not purchase:
         st.info("These machines are yours already.", icon=":material/info:")
         return
-    st.markdown(common.escape(" ".join(sentences)))
+    st.markdown(common.escape(purchase))
     if "rented" in row["purchase"]:
-        st.plotly_chart(
+        common.draw_chart(
             owned_or_rented(row["purchase"], dark=common.dark()),
-            key="size-purchase-chart",
-            alt="What owning and renting have cost until the end of each month",
+            "size-purchase-chart",
+            "What owning and renting have cost until the end of each month",
         )
     else:
         st.caption("State the price of a device, and the curves of both are drawn.")

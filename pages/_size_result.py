@@ -29,7 +29,6 @@ Json = Mapping[str, Any]
 
 
 def draw_partial_sizing(answer: Json) -> None:
-    """The devices that are sized so far."""
     if answer["best"] is not None:
         best_text = common.escape(view.sentence(answer["best"]))
         st.info(f"**Best of {answer['sized']} of {answer['of']} devices:** {best_text}.")
@@ -37,7 +36,6 @@ def draw_partial_sizing(answer: Json) -> None:
 
 
 def draw_whole_sizing(answer: Json, request: SizeRequest) -> None:
-    """Verdict, table, charts, the device that is looked at."""
     good, sentence = view.size_verdict(answer)
     if good:
         st.success(f"**{common.escape(sentence)}.**", icon=":material/check_circle:")
@@ -61,19 +59,11 @@ def draw_whole_sizing(answer: Json, request: SizeRequest) -> None:
 def draw_sized_devices(answer: Json, request: SizeRequest) -> None:
     """Everything about devices that hold; to look at another one leaves the form as it is."""
     common.follow_edit()
-    row = selected_device_row(answer)
+    row = later.selected_or_best_row(answer)
     draw_device_actions(row, request)
     draw_device_table(answer, selectable=True)
     draw_sizing_charts(answer, request, row)
     closely.draw_sized_device(answer, row)
-
-
-def selected_device_row(answer: Json) -> Json:
-    """The row that the reader selected, else the best."""
-    selected_key = st.session_state.get("size-device")
-    rows = {view.key(row): row for row in answer["devices"]}
-    selected: Json = rows.get(selected_key, answer["devices"][0])
-    return selected
 
 
 def draw_device_actions(row: Json, request: SizeRequest) -> None:
@@ -111,13 +101,12 @@ def take_device(row: Json, request: SizeRequest, page: str) -> None:
 
 
 def draw_device_table(answer: Json, *, selectable: bool) -> None:
-    """A row for each device; a selected one is looked at."""
     rows = answer["devices"]
     shown = view.size_columns(rows)
     keys = [view.key(row) for row in rows]
     options: dict[str, Any] = {}
     if selectable:
-        now = view.key(selected_device_row(answer))
+        now = view.key(later.selected_or_best_row(answer))
 
         def look() -> None:
             rows = st.session_state["size-devices"]["selection"]["rows"]
@@ -133,16 +122,13 @@ def draw_device_table(answer: Json, *, selectable: bool) -> None:
             "on_select": look,
             "selection_mode": "single-row-required",
         }
-    st.dataframe(
-        columns.styled(rows, shown),
-        hide_index=True,
-        height="content" if len(rows) < 17 else 560,
-        column_config={
-            **columns_of.column_settings(shown),
-            "key": None,
-            "device": st.column_config.TextColumn("Device", pinned=True, width=190),
-        },
-        alt=f"{len(rows)} devices that hold the limits, best first",
+    device = st.column_config.TextColumn("Device", pinned=True, width=190)
+    columns_of.draw_sorted(
+        rows,
+        shown,
+        f"{len(rows)} devices that hold the limits, best first",
+        rows_high=16,
+        column_config={"key": None, "device": device},
         **options,
     )
     if any(map(view.is_doubtful, rows)):
@@ -150,7 +136,6 @@ def draw_device_table(answer: Json, *, selectable: bool) -> None:
 
 
 def draw_unpriced_devices(answer: Json) -> None:
-    """Devices that would do, if anybody named a price."""
     rows = answer.get("unpriced") or []
     if rows:
         st.header("Without a price", anchor=False)
@@ -159,7 +144,6 @@ def draw_unpriced_devices(answer: Json) -> None:
 
 
 def draw_refused_devices(answer: Json) -> None:
-    """Devices on which nothing holds, folded."""
     rows = answer.get("refused") or []
     if not rows:
         return
@@ -194,29 +178,20 @@ def draw_sizing_charts(answer: Json, request: SizeRequest, row: Json) -> None:
 
 
 def draw_cost_bars(answer: Json, row: Json) -> None:
-    """Cost of a month by device."""
-    st.plotly_chart(
+    common.draw_chart(
         cost_bars(answer, view.key(row), dark=common.dark()),
-        key="size-costs",
-        alt=f"Cost of a month of {len(answer['devices'])} devices",
+        "size-costs",
+        f"Cost of a month of {len(answer['devices'])} devices",
     )
 
 
 def draw_cost_against(answer: Json, request: SizeRequest, row: Json, axes: list[str]) -> None:
-    """Cost against what a limit bounds."""
     axis = axes[0]
     if len(axes) > 1:
-        axis = st.segmented_control(
-            "Against",
-            axes,
-            default=axes[0],
-            format_func=lambda column: column_metric(column).head,
-            key="size-axis",
-            persist_state="session",
-            required=True,
+        axis = common.pick_one(
+            "Against", {name: column_metric(name).head for name in axes}, "size-axis"
         )
-    axis = axis or axes[0]
-    st.plotly_chart(
+    common.draw_chart(
         cost_against(
             answer,
             axis,
@@ -224,18 +199,17 @@ def draw_cost_against(answer: Json, request: SizeRequest, row: Json, axes: list[
             limit=getattr(request.objective.limits, limit_of(axis).name),
             dark=common.dark(),
         ),
-        key="size-against",
-        alt=f"Cost against {column_metric(axis).label} for every number of every device",
+        "size-against",
+        f"Cost against {column_metric(axis).label} for every number of every device",
     )
     st.caption("One mark for each number of devices; open marks do not hold the limits.")
 
 
 def draw_confidence_curves(answer: Json, request: SizeRequest, row: Json) -> None:
-    """Confidence against the number of devices."""
-    st.plotly_chart(
+    common.draw_chart(
         confidence_curves(
             answer, view.key(row), confidence=request.objective.confidence, dark=common.dark()
         ),
-        key="size-confidence",
-        alt="Highest confidence against the number of devices rented, by device",
+        "size-confidence",
+        "Highest confidence against the number of devices rented, by device",
     )

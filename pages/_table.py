@@ -60,7 +60,6 @@ def draw_ranked_splits(plan: Plan) -> None:
 
 
 def pick_filters(plan: Plan) -> Filters:
-    """What the reader wants to see; offered is only what tells splits apart."""
     by = []
     for name, title in tables.differing(plan).items():
         options = tables.group_titles(plan, name)

@@ -34,7 +34,6 @@ SHOWN_PX = 460
 
 
 def draw_deployment(bundle: Bundle) -> None:
-    """Every target, refused ones too, and the commands of the selected one."""
     deployment.fill_in(bundle)
     refused = {name: reason for name, reason in bundle.targets.items() if isinstance(reason, str)}
     titles = {BY_HAND: ":material/terminal: By hand"}
@@ -61,7 +60,6 @@ def draw_deployment(bundle: Bundle) -> None:
 
 
 def draw_by_hand(bundle: Bundle) -> None:
-    """The launcher and what it starts, node by node."""
     context = bundle.context
     if context.install:
         st.caption("Install the engine:")
@@ -93,7 +91,6 @@ def draw_by_hand(bundle: Bundle) -> None:
 
 
 def draw_target(bundle: Bundle, name: str) -> None:
-    """The commands of one target, and its files."""
     files: Mapping[str, str] = bundle.targets[name]
     for use in target_uses(files, bundle.context.name, bundle.context.kind):
         st.caption("Start and stop, in the bundle's folder:")
@@ -126,9 +123,8 @@ def draw_file_text(text: str) -> None:
 
 
 def draw_bundle_files(bundle: Bundle) -> None:
-    """Every file of the bundle in a list, and the selected one's text."""
-    left, right = st.columns([2, 3], gap="large")
-    with left:
+    listing_column, preview_column = st.columns([2, 3], gap="large")
+    with listing_column:
         words = st.text_input(
             "Find",
             key="find",
@@ -153,7 +149,7 @@ def draw_bundle_files(bundle: Bundle) -> None:
                 on_change=pick_file,
                 label_visibility="collapsed",
             )
-    with right:
+    with preview_column:
         file = files[path or next(iter(files))]
         text, complete = preview_text(bundle.files[file.path])
         st.markdown(f"**{common.escape(file.path)}**")
@@ -164,7 +160,6 @@ def draw_bundle_files(bundle: Bundle) -> None:
 
 
 def pick_file() -> None:
-    """Remember the file: a search that does not match it only hides it."""
     st.session_state["file"] = st.session_state["_file"]
 
 
@@ -172,7 +167,6 @@ def pick_file() -> None:
 
 
 def draw_provenance(bundle: Bundle) -> None:
-    """What set each field, option and variable."""
     rows = overview.option_origins(bundle.recipe)
     st.dataframe(
         columns.column_frame(rows, overview.ORIGINS),
@@ -211,33 +205,25 @@ def draw_other_engines(
     able = [engine for engine in tried if not engine.reasons]
     unable = [engine for engine in tried if engine.reasons]
     if able:
-        st.table(
-            engine_rows(able, recipe),
-            border="horizontal",
-            hide_index=True,
-            alt="The same split on other engines",
-        )
+        common.draw_cells(engine_rows(able, recipe), "The same split on other engines")
         with st.container(horizontal=True):
             for engine in able:
-                st.button(
+                common.edit_button(
                     f"Switch to {engine.title}",
-                    key=f"use-{engine.name}",
-                    icon=":material/swap_horiz:",
-                    on_click=common.apply_changes,
-                    args=(engine.changes,),
+                    f"use-{engine.name}",
+                    engine.changes,
+                    ":material/swap_horiz:",
                 )
     else:
         st.info("No other engine can run this split.", icon=":material/info:")
     if unable:
         st.markdown("**Engines that cannot run it**")
-        st.table(
+        common.draw_cells(
             {
                 "Engine": [common.escape(f"{engine.title} {engine.version}") for engine in unable],
                 "Why not": [common.escape("; ".join(engine.reasons)) for engine in unable],
             },
-            border="horizontal",
-            hide_index=True,
-            alt="Engines that cannot run this split",
+            "Engines that cannot run this split",
         )
 
 
@@ -256,7 +242,6 @@ def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str
 
 
 def draw_fallbacks(bundle: Bundle) -> None:
-    """The recipe's fallbacks, which travel in the bundle."""
     recipe = bundle.recipe
     if not recipe.fallbacks:
         st.info("No other split, device or format can run this.", icon=":material/info:")
@@ -314,7 +299,6 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
 
 
 def draw_bundle_tabs(bundle: Bundle, request: PlanRequest) -> None:
-    """The tabs; only the open one is drawn."""
     recipe = bundle.recipe
     views = {
         "Deploy": lambda: draw_deployment(bundle),

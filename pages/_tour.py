@@ -100,7 +100,6 @@ def draw_tour_offer() -> None:
 
 
 def draw_tour_note() -> None:
-    """What to look at on this page, while the tour goes on."""
     page = st.session_state["page"]
     with st.container(key="tour-note"):  # one place in every state: what follows stays in its own
         if "tour" not in st.session_state:
@@ -144,17 +143,11 @@ def elsewhere() -> None:
     """That the tour goes on at another page."""
     st.markdown("The tour does not stop here.")
     with st.container(horizontal=True):
-        st.page_link(
-            PAGES[0],
-            label="Back to its first stop",
-            icon=":material/explore:",
-            query_params=common.screen_link_query(),
-        )
+        common.page_link(PAGES[0], "Back to its first stop", ":material/explore:")
         end_button()
 
 
 def end_button() -> None:
-    """A button that ends the tour and keeps the request."""
     st.button(
         "End tour", key="tour-end", icon=":material/close:", type="tertiary", on_click=end_tour
     )

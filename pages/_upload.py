@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import _common as common
@@ -24,34 +24,47 @@ def config_of_request() -> Mapping[str, Any] | None:
 
 
 def config_label() -> str:
-    """What the list of models calls the config."""
     return f"{model_name(common.request())} (your config.json)"
 
 
-def take_config(data: bytes, name: str) -> None:
-    """Make a config the request's model, or say why not."""
-    try:
-        common.apply_changes({"model": uploaded_config(data, name)})
-    except RecipeError as error:
-        st.session_state["refused"] = str(error)
+def draw_upload(
+    label: str,
+    kinds: list[str],
+    keys: tuple[str, str],
+    take: Callable[[bytes, str], Mapping[str, Any]],
+    pasted: str,
+    note: str,
+    **area: Any,
+) -> Any:
+    """Draw places for a file and for its text beside it; return the column of the file.
 
+    ``take`` reads bytes of a name as changes of the request; ``pasted`` is the name of the text.
+    """
 
-def take_uploaded_config() -> None:
-    """A file was chosen."""
-    file = st.session_state["upload"]
-    if file is not None:
-        take_config(file.getvalue(), file.name)
+    def apply(data: bytes, name: str) -> None:
+        try:
+            common.apply_changes(take(data, name))
+        except RecipeError as error:
+            st.session_state["refused"] = str(error)
 
+    def take_file() -> None:
+        if (file := st.session_state[keys[0]]) is not None:
+            apply(file.getvalue(), file.name)
 
-def take_pasted_config() -> None:
-    """A config was pasted."""
-    text = st.session_state["paste"]
-    if text and text.strip():
-        take_config(text.encode(), "the pasted config.json")
+    def take_text() -> None:
+        text = st.session_state[keys[1]]
+        if text and text.strip():
+            apply(text.encode(), pasted)
+
+    upload_column, paste_column = st.columns(2)
+    settings: dict[str, Any] = {"type": kinds, "on_change": take_file, "max_upload_size": 1}
+    upload_column.file_uploader(label, key=keys[0], **settings)
+    upload_column.caption(note)
+    paste_column.text_area("Or paste it", key=keys[1], on_change=take_text, **area)
+    return upload_column
 
 
 def take_config_fields() -> None:
-    """Name or place were changed."""
     model = config_of_request()
     if model is None:
         return
@@ -63,7 +76,6 @@ def take_config_fields() -> None:
 
 
 def remove_config() -> None:
-    """Back to a model of the catalog."""
     common.apply_changes({"model": DEFAULT.model})
 
 
@@ -77,31 +89,20 @@ def draw_config_upload() -> None:
         else "Not in the list? Upload its config.json"
     )
     with st.expander(title, icon=":material/upload_file:"):
-        left, right = st.columns(2)
-        with left:
-            st.file_uploader(
-                "config.json",
-                type=["json"],
-                key="upload",
-                on_change=take_uploaded_config,
-                max_upload_size=1,
-            )
-            st.caption(
-                f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, "
-                "never weights or code."
-            )
-        with right:
-            st.text_area(
-                "Or paste it",
-                key="paste",
-                on_change=take_pasted_config,
-                height=150,
-                placeholder='{"model_type": "llama", "hidden_size": 4096, …',
-            )
+        draw_upload(
+            "config.json",
+            ["json"],
+            ("upload", "paste"),
+            lambda data, name: {"model": uploaded_config(data, name)},
+            "the pasted config.json",
+            f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, never weights or "
+            "code.",
+            height=150,
+            placeholder='{"model_type": "llama", "hidden_size": 4096, …',
+        )
 
 
 def draw_current_config() -> None:
-    """The config in use."""
     model = config_of_request()
     assert model is not None  # noqa: S101 - drawn for a config only
     try:

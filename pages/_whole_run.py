@@ -148,8 +148,7 @@ def _draw_checkpoints() -> None:
         st.segmented_control,
         "Checkpoints",
         "workload.checkpoints",
-        options=list(CHECKPOINTS),
-        format_func=CHECKPOINTS.get,
+        options=CHECKPOINTS,
         required=True,
         wrap=True,
     )

@@ -11,7 +11,6 @@ from recipe_core.request.describe import request_summary
 
 
 def show_notice() -> None:
-    """Say once what was ignored of a link or why an edit was refused."""
     if ignored := st.session_state.pop("ignored", None):
         lines = [common.escape(line) for line in ignored]
         text = lines[0] if len(lines) == 1 else "\n".join(f"- {line}" for line in lines)
@@ -40,13 +39,7 @@ def draw_page_head(title: str) -> None:
 
 
 def hardware_unknown() -> None:
-    """A link to the page that chooses the hardware."""
-    st.page_link(
-        "size.py",
-        label="Any hardware: find it for me",
-        icon=":material/shopping_cart:",
-        query_params=common.screen_link_query(),
-    )
+    common.page_link("size.py", "Any hardware: find it for me", ":material/shopping_cart:")
 
 
 def code(text: str) -> None:

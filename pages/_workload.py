@@ -37,6 +37,18 @@ SEARCHED_MEANS = (
     "with inside the limits."
 )
 MEDIA_TITLES = {"images": "Images in every prompt", "audio": "Sound in every prompt"}
+JUDGED_ON = {
+    "mean": "All tasks",
+    "knowledge": "Knowledge",
+    "math": "Math",
+    "code": "Code",
+    "commonsense": "Common sense",
+    "reasoning": "Reasoning",
+    "instruction": "Instructions",
+    "long-context": "Long context",
+    "perplexity": "Perplexity",
+}
+"""Kinds of benchmark that accuracy is of."""
 METHODS = {
     "pretrain": "Pre-train",
     "finetune": "Fine-tune",
@@ -55,8 +67,20 @@ def launch_choice_text(title: str, part: str, name: str) -> str:
     return title if name in launch_rules.launchable_names(part) else f"{title} (estimate only)"
 
 
+def draw_percentile() -> None:
+    """The percentile that limits on time are about; means where none is picked."""
+    common.edit(
+        st.segmented_control,
+        "Time limits apply to",
+        "objective.limits.percentile",
+        options=[50.0, 90.0, 95.0, 99.0],
+        format_func="p{:g}".format,
+        optional=True,
+        wrap=True,
+    )
+
+
 def draw_preset() -> None:
-    """Typical lengths and loads by name."""
     request = common.request()
     presets_by_name = presets(request)
     common.draw_choice(
@@ -74,7 +98,6 @@ def draw_preset() -> None:
 
 
 def draw_workload_number(label: str, field: str, **options: Any) -> None:
-    """A number of the workload."""
     numbers.draw_number(label, f"workload.{field}", **options)
 
 
@@ -87,13 +110,7 @@ def serving_load() -> None:
     """How requests arrive, how many and how long they are."""
     workload = common.request().workload
     common.edit(
-        st.segmented_control,
-        "Traffic",
-        "workload.mode",
-        options=list(MODES),
-        format_func=MODES.get,
-        required=True,
-        wrap=True,
+        st.segmented_control, "Traffic", "workload.mode", options=MODES, required=True, wrap=True
     )
     searched = workload.mode == "closed" and workload.concurrency is None
     st.caption(SEARCHED_MEANS if searched else MODES_MEAN[workload.mode])
@@ -176,8 +193,7 @@ def load_choice(*, searched: bool) -> None:
                 lambda choice: {
                     "workload.concurrency": None if choice == MOST else START_LOADS["closed"]
                 },
-                options=list(LOAD_CHOICES),
-                format_func=LOAD_CHOICES.get,
+                options=LOAD_CHOICES,
                 required=True,
                 wrap=True,
                 help="Within limits on time every split can carry a load of its own: the one at "

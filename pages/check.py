@@ -19,7 +19,7 @@ from recipe_core.request.describe import hardware_name
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
-from recipe_core.views.commands import memory_meant, words_text
+from recipe_core.views.commands import idle_devices_text, memory_meant, words_text
 from recipe_core.views.glossary import term_help
 from recipe_core.views.verdict import changed_figures, percent
 
@@ -69,7 +69,6 @@ def draw_ground() -> str:
 
 
 def ask_command() -> str:
-    """The command, and the devices it is for."""
     with st.container(horizontal=True):
         for n, (title, text) in enumerate(EXAMPLES.items()):
             st.button(
@@ -146,14 +145,14 @@ def draw_command_cards(answer: dict[str, Any]) -> None:
 
 
 def draw_findings(answer: dict[str, Any]) -> None:
-    """Reasons, idle devices and findings."""
     icon = ":material/contact_support:" if answer["verdict"] == "uncertain" else ":material/block:"
     for reason in answer.get("reasons", []):
         st.markdown(f"{icon} {common.escape(reason)}")
-    idle_devices(answer.get("waste", {}))
+    if idle := idle_devices_text(answer.get("waste", {})):
+        st.markdown(f":material/delete_sweep: {common.escape(idle)}.")
     if answer["findings"]:
         st.header("Findings", anchor=False)
-        st.table(
+        common.draw_cells(
             {
                 "Level": [LEVELS[finding["level"]] for finding in answer["findings"]],
                 "Option": [
@@ -164,23 +163,8 @@ def draw_findings(answer: dict[str, Any]) -> None:
                     common.escape(finding.get("hint") or "") for finding in answer["findings"]
                 ],
             },
-            border="horizontal",
-            hide_index=True,
-            alt="Findings in the command",
+            "Findings in the command",
         )
-
-
-def idle_devices(waste: dict[str, Any]) -> None:
-    """Devices that the command leaves idle, and what replicas on them would give."""
-    if not waste.get("idle"):
-        return
-    text = f"{waste['idle']} of {waste['devices']} devices are idle"
-    if waste.get("replicas"):
-        together = token_rate_text(waste["output_tokens_per_s"])
-        text += f"; {waste['replicas']} replicas would give {together}"
-        if waste.get("gain") is not None:
-            text += f" ({waste['gain']:+.0%})"
-    st.markdown(f":material/delete_sweep: {common.escape(text)}.")
 
 
 def draw_better_split(answer: dict[str, Any]) -> None:
@@ -223,7 +207,6 @@ def changed_words(answer: dict[str, Any]) -> None:
 
 
 def draw_no_better(answer: dict[str, Any]) -> None:
-    """That there is no better split, and changes after which one fits."""
     st.caption(
         "No other split of these devices is more than 2 % better."
         if answer["ok"] is not False
@@ -237,7 +220,6 @@ def draw_no_better(answer: dict[str, Any]) -> None:
 
 
 def open_in_builder(answer: dict[str, Any]) -> None:
-    """The same question in the wizard."""
     if answer.get("model") and "candidate" in answer:
         changes = {"workload.kind": "serving"} if common.asks_for_training() else {}
         changes |= {
@@ -246,18 +228,13 @@ def open_in_builder(answer: dict[str, Any]) -> None:
             "options.engines": (answer["engine"]["name"],),
             "options.hardware": (),
         }
-        if st.button(
-            "Compare all splits of this model",
-            key="to-builder",
-            icon=":material/scatter_plot:",
-            on_click=common.apply_changes,
-            args=(changes,),
+        if common.edit_button(
+            "Compare all splits of this model", "to-builder", changes, ":material/scatter_plot:"
         ):
             st.switch_page("compare.py", query_params=common.screen_link_query())
 
 
 def draw_command_verdict(answer: dict[str, Any]) -> None:
-    """The verdict and all that goes with it."""
     draw, icon, verdict = LOOK[answer["verdict"]]
     facts = [
         answer["model"] or "no model",
@@ -275,10 +252,10 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
         draw_command_cards(answer)
         if changed := changed_figures(answer["estimate"]):
             st.caption(f":material/tune: {common.escape(f'Calibrated by own runs. {changed}.')}")
-    left, right = st.columns(2, gap="large")
-    with left:
+    findings_column, better_column = st.columns(2, gap="large")
+    with findings_column:
         draw_findings(answer)
-    with right:
+    with better_column:
         if "better" in answer:
             draw_better_split(answer)
     open_in_builder(answer)

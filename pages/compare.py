@@ -40,7 +40,6 @@ def pin_clicked() -> None:
 
 
 def draw_figure_cards(plan: Plan, row: int) -> None:
-    """The main figures of the best split, each with its likely range."""
     with st.grid(len(plan.shown.headline) + 1, min_column_width=150):
         best_split(plan, row)
         for name in plan.shown.headline:
@@ -92,7 +91,6 @@ def about_figure(plan: Plan, name: str, row: int) -> str:
 
 
 def pick_axes(plan: Plan) -> tuple[str, str]:
-    """The two measures that are drawn against each other."""
     measures = [name for name in plan.measures if is_known(plan, name)]
     # other first axes are another widget: a choice for one device is none for several
     several = "" if "device" not in plan.differs else "-devices"
@@ -180,7 +178,6 @@ def draw_pins(plan: Plan) -> None:
 
 
 def draw_pinned_split(plan: Plan, key: str) -> None:
-    """One pinned split."""
     row = find_row(plan, key)
     fits = row is not None and plan.feasible[row]
     if row is None:

@@ -3,6 +3,7 @@ import _common as common
 import _formats_answer as judging
 import _formats_row as details
 import _numbers as numbers
+import _workload as asking
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -10,30 +11,23 @@ from recipe_core.request.describe import request_summary
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.views import formats as view
 from recipe_core.views.charts.formats import accuracy_against, hidden_count, support_matrix
-from recipe_core.views.columns import styled
 from recipe_core.views.glossary import term_help
 
 HELD = {"ratio": "Against the base", "value": "Values"}
 
 
 def draw_training_notice() -> None:
-    """What to do with a request for training."""
     st.info(
         "This page is about models that are served. A training run has one format, which its "
         "recipe states.",
         icon=":material/info:",
     )
-    st.button(
-        "Serve this model",
-        key="formats-serve",
-        icon=":material/dns:",
-        on_click=common.apply_changes,
-        args=({"workload.kind": "serving"},),
+    common.edit_button(
+        "Serve this model", "formats-serve", {"workload.kind": "serving"}, ":material/dns:"
     )
 
 
 def draw_accuracy_limit() -> None:
-    """The least accuracy, and the kind of benchmark that it is of."""
     limit = limits_by_name()["accuracy_recovery"]
     row = st.container(horizontal=True, vertical_alignment="bottom")
     with numbers.group_boxes("formats-limit"), row:
@@ -50,14 +44,12 @@ def draw_accuracy_limit() -> None:
             st.selectbox,
             "Accuracy of",
             "objective.accuracy_of",
-            options=details.benchmarks(),
-            format_func=details.BENCHMARKS.get,
+            options=asking.JUDGED_ON,
             width=240,
         )
 
 
 def draw_best_format(answer: judging.Json) -> None:
-    """The best format, and what it changes."""
     best = view.best_technique(answer)
     if best is None:
         st.warning(view.formats_verdict(answer), icon=":material/block:")
@@ -95,7 +87,6 @@ def draw_best_format(answer: judging.Json) -> None:
 
 
 def draw_tile(title: str, text: str, below: str) -> None:
-    """One figure."""
     st.metric(
         title,
         common.escape(text),
@@ -109,7 +100,6 @@ def draw_tile(title: str, text: str, below: str) -> None:
 
 @st.fragment
 def draw_accuracy_chart(answer: judging.Json) -> None:
-    """Accuracy against what a token costs or takes."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.selectbox(
@@ -129,10 +119,10 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
         limit=answer["accuracy_limit"],
         dark=common.dark(),
     )
-    st.plotly_chart(
+    common.draw_chart(
         figure,
-        key="formats-accuracy",
-        alt=f"Accuracy kept by {len(rows)} techniques against {view.figure_metric(axis).title}",
+        "formats-accuracy",
+        f"Accuracy kept by {len(rows)} techniques against {view.figure_metric(axis).title}",
     )
     hidden = hidden_count(rows, axis, split)
     st.caption(
@@ -144,57 +134,41 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
 
 def chosen_split(key: str) -> str:
     """Whether techniques are on the base's split, or each on its own best."""
-    split = st.segmented_control(
-        "On",
-        list(view.SPLITS),
-        default="same_split",
-        format_func=view.SPLITS.get,
-        required=True,
-        key=key,
-        persist_state="session",
-        help="The split of the base shows what the format alone does; its best split, what it "
-        "makes possible, such as fewer devices",
+    about = (
+        "The split of the base shows what the format alone does; its best split, what it makes "
+        "possible, such as fewer devices"
     )
-    return split or "same_split"
+    return str(common.pick_one("On", view.SPLITS, key, help=about))
 
 
 @st.fragment
 def draw_technique_table(answer: judging.Json) -> None:
-    """Techniques with their figures; the ticked one in full below."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         split = chosen_split("formats-table-split")
-        figures = st.segmented_control(
-            "Figures",
-            list(HELD),
-            default="ratio",
-            format_func=HELD.get,
-            required=True,
-            key="formats-figures",
-            persist_state="session",
-        )
+        figures = common.pick_one("Figures", HELD, "formats-figures")
         files = st.toggle("All GGUF types", key="formats-files", persist_state="session")
         with_refused = st.toggle(
             "What does not run", key="formats-refused", persist_state="session"
         )
     rows = view.shown_techniques(answer, every_file=files, without_figures=with_refused)
     columns = view.technique_columns(values=figures == "value", split=split, reasons=with_refused)
-    config = columns_of.column_settings(columns)
-    config["#"] = st.column_config.Column("#", width=40, help="By the objective")
-    config["Technique"] = st.column_config.Column("Technique", width="medium", pinned=True)
-    config["Runs"] = st.column_config.Column("Runs", help=term_help("emulated"))
-    config[view.ACCURACY] = st.column_config.Column(
-        view.ACCURACY, help=term_help("accuracy-recovery")
-    )
-    event = st.dataframe(
-        styled(rows, columns),
+    column = st.column_config.Column
+    config = {
+        "#": column("#", width=40, help="By the objective"),
+        "Technique": column("Technique", width="medium", pinned=True),
+        "Runs": column("Runs", help=term_help("emulated")),
+        view.ACCURACY: column(view.ACCURACY, help=term_help("accuracy-recovery")),
+    }
+    event = columns_of.draw_sorted(
+        rows,
+        columns,
+        f"{len(rows)} techniques with accuracy and figures",
+        rows_high=13,
         key=f"formats-table-{split}-{figures}-{files}-{with_refused}",
-        hide_index=True,
-        height="content" if len(rows) < 14 else 500,
         on_select="rerun",
         selection_mode="single-row",
         column_config=config,
-        alt=f"{len(rows)} techniques with accuracy and figures",
     )
     picked = event.selection.rows
     if picked and picked[0] < len(rows):
@@ -205,23 +179,14 @@ def draw_technique_table(answer: judging.Json) -> None:
 
 @st.fragment
 def draw_support_matrix(answer: judging.Json) -> None:
-    """Who runs what: engines on this device, or hardware under this engine."""
     common.follow_edit()
     device, engine = answer["matrix"]["engines_on"], view.support_title(answer["engine"]["name"])
     ways = {"by_engine": f"Engines on {device}", "by_hardware": f"Hardware under {engine}"}
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        matrix_view = st.segmented_control(
-            "Columns",
-            list(ways),
-            default="by_engine",
-            format_func=ways.get,
-            required=True,
-            key="formats-matrix",
-            persist_state="session",
-        )
+        matrix_view = common.pick_one("Columns", ways, "formats-matrix")
         all_columns = st.toggle("All columns", key="formats-matrix-all", persist_state="session")
         words = st.toggle("As a table", key="formats-matrix-table", persist_state="session")
-    cells = answer["matrix"][matrix_view or "by_engine"]
+    cells = answer["matrix"][matrix_view]
     if not all_columns:
         cells = view.narrow_matrix(cells, FIRST_COLUMNS)
     if not cells:
@@ -232,7 +197,7 @@ def draw_support_matrix(answer: judging.Json) -> None:
     if words:
         st.dataframe(view.matrix_frame(cells), alt=alt)
     else:
-        st.plotly_chart(support_matrix(cells, dark=common.dark()), key="formats-cells", alt=alt)
+        common.draw_chart(support_matrix(cells, dark=common.dark()), "formats-cells", alt)
     st.caption(
         common.escape(
             " · ".join(f"{letter} {name}: {view.MEANINGS[name]}" for name, letter in LETTERS)
@@ -246,17 +211,11 @@ FIRST_COLUMNS = 9
 
 
 def draw_technique_pairs(answer: judging.Json) -> None:
-    """Which techniques go together."""
     pairs = answer["combinations"]
     if not pairs:
         return
     st.header("Together", anchor=False)
-    st.dataframe(
-        styled(pairs, view.PAIRS),
-        hide_index=True,
-        column_config=columns_of.column_settings(view.PAIRS),
-        alt=f"{len(pairs)} pairs of techniques",
-    )
+    columns_of.draw_sorted(pairs, view.PAIRS, f"{len(pairs)} pairs of techniques")
 
 
 if page := st.session_state.pop("formats-goto", None):

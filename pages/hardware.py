@@ -5,6 +5,7 @@ import _common as common
 import _numbers as numbers
 import _own_device as own_device
 import _price as price
+import _size_filters as filters
 import _widgets as widgets
 import streamlit as st
 
@@ -29,15 +30,6 @@ from recipe_core.request.describe import hardware_name
 from recipe_core.request.edit import range_of
 from recipe_core.views.glossary import field_help
 
-VENDORS = {
-    "nvidia": "NVIDIA",
-    "amd": "AMD",
-    "intel": "Intel",
-    "apple": "Apple",
-    "google": "Google",
-    "aws": "AWS",
-    "cpu": "CPU",
-}
 COLOURS = {
     "nvidia": "green",
     "amd": "red",
@@ -59,19 +51,17 @@ request = common.request()
 chip = device_profile(request.hardware.device)
 by_vendor = {
     vendor: [name for name in device_names(announced=True) if device_profile(name).vendor == vendor]
-    for vendor in VENDORS
+    for vendor in filters.VENDORS
 }
 by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 
 
 def source_markdown(source: Source) -> str:
-    """A source as Markdown, linked where it has an address."""
     title = common.escape(source.title)
     return f"[{title}]({source.url})" if source.url else title
 
 
 def pick_device_model() -> None:
-    """Vendor and device."""
     common.draw_choice(
         st.segmented_control,
         "Vendor",
@@ -83,7 +73,7 @@ def pick_device_model() -> None:
             else {"hardware.device": FIRST.get(vendor, by_vendor[vendor][0])}
         ),
         options=list(by_vendor),
-        format_func=VENDORS.get,
+        format_func=filters.VENDORS.get,
         required=True,
     )
     common.pick_device(
@@ -94,7 +84,6 @@ def pick_device_model() -> None:
 
 
 def draw_device_counts() -> None:
-    """How many devices there are, and what joins them."""
     with numbers.group_boxes("counts"), st.grid(2, min_column_width=150):
         numbers.draw_number("Devices per node", "hardware.per_node")
         numbers.draw_number("Nodes", "hardware.nodes")
@@ -112,7 +101,6 @@ def draw_device_counts() -> None:
 
 
 def pick_fabric(label: str, field: str, default: str, alternatives: Sequence[str]) -> None:
-    """What joins devices: the device's usual link or another."""
     current = getattr(request.hardware, field)
     names = [DEFAULT, *(name for name in alternatives if name != default)]
     if current and current not in names:
@@ -131,12 +119,11 @@ def pick_fabric(label: str, field: str, default: str, alternatives: Sequence[str
 
 
 def draw_device_evidence() -> None:
-    """What the estimates on this device rest on."""
     basis = device_support(chip)
     colour, icon = LEVELS[basis.level]
     with st.container(border=True):
         with st.container(horizontal=True, vertical_alignment="center"):
-            st.badge(VENDORS[chip.vendor], color=COLOURS[chip.vendor])
+            st.badge(filters.VENDORS[chip.vendor], color=COLOURS[chip.vendor])
             st.badge(basis.level, color=colour, icon=icon)
             if is_own(chip):
                 st.badge("your profile", color="violet", icon=":material/upload_file:")
@@ -151,15 +138,10 @@ def draw_device_evidence() -> None:
             "Between nodes": joined.network.title,
             "Price": joined.price_text(),
         }
-        st.table(
-            {name: common.escape(text) for name, text in rows.items()},
-            border="horizontal",
-            alt="What is known about the device",
-        )
+        common.draw_facts(rows, "What is known about the device")
 
 
 def draw_device_cards() -> None:
-    """The device's main figures."""
     rate = next(
         (dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chip.peak_flops_per_s), "fp32"
     )
@@ -188,7 +170,6 @@ def add_cluster(name: str) -> dict[str, object]:
 
 
 def draw_other_clusters() -> None:
-    """Other clusters, evaluated together with this one."""
     st.header("Compare clusters", anchor=False)
     st.caption("Other clusters are evaluated together with this one; every chart tells them apart.")
     with numbers.group_boxes("clusters"):
@@ -210,9 +191,9 @@ def draw_other_clusters() -> None:
 
 def other_cluster(n: int, cluster_request: HardwareRequest) -> None:
     """The n-th other cluster: its size and price, and a button that removes it."""
-    left, counts, remove = st.columns([2, 4, 1], vertical_alignment="bottom")
+    title_column, counts, remove = st.columns([2, 4, 1], vertical_alignment="bottom")
     name = common.escape(short_title(device_profile(cluster_request.device)))
-    left.markdown(f"**{name}** · {common.escape(hardware_name(cluster_request))}")
+    title_column.markdown(f"**{name}** · {common.escape(hardware_name(cluster_request))}")
 
     def box(label: str, field: str, **options: Any) -> None:
         numbers.box(
@@ -258,7 +239,6 @@ def replace_cluster_field(n: int, field: str, value: object) -> tuple[HardwareRe
 
 
 def draw_detection() -> None:
-    """What this machine is, read on demand."""
     with st.expander("Detect this machine", icon=":material/troubleshoot:"):
         if not folders_allowed():
             st.info(
@@ -288,17 +268,15 @@ def draw_detection() -> None:
             st.caption(common.escape(note))
         if machine.request:
             hardware = machine.request["hardware"]
-            st.button(
+            common.edit_button(
                 "Use this machine",
-                key="use-detected",
+                "use-detected",
+                {f"hardware.{name}": value for name, value in hardware.items()},
                 type=common.main_button(),
-                on_click=common.apply_changes,
-                args=({f"hardware.{name}": value for name, value in hardware.items()},),
             )
 
 
 def draw_device_facts(chip: Device) -> None:
-    """Every figure of the device with its status and source."""
     try:
         joined = cluster(request.hardware)
     except RecipeError:
@@ -319,7 +297,7 @@ def draw_device_facts(chip: Device) -> None:
     ]
     rows.append(("Power limit", f"{significant(chip.tdp_watts.value)} W", chip.tdp_watts, chip))
     with st.expander("Device figures with sources", icon=":material/fact_check:"):
-        st.table(
+        common.draw_cells(
             {
                 "Figure": [name for name, _, _, _ in rows],
                 "Value": [value for _, value, _, _ in rows],
@@ -330,21 +308,19 @@ def draw_device_facts(chip: Device) -> None:
                 ],
                 "Note": [common.escape(quantity.note or "") for _, _, quantity, _ in rows],
             },
-            border="horizontal",
-            hide_index=True,
-            alt="Figures of the device, each with value, status and source",
+            "Figures of the device, each with value, status and source",
         )
 
 
 widgets.draw_page_head("Where will it run?")
-left, right = st.columns([3, 2], gap="large")
-with left:
+choice_column, evidence_column = st.columns([3, 2], gap="large")
+with choice_column:
     widgets.hardware_unknown()
     pick_device_model()
     draw_device_counts()
     with st.container(key="price"):
         price.draw_price()
-with right:
+with evidence_column:
     draw_device_evidence()
 draw_device_cards()
 own_device.draw_profile_upload(chip, short_title(chip))

@@ -1,6 +1,3 @@
-from collections.abc import Sequence
-from typing import Any
-
 import _columns as columns_of
 import _common as common
 import _measured_answer as answer
@@ -19,7 +16,7 @@ from recipe_core.views.charts.measured import (
     parts_against,
     ratios_by_group,
 )
-from recipe_core.views.columns import Column, known_columns, styled
+from recipe_core.views.columns import known_columns
 
 MINE, PUBLISHED = "Mine", "Published"
 COMMANDS = """recipe up BUNDLE
@@ -28,24 +25,13 @@ recipe calibrate BUNDLE"""
 
 
 def pick_measured_runs(overlay: Overlay | None) -> str:
-    """Whose runs are looked at."""
-    choices = [MINE, PUBLISHED]
     if overlay is None or not overlay.entries:
         return PUBLISHED
-    whose = st.segmented_control(
-        "Runs",
-        choices,
-        default=MINE,
-        required=True,
-        key="measured-whose",
-        persist_state="session",
-        help="Yours are those that `recipe calibrate` keeps; published ones ship with the builder",
-    )
-    return whose or MINE
+    about = "Yours are those that `recipe calibrate` keeps; published ones ship with the builder"
+    return str(common.pick_one("Runs", (MINE, PUBLISHED), "measured-whose", help=about))
 
 
 def how_to_begin() -> None:
-    """What to do to see one's own runs."""
     st.info(
         "No runs of your own yet. Measure a bundle and keep the result; every page, command and "
         "answer then uses it, and says where.",
@@ -55,72 +41,44 @@ def how_to_begin() -> None:
 
 
 def draw_error_table(compared: RunsCompared) -> None:
-    """Before and after, by figure."""
     columns = (*view.ERRORS, *view.IN_BAND)
-    draw_sorted_table(
+    columns_of.draw_sorted(
         view.figure_errors(compared),
         columns,
         "Errors of the predictions by figure, before and after calibration",
     )
 
 
-def draw_sorted_table(rows: Sequence[Any], columns: Sequence[Column[Any]], alt: str) -> None:
-    """A table that sorts, without an index."""
-    st.dataframe(
-        styled(rows, columns),
-        hide_index=True,
-        height="content" if len(rows) < 11 else 390,
-        column_config=columns_of.column_settings(columns),
-        alt=alt,
-    )
-
-
 @st.fragment
 def draw_measured_charts(compared: RunsCompared) -> None:
-    """Predicted against measured, ratios by group, and one run by its parts."""
     common.follow_edit()
     with st.container(horizontal=True):
-        figure = st.segmented_control(
-            "Figure",
-            view.measured_figures(compared),
-            default=view.measured_figures(compared)[0],
-            format_func=view.measured_title,
-            required=True,
-            key="measured-figure",
+        titles = {name: view.measured_title(name) for name in view.measured_figures(compared)}
+        figure = common.pick_one("Figure", titles, "measured-figure", persist_state=None)
+        which = common.pick_one(
+            "Predicted by", PREDICTED_BY, "measured-which", "corrected", persist_state=None
         )
-        which = st.segmented_control(
-            "Predicted by",
-            list(PREDICTED_BY),
-            default="corrected",
-            format_func=PREDICTED_BY.__getitem__,
-            required=True,
-            key="measured-which",
-        )
-    rows = view.rows_of_figure(compared, figure or view.measured_figures(compared)[0])
-    st.plotly_chart(
-        measured_against(rows, which or "corrected", dark=common.dark()),
-        key="measured-scatter",
-        alt=f"{len(rows)} measured values against their predictions, with bands",
+    rows = view.rows_of_figure(compared, figure)
+    common.draw_chart(
+        measured_against(rows, which, dark=common.dark()),
+        "measured-scatter",
+        f"{len(rows)} measured values against their predictions, with bands",
     )
     st.caption("Bars are the 80 % bands of the predictions. Open marks lie outside of theirs.")
-    group = st.segmented_control(
-        "Measured / predicted, by",
-        list(view.GROUPS),
-        default="Engine version",
-        required=True,
-        key="measured-group",
+    names = list(view.GROUPS)
+    group = common.pick_one(
+        "Measured / predicted, by", names, "measured-group", "Engine version", persist_state=None
     )
-    groups = [view.GROUPS[group or "Engine version"](row) for row in rows]
-    st.plotly_chart(
+    groups = [view.GROUPS[group](row) for row in rows]
+    common.draw_chart(
         ratios_by_group(rows, groups, dark=common.dark()),
-        key="measured-ratios",
-        alt=f"Measured over predicted by {(group or 'Engine version').lower()}",
+        "measured-ratios",
+        f"Measured over predicted by {group.lower()}",
     )
     draw_run_parts(rows)
 
 
 def draw_run_parts(rows: list[ComparedFigure]) -> None:
-    """What the prediction of one run is made of."""
     timed = {row.run: row for row in rows if row.parts}
     if not timed:
         return
@@ -133,39 +91,36 @@ def draw_run_parts(rows: list[ComparedFigure]) -> None:
         key="measured-run",
         help="First the one that is predicted worst",
     )
-    st.plotly_chart(
+    common.draw_chart(
         parts_against(timed[run or worst], dark=common.dark()),
-        key="measured-parts",
-        alt="The parts of the predicted time above the measured time",
+        "measured-parts",
+        "The parts of the predicted time above the measured time",
     )
 
 
 def draw_learned_numbers(ids: tuple[str, ...]) -> None:
-    """What calibration changed: each factor with its scope and credibility."""
     learned = view.rank_numbers(answer.cached_learned_numbers(ids, calibration_stamp()))
     if learned:
         st.header("What was learned", anchor=False)
-        draw_sorted_table(
+        columns_of.draw_sorted(
             learned, view.NUMBERS, f"{len(learned)} factors that the calibration learned"
         )
 
 
 def draw_kept_runs(overlay: Overlay) -> None:
-    """Every run that the calibration keeps, and whether it counts."""
     st.header("Runs", anchor=False)
     newest = list(reversed(overlay.entries))
     columns = known_columns(newest, view.run_columns(sources=folders_allowed()))
-    draw_sorted_table(newest, columns, f"{len(newest)} runs of the calibration")
+    columns_of.draw_sorted(newest, columns, f"{len(newest)} runs of the calibration")
     if folders_allowed():
         st.caption(common.escape(f"Kept in {overlay.path}."))
     st.caption("Take the latest back: `recipe calibrate --undo`")
 
 
 def draw_own_checkpoints(overlay: Overlay) -> None:
-    """Measured checkpoints beside what published figures let expect of them."""
     st.header("Checkpoints made here", anchor=False)
     newest = list(reversed(Knowledge(overlay).compared(overlay.compressions)))
-    draw_sorted_table(
+    columns_of.draw_sorted(
         newest,
         view.checkpoint_columns(sources=folders_allowed()),
         f"{len(newest)} measured checkpoints beside what was expected of them",

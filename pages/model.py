@@ -19,8 +19,6 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.variants import model_variants
 from recipe_core.views.glossary import field_help, term_help
 
-WORK = {"serving": "Serve", "training": "Train"}
-
 
 def model_option_text(model: object) -> str:
     """The model as an option of the list; a config by its name."""
@@ -61,7 +59,6 @@ def pick_model() -> None:
 
 
 def pick_formats(spec: ModelSpec) -> None:
-    """Checkpoints of the same model, and the formats to evaluate."""
     model = common.request().model
     same = model_variants(model) if isinstance(model, str) else {}
     if len(same) > 1:
@@ -107,14 +104,7 @@ def pick_formats(spec: ModelSpec) -> None:
 
 widgets.draw_page_head("What do you want to run?")
 tour.draw_tour_offer()
-common.edit(
-    st.segmented_control,
-    "Serve or train",
-    "workload.kind",
-    options=list(WORK),
-    format_func=WORK.get,
-    required=True,
-)
+common.draw_kind()
 pick_model()
 widgets.hardware_unknown()
 try:

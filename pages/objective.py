@@ -7,7 +7,6 @@ import _workload as asking
 import streamlit as st
 
 from recipe_core.base.numbers import number_text
-from recipe_core.base.units import significant
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
@@ -33,20 +32,7 @@ LIMITED = {
     True: ("wall", "usd_run", "gpus", "usd_hour"),
 }
 """Metrics whose limits are asked for first; those of the others stand below."""
-PERCENTILES = {None: "Mean", 50.0: "p50", 90.0: "p90", 95.0: "p95", 99.0: "p99"}
 FREE = "no limit"
-JUDGED_ON = {
-    "mean": "All tasks",
-    "knowledge": "Knowledge",
-    "math": "Math",
-    "code": "Code",
-    "commonsense": "Common sense",
-    "reasoning": "Reasoning",
-    "instruction": "Instructions",
-    "long-context": "Long context",
-    "perplexity": "Perplexity",
-}
-"""Kinds of benchmark that accuracy is of."""
 
 request = common.request()
 workload = request.workload
@@ -73,7 +59,6 @@ def serving_details() -> None:
 
 
 def draw_adapters() -> None:
-    """Whether adapters alone are trained, and their size."""
     if workload.rollout is not None:
         common.edit(
             st.toggle,
@@ -85,13 +70,7 @@ def draw_adapters() -> None:
     if workload.method in ("lora", "qlora") or workload.adapters:
         asking.draw_workload_number("Adapter rank", "lora_rank")
         asking.draw_optional_number("Adapter alpha", "lora_alpha", "twice the rank")
-        common.edit(
-            st.selectbox,
-            "Adapters on",
-            "workload.lora_targets",
-            options=list(asking.TARGETS),
-            format_func=asking.TARGETS.get,
-        )
+        common.edit(st.selectbox, "Adapters on", "workload.lora_targets", options=asking.TARGETS)
 
 
 def training_details() -> None:
@@ -104,8 +83,7 @@ def training_details() -> None:
         "candidate.engine",
         read=lambda value: value or "",
         write=lambda name: name or None,
-        options=list(labels),
-        format_func=labels.get,
+        options=labels,
         help="Automatic takes the first framework that can launch what is asked.",
     )
     with numbers.group_boxes("training"), st.grid(4, min_column_width=140):
@@ -131,8 +109,7 @@ def training_details() -> None:
             "workload.data_format",
             read=lambda value: value or "",
             write=lambda name: name or None,
-            options=list(asking.DATA),
-            format_func=asking.DATA.get,
+            options=asking.DATA,
         )
         draw_adapters()
     common.edit(
@@ -144,7 +121,6 @@ def training_details() -> None:
 
 
 def pick_engines() -> None:
-    """Engines, cache formats and kinds of splits to evaluate."""
     current = request.options.engines
     able = [name for name in engine_names() if chip.runtime in engine(name).runtimes]
     common.edit(
@@ -199,7 +175,6 @@ def windows() -> None:
 
 
 def draw_goal() -> None:
-    """The main objective."""
     aims_by_name = aims(request)
     current = request_aim(request)
     weights = [f"objective.weights.{goal}" for goal in request.objective.weights]
@@ -264,12 +239,10 @@ def draw_limit(plan: Plan | None, name: str) -> None:
 
 
 def with_unit(value: float, unit: str) -> str:
-    """A number as a slider says it."""
     return f"${number_text(value)}" if unit == "$" else f"{number_text(value)} {unit}".strip()
 
 
 def most_devices() -> int:
-    """Devices of the largest cluster that is judged."""
     return max(place.devices for place in (request.hardware, *request.options.hardware))
 
 
@@ -288,7 +261,6 @@ def kept_splits_text(plan: Plan | None, name: str, limit_value: float | None) ->
 
 
 def splits_text(n: int) -> str:
-    """A count of splits."""
     return f"{n:,} split" if n == 1 else f"{n:,} splits"
 
 
@@ -299,17 +271,8 @@ def limit_title(limit: Limit) -> str:
 
 
 def draw_limits(plan: Plan | None) -> None:
-    """All limits, the usual ones first."""
     if not training:
-        common.edit(
-            st.segmented_control,
-            "Time limits apply to",
-            "objective.limits.percentile",
-            options=list(PERCENTILES)[1:],
-            format_func=lambda value: PERCENTILES.get(value, f"p{significant(value)}"),
-            optional=True,
-            wrap=True,
-        )
+        asking.draw_percentile()
     with numbers.group_boxes("limits"), st.grid(2, min_column_width=250):
         for name in LIMITED[training]:
             draw_limit(plan, name)
@@ -318,8 +281,7 @@ def draw_limits(plan: Plan | None) -> None:
             st.selectbox,
             "Accuracy is of",
             "objective.accuracy_of",
-            options=list(JUDGED_ON),
-            format_func=JUDGED_ON.get,
+            options=asking.JUDGED_ON,
             width=250,
         )
     with (
@@ -332,8 +294,8 @@ def draw_limits(plan: Plan | None) -> None:
 
 
 widgets.draw_page_head("What matters?")
-left, right = st.columns(2, gap="large")
-with left:
+work_column, goals_column = st.columns(2, gap="large")
+with work_column:
     st.header("Workload", anchor=False)
     asking.draw_preset()
     if training:
@@ -346,7 +308,7 @@ with left:
         serving_details()
         st.header("Search space", anchor=False)
         pick_engines()
-with right:
+with goals_column:
     st.header("Objective", anchor=False)
     draw_goal()
     # what is drawn while a plan is made must not move what stands below

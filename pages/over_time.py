@@ -12,28 +12,23 @@ from recipe_core.views.over_time import policy_title
 
 
 def draw_no_simulation() -> None:
-    """What to do with a request for training."""
     st.info(
         "This page is about serving: requests come over time, and replicas follow them. A training "
         "run has no such load.",
         icon=":material/info:",
     )
-    st.button(
-        "Serve this model",
-        key="over-time-serve",
-        icon=":material/dns:",
-        on_click=common.apply_changes,
-        args=({"workload.kind": "serving"},),
+    common.edit_button(
+        "Serve this model", "over-time-serve", {"workload.kind": "serving"}, ":material/dns:"
     )
 
 
 def draw_simulation_form() -> None:
     """Load and limits, beside each other where there is room; then what a start finds."""
-    left, right = st.columns([3, 2], gap="large")
-    with left:
+    load_column, limits_column = st.columns([3, 2], gap="large")
+    with load_column:
         st.header("Load", anchor=False)
         loads.draw_load()
-    with right:
+    with limits_column:
         st.header("Limits", anchor=False)
         goal.draw_time_limits()
     st.header("Start of a replica", anchor=False)
@@ -41,7 +36,6 @@ def draw_simulation_form() -> None:
 
 
 def pick_policies() -> list[str]:
-    """The policies to compare; none named are all."""
     policies: list[str] = st.pills(
         "Policies to compare",
         POLICIES,
@@ -56,7 +50,6 @@ def pick_policies() -> list[str]:
 
 
 def draw_simulated_answer(policies: list[str]) -> None:
-    """A button that simulates, and what came of it."""
     question = simulating.simulation_question(common.request(), loads.current_load(), policies)
     key = simulating.simulation_key(question)
     simulated = simulating.find_simulated(key)

@@ -61,7 +61,6 @@ def option_label(plan: Plan, key: str) -> str:
 
 
 def selection_changes(key: str) -> dict[str, Any]:
-    """What selecting a split changes in the request."""
     if key == STATED:
         return {}
     if key:
@@ -80,20 +79,11 @@ def selected_option(plan: Plan) -> str:
 
 
 def pick_split(plan: Plan) -> None:
-    """The split to build: the best one, a pinned one, or any that fits."""
     pinned = [row_key(plan, row) for row in planned.pinned_rows(plan)]
     ranked = [row_key(plan, int(row)) for row in plan.order[:LISTED]]
     current = selected_option(plan)
     options = {key: option_label(plan, key) for key in [BEST, *pinned, *ranked, current]}
-    common.draw_choice(
-        st.selectbox,
-        "Split",
-        "_split",
-        current,
-        selection_changes,
-        options=list(options),
-        format_func=options.get,
-    )
+    common.draw_choice(st.selectbox, "Split", "_split", current, selection_changes, options=options)
     if lost := lost_selected_split(plan):
         st.warning(
             f"The split you chose, {lost}, no longer fits. This is the best one.",
@@ -112,7 +102,6 @@ def kept_request(plan: Plan) -> PlanRequest | None:
 
 
 def draw_downloads(bundle: Bundle, plan: Plan) -> None:
-    """The bundle and the report as files, each made on click."""
     recipe, addresses = bundle.recipe, deployment.addresses(bundle)
     pins = [key for key in dict.fromkeys([candidate_key(recipe.candidate), *common.pins()]) if key]
     with st.container(horizontal=True):
@@ -150,17 +139,16 @@ def start_chance(plan: Plan) -> float | None:
 
 
 def draw_recipe(recipe: Recipe, plan: Plan) -> None:
-    """The decision, memory by part, figures with bands and basis."""
     device_title = device_word(plan)
-    left, right = st.columns([3, 2], gap="large")
-    with left:
+    decision_column, memory_column = st.columns([3, 2], gap="large")
+    with decision_column:
         st.header("What was decided", anchor=False)
         facts = {
             name: common.escape(value)
             for name, value in overview.recipe_facts(recipe, start_chance(plan)).items()
         }
         st.table(facts, border="horizontal", alt="What the recipe decides")
-    with right:
+    with memory_column:
         st.header(f"Memory per {common.escape(device_title)}", anchor=False)
         memory = {
             f"**{name}**" if name == "Total" else name: common.escape(value)
@@ -178,7 +166,6 @@ def draw_recipe(recipe: Recipe, plan: Plan) -> None:
 
 
 def draw_built_recipe(plan: Plan) -> None:
-    """The selected split's bundle and all about it; or why there is none."""
     request = effective_request(plan)
     with st.container(key="making"):  # what is drawn while it is made moves nothing that follows
         pair = make_bundle(plan, request)
@@ -245,41 +232,32 @@ def draw_build_refusal(plan: Plan, error: RecipeError) -> None:
 
 
 def draw_build_ways_out(plan: Plan, row: int) -> None:
-    """What to take instead of a split that cannot be built, a click each."""
     request = common.request()
     per_node = request.hardware.per_node
     with st.container(horizontal=True):
         if request.candidate is not None and selected_option(plan) != BEST:
             best = split_label(plan, plan.best_row)
-            st.button(
+            common.edit_button(
                 f"Use the best split: {common.escape(best)}",
-                key="best-split",
-                icon=":material/star:",
-                on_click=common.apply_changes,
-                args=(selection_changes(BEST),),
+                "best-split",
+                selection_changes(BEST),
+                ":material/star:",
             )
         if plan.raw("gpus")[row] > per_node:
-            st.button(
+            common.edit_button(
                 f"Use at most {per_node} devices, one node",
-                key="one-node",
-                icon=":material/build:",
-                on_click=common.apply_changes,
-                args=({"objective.limits.gpus": per_node, "candidate": None},),
+                "one-node",
+                {"objective.limits.gpus": per_node, "candidate": None},
+                ":material/build:",
             )
         if request.options.weight_dtypes != ("auto",):
-            st.button(
+            common.edit_button(
                 "Use the weights as they are stored",
-                key="stored-weights",
-                icon=":material/build:",
-                on_click=common.apply_changes,
-                args=({"options.weight_dtypes": ("auto",), "candidate": None},),
+                "stored-weights",
+                {"options.weight_dtypes": ("auto",), "candidate": None},
+                ":material/build:",
             )
-        st.page_link(
-            "compare.py",
-            label="Choose another split",
-            icon=":material/compare:",
-            query_params=common.screen_link_query(),
-        )
+        common.page_link("compare.py", "Choose another split", ":material/compare:")
 
 
 widgets.draw_page_head("Use this split")
@@ -293,9 +271,4 @@ if plan is not None and plan.best_row is not None:
     common.later(bar.reserve_alternatives())
     draw_built_recipe(plan)
 elif plan is not None:
-    st.page_link(
-        "compare.py",
-        label="See why nothing fits",
-        icon=":material/help:",
-        query_params=common.screen_link_query(),
-    )
+    common.page_link("compare.py", "See why nothing fits", ":material/help:")

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import _common as common
+import _export as export
 import _side_choices as side_choices
 import _widgets as widgets
 import streamlit as st
@@ -20,26 +21,19 @@ from recipe_core.request.shelf import (
 from recipe_core.targets.by_hand import wrap_typed_words
 from recipe_core.views import side_by_side
 from recipe_core.views.charts.measured import choice_points
-from recipe_core.views.columns import csv_bytes, parquet_bytes
+from recipe_core.views.exports import PICTURES
 from recipe_core.views.side_by_side import NOTHING, Choice, Line
 
 BEST = "★"
-FORMATS = ("png", "svg")
 
 
 def draw_empty_shelf() -> None:
-    """Where nothing is kept: how to keep something."""
     st.info(
         "Nothing is kept yet. Pin a split on Compare and press **Keep**, or press it on Recipe or "
         "Size. What you keep stays while you change model, devices, load or formats.",
         icon=":material/bookmark_add:",
     )
-    st.page_link(
-        "compare.py",
-        label="Compare splits",
-        icon=":material/scatter_plot:",
-        query_params=common.screen_link_query(),
-    )
+    common.page_link("compare.py", "Compare splits", ":material/scatter_plot:")
 
 
 # --- what is kept
@@ -55,7 +49,6 @@ def shelf_bar(shelf: Shelf) -> None:
 
 
 def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
-    """One choice: its request in a line, its name, and buttons."""
     st.caption(common.escape(request_summary(entry.request)))
     common.seed(f"_name-{place}", entry.name)
     st.text_input(
@@ -90,7 +83,6 @@ def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
 
 
 def rename_choice(shelf: Shelf, place: int) -> None:
-    """A name was typed."""
     try:
         common.put_on_shelf(rename_on_shelf(shelf, place, st.session_state[f"_name-{place}"] or ""))
     except RecipeError as error:
@@ -111,17 +103,14 @@ def remove_choice(shelf: Shelf, place: int) -> None:
 def pick_baseline(choices: Sequence[Choice]) -> int:
     """The choice that differences are to; the first unless the reader chose another."""
     place = min(st.session_state.get("baseline", 0), len(choices) - 1)
-    common.seed("_baseline", place)
-
-    def commit() -> None:
-        st.session_state["baseline"] = st.session_state["_baseline"]
-
-    st.selectbox(
+    common.draw_choice(
+        st.selectbox,
         "Baseline",
-        range(len(choices)),
+        "_baseline",
+        place,
+        lambda n: st.session_state.update({"baseline": n}),
+        options=range(len(choices)),
         format_func=lambda n: choices[n].name,
-        key="_baseline",
-        on_change=commit,
         help="Differences are to this choice",
         width=420,
     )
@@ -129,7 +118,6 @@ def pick_baseline(choices: Sequence[Choice]) -> int:
 
 
 def select_lines(lines: Sequence[Line], *, differing: bool) -> list[Line]:
-    """Lines that differ, or all of them."""
     return [line for line in lines if line.differs] if differing else list(lines)
 
 
@@ -159,11 +147,10 @@ def draw_choice_table(
     out = {f"{of_what}\u00a0": [common.escape(line.title) for line in lines]}
     for n, choice in enumerate(choices):
         out[common.escape(choice.name)] = [column[n] for column in columns]
-    st.table(out, border="horizontal", hide_index=True, alt=alt)
+    common.draw_cells(out, alt)
 
 
 def draw_differences(choices: Sequence[Choice]) -> int:
-    """The table of facts and figures with what it shows; gives the baseline."""
     several = len(choices) > 1
     baseline, differing = 0, False
     with st.container(horizontal=True, vertical_alignment="bottom"):
@@ -204,31 +191,11 @@ def draw_differences(choices: Sequence[Choice]) -> int:
 
 
 def draw_choice_exports(choices: Sequence[Choice]) -> None:
-    """The table as files, made on click; figures in SI units."""
     with st.container(horizontal=True):
-        st.download_button(
-            "CSV",
-            lambda: csv_bytes(side_by_side.choices_frame(choices)),
-            file_name="side-by-side.csv",
-            mime="text/csv",
-            on_click="ignore",
-            icon=":material/download:",
-            key="side-csv",
-            help="All facts and figures with their ranges, units in the names",
-        )
-        st.download_button(
-            "Parquet",
-            lambda: parquet_bytes(side_by_side.choices_frame(choices)),
-            file_name="side-by-side.parquet",
-            mime="application/vnd.apache.parquet",
-            on_click="ignore",
-            icon=":material/download:",
-            key="side-parquet",
-        )
+        export.table_buttons("side", "side-by-side", lambda: side_by_side.choices_frame(choices))
 
 
 def draw_choice_chart(choices: Sequence[Choice], baseline: int) -> None:
-    """One figure of all choices with its ranges."""
     titles = list(side_by_side.measures(choices))
     if not titles:
         return
@@ -237,22 +204,14 @@ def draw_choice_chart(choices: Sequence[Choice], baseline: int) -> None:
         title = st.selectbox(
             "Measure", titles, key="side-measure", persist_state="session", width=420
         )
-        kind = st.segmented_control(
-            "Image",
-            FORMATS,
-            default=FORMATS[0],
-            format_func=str.upper,
-            key="side-image",
-            persist_state="session",
-            required=True,
-            help="What the camera of the chart saves",
-        )
+        about = "What the camera of the chart saves"
+        kind = common.pick_one("Image", PICTURES, "side-image", format_func=str.upper, help=about)
     title = title if title in titles else titles[0]
     figure = choice_points(choices, title, baseline, dark=common.dark())
     st.plotly_chart(
         figure,
         key="side-chart",
-        config={"toImageButtonOptions": {"format": kind or FORMATS[0], "filename": "side-by-side"}},
+        config={"toImageButtonOptions": {"format": kind, "filename": "side-by-side"}},
         alt=f"{title} of {len(choices)} choices",
     )
 
@@ -281,7 +240,6 @@ def draw_choice_commands(choices: Sequence[Choice]) -> None:
 
 
 def draw_option_differences(choices: Sequence[Choice], words: Sequence[Sequence[str]]) -> None:
-    """Options that differ between commands of one engine."""
     lines = side_by_side.command_lines(words)
     differing = [line for line in lines if line.differs]
     if not differing:

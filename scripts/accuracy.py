@@ -25,14 +25,16 @@ import publish_training
 from long_tables import move_long_tables
 
 from recipe_core.base.documents import read_document
-from recipe_core.calibration.validation.training_validate import compare_training
-from recipe_core.calibration.validation.validate import (
+from recipe_core.calibration.validation.comparison import (
     CELL,
+    Comparison,
+    compare_training,
+    compare_with_estimates,
+)
+from recipe_core.calibration.validation.validate import (
     CELL_SIZE,
     PAIRINGS,
     SCORED,
-    Comparison,
-    compare_with_estimates,
     format_table,
     group_errors,
     primary_score,
@@ -279,7 +281,7 @@ Written by `python scripts/fit_bands.py TRUTH_DIR --write`; `recipe validate --b
 shipped runs, or a table of your own. Estimates have 50, 80 and 95 % intervals by figure, by what
 the device's figures rest on, and by engine and device generation; groups with few cells are pooled
 with wider ones. They come from runs left out of the fit
-(`recipe_core/calibration/validation/intervals.py`). Each source below is held against intervals
+(`scripts/interval_fit.py`). Each source below is held against intervals
 that the other sources give; cells count alike. "80 % is" has the ends of the 80 % interval around
 its middle. `recipe validate --sizes` counts how often measured sizes lie in the ranges that these
 intervals give ([sizing](../guide/size.md#does-it-hold)).

@@ -17,19 +17,19 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-
-from recipe_core.accuracy.accuracy import answer_lines
-from recipe_core.accuracy.band import (
+from fit.compression import (
     LeftOut,
     Losses,
+    Noise,
     Prepared,
-    band_of_variance,
     left_out_by_known,
     losses_in_bands_of_others,
     predict_left_out,
     relative_lines,
 )
-from recipe_core.accuracy.fit import Known, fitted_model
+
+from recipe_core.accuracy.accuracy import answer_lines
+from recipe_core.accuracy.effects import Known, fitted_model, retained_ends
 from recipe_core.accuracy.names import named_benchmark
 from recipe_core.accuracy.published import Figure, published_figures
 from recipe_core.accuracy.question import Question
@@ -187,8 +187,8 @@ def predicted_by(
     """Figures with what was predicted without some of them, and whether bands hold."""
     losses = Losses.of(prepared, left_out)
     questions, scopes = prepared.user_questions, left_out.scopes
-    both = zip(questions, scopes, losses.expected, left_out.variance, strict=True)
-    low, high = np.array([band_of_variance(*kind) for kind in both]).T
+    both = zip(questions, scopes, losses.expected, losses.scatter, strict=True)
+    low, high = np.array([retained_ends(*kind) for kind in both]).T
     kinds = np.array(left_out.scopes)
     held_elsewhere = np.zeros(len(kinds), np.bool_)
     for kind, count in counts.items():
@@ -226,7 +226,7 @@ def main() -> None:
         judged(sys.argv[1])
         return
     numbers = fitted_model()
-    noise, spreads = numbers.scatter.noise(), numbers.spreads.by_term
+    noise, spreads = Noise.of(numbers.scatter), numbers.spreads.by_term
     prepared = Prepared.of(published_figures(), noise)
     frame = frame_of(published_figures(), list(prepared.user_questions))
     by_known = left_out_by_known(prepared, spreads, noise)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import publish_runs
 
+from recipe_core.calibration.validation.comparison import compare_with_estimates
 from recipe_core.calibration.validation.sizes import sizes_text
-from recipe_core.calibration.validation.validate import compare_with_estimates
 
 if __name__ == "__main__":
     measured = publish_runs.as_runs(publish_runs.published_serving_runs(Path(sys.argv[1])))

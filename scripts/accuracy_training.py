@@ -20,18 +20,14 @@ import publish_training
 from long_tables import move_long_tables
 
 from recipe_core.base.documents import read_document
-from recipe_core.calibration.validation.training_validate import (
-    MEMORY,
-    TIME,
-    TrainingComparison,
-    compare_training,
-)
-from recipe_core.calibration.validation.validate import CELL, format_table, group_errors
+from recipe_core.calibration.validation.comparison import CELL, Comparison, compare_training
+from recipe_core.calibration.validation.validate import format_table, group_errors
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.measured.runs import (
+    KNOWN_RUNS,
     TRAINING_RUNS,
-    known_training_runs,
     published_training_runs,
+    read_training_runs,
 )
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +36,7 @@ LEFT_OUT = ROOT / "docs" / "reference" / "accuracy" / "training_left_out.json"
 HEADING = "## Training"
 # What is asked of this version: a title, the figure, how many of the cells' or sources' medians are
 # taken together, and the aim.
+TIME, MEMORY = "step_s", "peak_memory_gib"
 TARGETS = (
     ("time of a step, median over cells", TIME, list(CELL), np.median, 0.12),
     ("time of a step, worst source", TIME, ["source"], np.max, 0.20),
@@ -85,7 +82,7 @@ def failures(truth: Path) -> tuple[int, int]:
 
 def known() -> str:
     """Runs that everybody knows: measured and estimated, none of them in the fit."""
-    runs = known_training_runs()
+    runs = read_training_runs(KNOWN_RUNS)
     comparison = compare_training(runs)
     refused = {run.id: reason for run, reason in comparison.refused}
     rows = comparison.figures.set_index("id")
@@ -137,7 +134,7 @@ def training_sources() -> str:
     )
 
 
-def training_section(comparison: TrainingComparison, truth: Path) -> str:
+def training_section(comparison: Comparison, truth: Path) -> str:
     """The section, heading first."""
     f = comparison.figures
     accepted = 1 - len(comparison.refused) / comparison.runs

@@ -1,7 +1,7 @@
 """Numbers of the code: sizes, annotations, comments, density, complexity, names, imports.
 
     python scripts/code_numbers.py [FOLDER …]      default: recipe_core pages
-    python scripts/code_numbers.py --walks         rooms that a plan and a build enter
+    python scripts/code_numbers.py --walks         rooms that a plan, a build and a simulation enter
 
 Counts come from the syntax tree; complexity is one more than the decisions of a function (branches,
 loops, handlers, conditions of comprehensions, boolean operators). A walk lists modules in the order
@@ -191,7 +191,7 @@ def walk(call: Callable[[], object]) -> list[str]:
 
 
 def print_walks() -> None:
-    """Print what a plan and a build enter, as a Markdown table."""
+    """Print what a plan, a build and a simulation enter, as a Markdown table."""
     import recipe_core as rb  # only the walks run the package
 
     request = {
@@ -202,10 +202,18 @@ def print_walks() -> None:
             **{"input_tokens": 1024, "output_tokens": 256},
         },
     }
+    over_time = {"rates": [2, 6, 4], "interval_s": 600}
+    loaded = {
+        **request,
+        "workload": {"input_tokens": 1024, "output_tokens": 256, "over_time": over_time},
+        "objective": {"limits": {"ttft_ms": 2000, "tpot_ms": 50}},
+    }
+    walks = {"plan": partial(rb.plan, request), "build": partial(rb.build, request)}
+    walks["simulate"] = partial(rb.simulate, loaded)
     print("| walk | modules | rooms | moves between rooms |")
     print("|---|---|---|---|")
-    for name, call in (("plan", rb.plan), ("build", rb.build)):
-        modules = walk(partial(call, request))
+    for name, call in walks.items():
+        modules = walk(call)
         rooms = [path.split("/")[0] for path in modules]
         moves = sum(room != next_room for room, next_room in pairwise(rooms))
         print(f"| {name} | {len(modules)} | {len(set(rooms))} | {moves} |")

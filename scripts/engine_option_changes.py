@@ -15,10 +15,41 @@ from typing import Any
 
 import yaml
 
-from recipe_core.engines.options import FOLDER, laid_over, option_differences
+from recipe_core.engines.options import FOLDER, LISTS, Rows, laid_over
 from recipe_core.engines.release import release_key
 
 Table = dict[str, Any]
+
+
+def option_differences(newer: Rows, older: Rows) -> dict[str, Any]:
+    """Return what `laid_over` makes the older rows of, from the newer; empty sections are left out.
+
+    Members of lists may come back in another order.
+    """
+    shared = [flag for flag in older if flag in newer]
+    change = {flag: fields for flag in shared if (fields := row_changes(newer[flag], older[flag]))}
+    sections = {
+        "drop": sorted(set(newer) - set(older)),
+        "options": {flag: row for flag, row in sorted(older.items()) if flag not in newer},
+        "change": change,
+    }
+    return {name: section for name, section in sections.items() if section}
+
+
+def row_changes(newer: dict[str, Any], older: dict[str, Any]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name in {**newer, **older}:
+        now, then = newer.get(name), older.get(name)
+        if name in LISTS:
+            sides = {
+                "drop": [value for value in now or [] if value not in (then or [])],
+                "add": [value for value in then or [] if value not in (now or [])],
+            }
+            if members := {side: values for side, values in sides.items() if values}:
+                out[name] = members
+        elif now != then:
+            out[name] = then
+    return out
 
 
 def option_text(value: Any) -> str:

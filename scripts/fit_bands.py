@@ -4,7 +4,7 @@
 
 Fits the engines' numbers again without each source, and without each fold of models
 (scripts/fit_serving.py), estimates the runs left out, and makes intervals of how far off these
-estimates are (``recipe_core.calibration.validation.intervals`` has the method). Where only one
+estimates are (``scripts/interval_fit.py`` has the method). Where only one
 source has measured an engine on a kind of runtime, its runs are left out by model: without the
 source there would be no fit of that engine. Training is done the same way, by source
 (scripts/fit_training.py); sources of fewer than ``FEW`` runs keep the estimates of the fit that is
@@ -30,24 +30,24 @@ import numpy as np
 import pandas as pd
 import publish_training
 from fit_serving import FOLDS, Problem
+from interval_fit import (
+    Groups,
+    count_comparisons,
+    fit_bands,
+    left_out_intervals,
+    measured_residuals,
+)
 from publish_runs import as_runs
 from publish_runs import published_serving_runs as published
 
 from recipe_core.base.documents import to_yaml, write_whole
 from recipe_core.base.intervals import LEVELS
-from recipe_core.calibration.validation.intervals import (
-    Groups,
-    count_comparisons,
-    fit_bands,
-    interval_coverage,
-    left_out_intervals,
-    measured_residuals,
-)
-from recipe_core.calibration.validation.training_validate import (
+from recipe_core.calibration.validation.comparison import (
+    QUANTITIES,
     compare_training,
     group_training_runs,
 )
-from recipe_core.calibration.validation.validate import QUANTITIES
+from recipe_core.calibration.validation.validate import interval_coverage
 from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import csv
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -27,20 +28,20 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from recipe_core.calibration.validation.cold_starts import (
-    SCORED,
-    cold_start_errors,
-    predict_start,
-    source_half,
-)
-from recipe_core.estimates.measured.starts import (
-    PUBLISHED_STARTS,
-    MeasuredStart,
-    published_starts,
-)
 from recipe_core.estimates.serving.cold_start import kernels_of
 from recipe_core.estimates.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
 from recipe_core.hardware.cluster import device_profile
+
+sys.path.insert(0, str(Path(__file__).parent))
+from start_prediction import (
+    PUBLISHED_STARTS,
+    SCORED,
+    MeasuredStart,
+    cold_start_errors,
+    predict_start,
+    published_starts,
+    source_half,
+)
 
 Array = NDArray[np.float64]
 PRIOR = 1.25

@@ -16,23 +16,26 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
-from recipe_core.accuracy.band import (
+from fit.compression import (
+    Fit,
     LeftOut,
     Losses,
+    Noise,
     Prepared,
     count_bands,
+    fit_effects,
     left_out_by_known,
     posterior_variances,
 )
-from recipe_core.accuracy.fit import EFFECTS, FILE, Fit, Fitted, Known, Noise, fit_effects
-from recipe_core.accuracy.fit import fitted_model as read
+
+from recipe_core.accuracy.effects import EFFECTS, FILE, Fitted, Known
+from recipe_core.accuracy.effects import fitted_model as read
 from recipe_core.accuracy.published import published_figures
 from recipe_core.base.documents import to_yaml
 
 HEAD = """\
 # Numbers of the model of accuracy (docs/method/compression.md): scripts/fit_compression.py.
-# scatter: how figures scatter around their expectation (recipe_core/accuracy/fit.py, Noise).
+# scatter: how figures scatter around their expectation (scripts/fit/compression.py, Noise).
 # spreads: standard deviation of the effects of each term, in logarithms of the loss.
 # bands: where 80 % of left-out losses lie, in units of their scatter (scale), by what is published
 # of: the model, others of its series, or nothing of either; cells: sources × models.
@@ -134,7 +137,7 @@ def write_loss_numbers(document: dict[str, Any]) -> None:
 def main() -> None:
     document = FILE.read()
     numbers = Fitted.model_validate(document)
-    noise, spreads = numbers.scatter.noise(), dict(numbers.spreads.by_term)
+    noise, spreads = Noise.of(numbers.scatter), dict(numbers.spreads.by_term)
     prepared = Prepared.of(published_figures(), noise)
     if "--spreads" in sys.argv:
         assumed = {term: spreads[term] for term in numbers.spreads.assumed}

@@ -36,7 +36,8 @@ from scipy.optimize import least_squares
 
 from recipe_core.base.documents import write_whole
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.validation.validate import CELL, QUANTITIES, SCORED, primary_score
+from recipe_core.calibration.validation.comparison import CELL, QUANTITIES
+from recipe_core.calibration.validation.validate import SCORED, primary_score
 from recipe_core.engines.spec import Engine, KernelTimes
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.serving import Cases, Setting

@@ -22,12 +22,12 @@ from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
 from recipe_core.base.arrays import add
 from recipe_core.base.documents import to_json
-from recipe_core.calibration.validation.training_validate import (
+from recipe_core.calibration.validation.comparison import (
     RunGroup,
     compare_training,
     group_training_runs,
-    training_validation_text,
 )
+from recipe_core.calibration.validation.validate import validation_text
 from recipe_core.engines.frameworks import Calibration, Number, training_data
 from recipe_core.estimates.columns.training import TrainingSetting
 from recipe_core.estimates.measured.runs import TrainingRun
@@ -245,7 +245,7 @@ def main() -> None:
         table = held_out(groups, runs, measured)
         arguments.held_out.write_text(to_json(table.round(4).to_dict(orient="records")) + "\n")
         print(table.to_string())
-    print(training_validation_text(compare_training(runs)))
+    print(validation_text(compare_training(runs)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.arrays import Float
-from recipe_core.scaling.traces.forecast import build_predictor
+from recipe_core.scaling.traces.forecast import Kalman, Predictor, Seasonal
 from recipe_core.scaling.traces.loads import shape_rates
 
 DAY_S, WEEK_S = 86_400, 604_800
@@ -26,12 +26,24 @@ NOISE, SEED = 0.1, 20
 WEEKS = 3
 
 
+class LastValue:
+    """The last value, forever."""
+
+    def observe(self, value: float) -> None:
+        self._last = value
+
+    def predict(self, steps: int = 1) -> Float:
+        """The last value, ``steps`` times."""
+        return np.full(steps, self._last)
+
+
 def forecast_errors(
-    series: Float, kind: str, season: int, tested: int, ahead: tuple[int, ...]
+    series: Float, forecast: Predictor, tested: int, ahead: tuple[int, ...]
 ) -> Float:
     """Mean absolute errors over the mean, by how many intervals ahead, over the last values."""
     begin = len(series) - tested
-    forecast = build_predictor(kind, season=season, history=series[:begin])
+    for value in series[:begin]:
+        forecast.observe(float(value))
     missed: list[list[float]] = [[] for _ in ahead]
     for now in range(begin, len(series)):
         values = forecast.predict(max(ahead))
@@ -47,12 +59,11 @@ def print_forecast_row(
 ) -> None:
     """Print a line of the table."""
     day, week = DAY_S // step_s, WEEK_S // step_s
-    kinds = [("constant", 0), ("kalman", 0), ("arima", 0), ("seasonal", day)]
-    if weekly:
-        kinds.append(("seasonal", week))
+    forecasts: list[Predictor] = [LastValue(), Kalman(), Seasonal(day)]
+    forecasts += [Seasonal(week)] * weekly
     cells = []
-    for kind, season in kinds:
-        shares = forecast_errors(series, kind, season, week, ahead)
+    for forecast in forecasts:
+        shares = forecast_errors(series, forecast, week, ahead)
         cells.append(" / ".join(f"{share:.0%}" for share in shares))
     minutes = " / ".join(f"{steps * step_s // 60} min" for steps in ahead)
     print("|", " | ".join((name, minutes, *cells)), "|", flush=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
-from recipe_core.calibration.importers.registry import import_file
+from recipe_core.calibration.importers.formats import import_file
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.errors import HardwareError
-from recipe_core.calibration.validation.validate import CELL
+from recipe_core.calibration.validation.comparison import CELL
 from recipe_core.estimates.measured.runs import FIGURES, PUBLISHED, SPLIT, Run
 from recipe_core.hardware.cluster import device_profile
 

@@ -27,8 +27,7 @@ import numpy as np
 import pandas as pd
 import publish_runs
 
-from recipe_core.calibration.validation.training_validate import group_training_runs
-from recipe_core.calibration.validation.validate import CELL
+from recipe_core.calibration.validation.comparison import CELL, group_training_runs
 from recipe_core.estimates.measured.runs import (
     DIMENSIONS,
     TRAINING_FIGURES,

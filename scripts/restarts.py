@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from recipe_core.payload.launcher import causes
+from recipe_core.payload.launcher import diagnosis
 from recipe_core.recipe.build import Additions, make_recipe, redecide
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
@@ -99,7 +99,7 @@ def restart_table(columns: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[
 def causes_table() -> str:
     """A row a cause that the launcher's diagnosis knows."""
     lines = ["| cause | what it is | answer |", "|---|---|---|"]
-    for cause in causes.KNOWN:
+    for cause in diagnosis.KNOWN:
         answer = "restart" if cause.transient else "next choice, or stop"
         lines.append(f"| `{cause.id}` | {cause.title} | {answer} |")
     return "\n".join(lines)

@@ -17,7 +17,9 @@ import pandas as pd
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.models.catalog import by_convention, catalog_ids, catalog_model
+from recipe_core.models.catalog import catalog_ids, catalog_model, read_by_name
+from recipe_core.models.spec import ModelSpec
+from recipe_core.models.supplements import name_meanings
 from recipe_core.plans.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -125,6 +127,18 @@ def cache_share(rows: pd.DataFrame) -> float:
     errors = np.log(both.measured / both.estimated / (both.measured_pool / both.estimated_pool))
     needed = rows[rows.quantity == "kv_needed_for_max_len"]
     return nine_in_ten(pd.concat([errors, np.log(needed.measured / needed.estimated)]))
+
+
+def by_convention(model_id: str) -> ModelSpec | None:
+    """Read a quantised copy off the ending of its name, whatever the catalog knows of it.
+
+    None where no convention reads the name.
+    """
+    for name, convention in name_meanings(model_id):
+        read = read_by_name(model_id, name, convention) if convention else None
+        if read is not None:
+            return read[0]
+    return None
 
 
 def named() -> tuple[float, float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from recipe_core.accuracy.knowledge import runner_matrix, runners
-from recipe_core.accuracy.runners import Support, Verdict, families
+from recipe_core.accuracy.lookup import ANY, support_entries, support_of
+from recipe_core.accuracy.runners import Support, Verdict, covers, families, runner, runners
+from recipe_core.accuracy.technique import techniques
 from scripts.documents import REFERENCE, exchange
 
 PAGE = REFERENCE / "formats.md"
@@ -34,6 +35,25 @@ TECHNIQUES = (
 def sign(cell: Support) -> str:
     """A verdict in one letter; "~": inferred, or read of a wider group."""
     return SIGNS[cell.verdict] + ("~" if cell.inferred and cell.runs else "")
+
+
+def runner_matrix(engine: str) -> dict[str, dict[str, Support]]:
+    """Techniques that a runner says anything of, by families of hardware that it speaks of."""
+    entries = [entry for entry in support_entries() if entry.engine in runner_chain(engine)]
+    spoken = {entry.row.hardware for entry in entries} - {ANY}
+    columns = [name for name in families() if any(covers(hardware, name) for hardware in spoken)]
+    names = {name for entry in entries for name in entry.names}
+    return {
+        name: {column: support_of(name, engine, column) for column in columns}
+        for name in techniques()
+        if name in names
+    }
+
+
+def runner_chain(engine: str) -> tuple[str, ...]:
+    """The runner and the engines that it wraps, outermost first."""
+    wraps = runner(engine).wraps
+    return (engine, *(runner_chain(wraps) if wraps else ()))
 
 
 def support_rows(engine: str) -> list[str]:

@@ -11,15 +11,20 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from recipe_core.accuracy.band import Belief, posterior_belief
 from recipe_core.accuracy.checkpoints import MeasuredCompression, with_own_figure
-from recipe_core.accuracy.fit import Known, publication_scope
+from recipe_core.accuracy.effects import (
+    Belief,
+    Known,
+    nearest_figures,
+    posterior_belief,
+    publication_scope,
+)
 from recipe_core.accuracy.names import NamedBenchmark, named_benchmark, named_model, naming_words
-from recipe_core.accuracy.nearest import nearest_figures
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.question import USUAL_B, Question, build_question
 from recipe_core.accuracy.technique import technique as technique_named
 from recipe_core.base.errors import InputError, RecipeError, unknown
+from recipe_core.base.problems import first_problem
 
 # Characters of a name that is looked at.
 LONGEST = 200
@@ -183,14 +188,12 @@ class Line(BaseModel):
 
 
 def _first_line_error(error: ValidationError) -> InputError:
-    first = error.errors(include_url=False)[0]
-    field = ".".join(str(step) for step in first["loc"])
-    if first["type"] == "extra_forbidden":
-        message, hint = unknown("field", field, list(Line.model_fields))
-        return InputError(message, field=field, hint=hint)
-    if first["type"] == "missing":
-        return InputError("is missing.", field=field, hint="Add it.")
-    return InputError(f"{first['msg']} (it is {first['input']!r:.80}).", field=field)
+    problem = first_problem(error)
+    if problem.kind == "extra_forbidden":
+        message, hint = unknown("field", problem.field, list(Line.model_fields))
+        return InputError(message, field=problem.field, hint=hint)
+    hint_or_none = "Add it." if problem.kind == "missing" else None
+    return InputError(f"{problem.text}.", field=problem.field, hint=hint_or_none)
 
 
 def answer_lines(

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from recipe_core.accuracy.published import Published, Retained
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.provenance import VALID_DAYS
 from recipe_core.base.types import Text
 
@@ -113,9 +114,8 @@ def parse_compression(value: Any, name: str = NAME) -> MeasuredCompression:
     try:
         document = _Document.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(str(step) for step in first["loc"])
-        message = f"{name}: {where}: {first['msg'].removeprefix('Value error, ')}."
+        problem = first_problem(error)
+        message = f"{name}: {problem.field}: {problem.message}."
         raise InputError(message, field=FIELD, hint=_HINT) from None
     if document.kind != "compression":
         raise InputError(f"{name} is of {document.kind}.", field=FIELD, hint=_HINT)

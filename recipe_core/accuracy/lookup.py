@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import fnmatch
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Literal
@@ -199,45 +199,6 @@ def support_of(technique: str, engine: str, device: Device | str, version: str =
     return Support(technique, engine, "", "unknown", note=note)
 
 
-def runner_matrix(engine: str, version: str = "") -> dict[str, dict[str, Support]]:
-    """Techniques that a runner says anything of, by families of hardware that it speaks of.
-
-    version: as in `support_of`.
-
-    Rows are in the order of ``techniques.yaml``, columns in that of ``families.yaml``.
-    """
-    columns = [name for name in families() if _has_rows_for(engine, name)]
-    technique_names = {
-        name
-        for entry in support_entries()
-        if entry.engine in _runner_chain(engine)
-        for name in entry.names
-    }
-    return {
-        name: {column: support_of(name, engine, column, version) for column in columns}
-        for name in _in_file_order(technique_names)
-    }
-
-
-def _in_file_order(names: Iterable[str]) -> list[str]:
-    wanted_names = set(names)
-    return [name for name in techniques() if name in wanted_names]
-
-
-def _has_rows_for(engine: str, hardware: str) -> bool:
-    return any(
-        entry.engine in _runner_chain(engine) and covers(entry.row.hardware, hardware)
-        for entry in support_entries()
-        if entry.row.hardware != ANY
-    )
-
-
-def _runner_chain(engine: str) -> tuple[str, ...]:
-    """The runner and the engines that it wraps, outermost first."""
-    wraps = runner(engine).wraps
-    return (engine, *(_runner_chain(wraps) if wraps else ()))
-
-
 @cache
 def _look_up_support(technique: str, engine: str, hardware: str, version: str) -> Support:
     query = _Query(technique, engine, hardware, version)
@@ -358,15 +319,14 @@ def _unknown_support(query: _Query) -> Support:
     title, where = runner(query.engine).title, family(query.hardware).title
     technique_title = technique_of(query.technique).title
     note = f"Nothing that {title} says of {technique_title} on {where} was found."
-    if any(covers(entry.row.hardware, query.hardware) for entry in _runner_rows(query)):
+    if any(
+        covers(entry.row.hardware, query.hardware)
+        for entry in _rows_of(query.technique, query.engine)
+    ):
         note = (
             f"What {title} says of {technique_title} on {where} is not of release {query.version}."
         )
     return Support(query.technique, query.engine, query.hardware, "unknown", note=note)
-
-
-def _runner_rows(query: _Query) -> tuple[SupportEntry, ...]:
-    return _rows_of(query.technique, query.engine)
 
 
 def _with_silicon(answer: Support) -> Support:

@@ -202,7 +202,11 @@ def named_model(name: str, parameters_b: float | None = None) -> NamedModel:
         series=series,
         line=re.sub(r"-\d+$", "", series),
         parameters_b=parameters_b
-        or (_model_size_b(base) if published_name is None else _size_known(published_name)),
+        or (
+            _model_size_b(base)
+            if published_name is None
+            else published_keys().models[published_name].parameters_b
+        ),
         chat=bool(_CHAT.search(base.rpartition("/")[2])),
         published=published_name is not None,
     )
@@ -243,10 +247,6 @@ def _published_names() -> dict[str, str]:
 @cache
 def published_series() -> frozenset[str]:
     return frozenset(named_model(name).series for name in published_keys().models)
-
-
-def _size_known(name: str) -> float:
-    return published_keys().models[name].parameters_b
 
 
 @lru_cache(4096)

@@ -61,10 +61,6 @@ class Cancelled(BaseException):
     """Nobody waits for the answer any longer; no error, so that nothing but its sender takes it."""
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Budget:
     """Limits of one request; None is no limit.
@@ -84,7 +80,7 @@ class Account:
     """
 
     budget: Budget
-    abandoned: Callable[[], bool] = _never
+    abandoned: Callable[[], bool] = lambda: False
     began: float = field(default_factory=time.monotonic)
     planned: int = 0
     evaluated: int = 0
@@ -100,7 +96,9 @@ _account: ContextVar[Account | None] = ContextVar("account", default=None)
 
 
 @contextmanager
-def apply_budget(budget: Budget, abandoned: Callable[[], bool] = _never) -> Iterator[Account]:
+def apply_budget(
+    budget: Budget, abandoned: Callable[[], bool] = lambda: False
+) -> Iterator[Account]:
     """Hold what runs in this block to a budget; ``abandoned`` says that nobody waits any longer."""
     account = Account(budget, abandoned)
     token = _account.set(account)

@@ -6,7 +6,6 @@ field, its value and the fix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from recipe_core.base.documents import read_shipped
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import InputError, look_up, unknown
+from recipe_core.base.problems import first_problem
 from recipe_core.base.resources import PACKAGE
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -70,22 +70,13 @@ class DataFile:
             raise self._first(error, schema) from None
 
     def _first(self, error: ValidationError, schema: type[BaseModel]) -> InputError:
-        details = error.errors(include_url=False)
-        # A misspelled field is a missing one too: the spelling is the better hint.
-        first = next(
-            (detail for detail in details if detail["type"] == "extra_forbidden"), details[0]
-        )
-        where = ".".join(str(step) for step in first["loc"])
-        if first["type"] == "missing":
-            return self.problem(where, "is missing", "Add it.")
-        if first["type"] == "extra_forbidden":
-            fields = list(schema.model_fields) if len(first["loc"]) == 1 else []
-            hint = unknown("field", where, fields)[1] if fields else "Remove or rename it."
-            return self.problem(where, "is not a field", hint)
-        text = first["msg"].removeprefix("Value error, ")
-        value = first["input"]
-        shown = "" if isinstance(value, Mapping | list | tuple) else f" (it is {value!r:.80})"
-        return self.problem(where, f"{text[0].lower()}{text[1:]}{shown}", "Correct it.")
+        problem = first_problem(error)
+        hint = {"missing": "Add it."}.get(problem.kind, "Correct it.")
+        if problem.kind == "extra_forbidden":
+            hint = "Remove or rename it."
+            if len(problem.path) == 1:
+                hint = unknown("field", problem.field, list(schema.model_fields))[1]
+        return self.problem(problem.field, problem.text, hint)
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,4 @@ class DataTable(Generic[Row]):
 
     def row(self, name: str) -> Row:
         """The row of a name; raises where none has it."""
-        if name not in self.rows:
-            message, hint = unknown(self.noun, name, list(self.rows))
-            raise self.file.error(message, field=self.file.field, hint=hint)
-        return self.rows[name]
+        return look_up(self.noun, name, self.rows, self.file.field, self.file.error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -69,6 +69,12 @@ def _describe(schema: dict[str, Any], model: type) -> None:
 DESCRIBED = ConfigDict(frozen=True, extra="forbid", defer_build=True, json_schema_extra=_describe)
 
 
+class DescribedModel(BaseModel):
+    """A document that nothing changes, with a string under every field."""
+
+    model_config = DESCRIBED
+
+
 @dataclass(frozen=True, slots=True)
 class SchemaOf:
     """Marks plain values that are held against a model later, so that they bear its schema now.
@@ -96,6 +102,16 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield from models_in(argument)
 
 
+def models_at(model: type[BaseModel], path: Sequence[str]) -> list[type[BaseModel]]:
+    """Return the models at a path; places in lists and keys of mappings are skipped."""
+    models = [model]
+    for name in path:
+        owner = next((owner for owner in models if name in owner.model_fields), None)
+        if owner is not None:
+            models = list(models_in(owner.model_fields[name].annotation))
+    return models
+
+
 def field_of(model: type[BaseModel], path: str) -> FieldInfo:
     """The field at a dotted path; places in lists (``options.hardware.0``) are skipped.
 
@@ -118,15 +134,11 @@ def description_of(model: type[BaseModel], path: str) -> str:
 
 def _find_field_owner(model: type[BaseModel], path: str) -> tuple[type[BaseModel], str]:
     """The model that has the field at a dotted path, and the field's name."""
-    models = [model]
-    owner: tuple[type[BaseModel], str] | None = None
-    for name in path.split("."):
-        if name.isdecimal():
-            continue
-        owner = next(((m, name) for m in models if name in m.model_fields), None)
-        if owner is None:
-            raise LookupError(f"{path}: no field {name}")
-        models = list(models_in(owner[0].model_fields[name].annotation))
-    if owner is None:
+    steps = [name for name in path.split(".") if not name.isdecimal()]
+    owners = [
+        next((owner for owner in models_at(model, steps[:n]) if name in owner.model_fields), None)
+        for n, name in enumerate(steps)
+    ]
+    if not owners or (owner := owners[-1]) is None or None in owners:
         raise LookupError(f"{path!r} names no field")
-    return owner
+    return owner, steps[-1]

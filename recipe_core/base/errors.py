@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
+Row = TypeVar("Row")
 # Characters of a field's dotted name that an error shows: keys may be of any length.
 LONGEST_FIELD = 400
 # Characters of an unknown name: the closest to a longer one are not looked for, which would take
@@ -127,9 +128,23 @@ def unknown(kind: str, value: object, names: Sequence[str]) -> tuple[str, str]:
     more = ", …" if len(names) > 12 else ""
     hint = f"Available: {', '.join(names[:12])}{more}."
     if close:
-        hint = f"Did you mean {_either(folded[name] for name in close)}?"
+        hint = f"Did you mean {' or '.join(repr(folded[name]) for name in close)}?"
     return f"unknown {kind} {value!r:.{LONGEST_NAME + 2}}.", hint
 
 
-def _either(names: Iterable[str]) -> str:
-    return " or ".join(repr(name) for name in names)
+def look_up(
+    kind: str,
+    name: Any,
+    rows: Mapping[str, Row],
+    field: str | None,
+    error: type[RecipeError] = InputError,
+) -> Row:
+    """Return the row of a name.
+
+    Raises:
+        RecipeError: of the class ``error``, which names the closest, where there is none.
+    """
+    if name not in rows:
+        message, hint = unknown(kind, name, list(rows))
+        raise error(message, field=field, hint=hint)
+    return rows[name]

@@ -114,14 +114,7 @@ def count_text(value: float) -> str:
 
 def per_second(value: float, unit: str) -> str:
     """A rate with a decimal prefix: ``3.35 TB/s``, ``989 TFLOP/s``."""
-    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M")):
-        if value >= size:
-            return f"{significant(value / size)} {prefix}{unit}/s"
-    return f"{significant(value)} {unit}/s"
-
-
-def flop_rate_text(value: float) -> str:
-    return per_second(value, "FLOP")
+    return f"{prefixed(value, unit)}/s"
 
 
 def band_ends_text(low_high: Sequence[float], show: Any) -> str:
@@ -178,11 +171,6 @@ def percent_text(share: float) -> str:
 def amount_text(value: float) -> str:
     """A number of things: whole, but for a measured mean of few."""
     return f"{value:,.0f}" if value >= 1e3 else trimmed(value)
-
-
-def whole_percent_text(share: float) -> str:
-    """A share, to a percent."""
-    return f"{share:.0%}"
 
 
 def utilisation(share: float) -> str:

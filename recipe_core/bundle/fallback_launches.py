@@ -18,13 +18,15 @@ from recipe_core.bundle.compress import compression_document, served_model
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.rules.kernels import support_by_release
 from recipe_core.hardware.cluster import device_names, device_profile
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch, Process, engine_words
 from recipe_core.launch.start import limit_s
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import decision_device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.resolve import machine_of
 from recipe_core.recipe.schema import Fallback
-from recipe_core.recipe.variants import Machine, Variant
+from recipe_core.recipe.variants import Variant
 from recipe_core.request.edit import change
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.targets.recipe_context import place_launch
@@ -324,22 +326,9 @@ def _variant_devices(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
         {"profile": profile.name, "runtime": profile.runtime, "names": list(profile.aliases)}
         for profile in map(device_profile, names)
         if variant.when.model_copy(update={"count": None}).holds(
-            _single_device_machine(recipe, profile.name)
+            machine_of(HardwareRequest(device=profile.name, per_node=1), recipe)
         )
     ]
-
-
-def _single_device_machine(recipe: Recipe, name: str) -> Machine:
-    profile = device_profile(name)
-    return Machine(
-        vendor=profile.vendor,
-        architecture=profile.architecture,
-        device=profile.name,
-        count=1,
-        memory_bytes=int(profile.memory_bytes.value),
-        engine=recipe.engine.name,
-        version=recipe.engine.version,
-    )
 
 
 def _count_bounds(variant: Variant) -> dict[str, int]:

@@ -11,21 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.documents import parse_json, to_json
 from recipe_core.base.errors import BundleError, InputError
+from recipe_core.base.problems import first_problem
 
 MANIFEST = "MANIFEST.json"
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 _CHANGED = "The bundle was changed; build it again or get it from its author."
 
 
-class Manifest(BaseModel):
+class Manifest(DescribedModel):
     """The recipe's name and digest, and files by path."""
-
-    model_config = DESCRIBED
 
     schema_version: Literal[1] = 1
     """Version of this schema."""
@@ -57,9 +56,8 @@ class Manifest(BaseModel):
         except InputError as error:
             raise BundleError(error.message, hint="Build the bundle again.") from None
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            path = ".".join(str(step) for step in first["loc"])
-            message = f"{MANIFEST}: {path}: {first['msg']}."
+            problem = first_problem(error)
+            message = f"{MANIFEST}: {problem.field}: {problem.message}."
             raise BundleError(message, hint="Build the bundle again.") from None
 
     def verify(self, files: Mapping[str, bytes]) -> None:

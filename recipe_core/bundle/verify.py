@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +222,8 @@ class Differences:
     added: tuple[str, ...] = ()
     refusal: str | None = None
 
-    def to_json(self) -> dict[str, list[str] | str | None]:
-        return {
-            "changed": list(self.changed),
-            "missing": list(self.missing),
-            "added": list(self.added),
-            "refusal": self.refusal,
-        }
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def bundle_differences(recipe: Recipe, files: Mapping[str, bytes]) -> Differences:
@@ -253,11 +248,8 @@ def difference_texts(recipe: Recipe, difference: Differences) -> list[str]:
         return [
             f"Its files could not be compared: {this} cannot build its recipe: {difference.refusal}"
         ]
-    parts = {
-        "changed": difference.changed,
-        "missing": difference.missing,
-        "added": difference.added,
-    }
+    parts = asdict(difference)
+    del parts["refusal"]
     kind_texts = [f"{kind}: {_listed_names(names)}" for kind, names in parts.items() if names]
     if not kind_texts:
         return []
@@ -274,13 +266,9 @@ def _listed_names(names: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class HostCheck:
-    """A machine beside a recipe: whether it can be a node, why not, and the variants that apply.
-
-    ``devices`` describes those of the machine.
-    """
+    """A machine beside a recipe: whether it can be a node, why not, and the variants that apply."""
 
     ok: bool
-    devices: str
     reasons: tuple[str, ...]
     variants: tuple[str, ...]
 
@@ -299,7 +287,7 @@ def fit_here(recipe: Recipe) -> HostCheck:
         reasons.append(f"the recipe is for {device.title}; this machine has {devices}")
     elif host.runtime != "cpu" and count < needed:
         reasons.append(f"the recipe needs {needed} devices; this machine has {count}")
-    return HostCheck(not reasons, devices, tuple(reasons), _matching_variants(recipe, names, count))
+    return HostCheck(not reasons, tuple(reasons), _matching_variants(recipe, names, count))
 
 
 def _matching_variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:

@@ -217,7 +217,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
         "sbom.json": to_json(bundle_sbom(recipe, making.requirements if making else ())),
     }
     files = {path: text.encode() for path, text in texts.items()}
-    for path in sorted((PACKAGE / "payload" / "launcher").glob("*.py")):
+    launcher = PACKAGE / "payload" / "launcher"
+    for path in sorted(p for end in ("py", "json") for p in launcher.glob(f"*.{end}")):
         files[f"launcher/{path.name}"] = path.read_bytes()
     refuse_planted(files)
     manifest = Manifest.of(recipe.name, recipe.digest, files)

@@ -11,6 +11,7 @@ where runs say nothing of it, 1 where they settle it.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,16 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.accuracy.accuracy import estimate_retained
+from recipe_core.accuracy.checkpoints import PERPLEXITY, MeasuredCompression, with_own_figure
+from recipe_core.accuracy.published import Retained
 from recipe_core.base.arrays import Float
-from recipe_core.base.errors import InputError
-from recipe_core.calibration.additions import StoredRun
-from recipe_core.calibration.compressions import (
-    ComparedCompression,
-    KeptCompression,
-    StoredCompression,
-    compare_compressions,
-)
-from recipe_core.calibration.place import VARIABLE, default_path
+from recipe_core.base.errors import RecipeError
+from recipe_core.calibration.records import Stored, StoredCompression
 from recipe_core.calibration.residuals import Measured
 from recipe_core.calibration.run_files import read_incoming
 from recipe_core.calibration.store import Added, Overlay
@@ -70,9 +67,6 @@ class LearnedNumber:
     high: float
     weight: float
     runs: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def learned_numbers(corrections: Corrections) -> list[LearnedNumber]:
@@ -160,9 +154,6 @@ class LeftOneOut:
     before: float
     after: float
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def left_one_out(measured: Sequence[Measured], corrections: Corrections) -> tuple[LeftOneOut, ...]:
     """Errors of the runs that count before and after learning from the others, by figure.
@@ -203,6 +194,58 @@ def setting_as_ran(setting: Setting, version: str) -> Setting:
     return replace(setting, engine=engine)
 
 
+# Measured checkpoints beside what published figures let expect of them
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedCompression:
+    """A measured checkpoint beside its predictions, all as shares of the base.
+
+    perplexity: what was predicted of the figure that was measured. tasks: what is expected of the
+    mean over accuracy tasks by published figures alone; tasks_now: with the measurement.
+    """
+
+    run: MeasuredCompression
+    perplexity: Retained
+    tasks: Retained
+    tasks_now: Retained
+
+    @property
+    def in_band(self) -> bool | None:
+        """Whether the measured figure lies in the predicted 80 % band; None where there is none."""
+        if not self.perplexity.known:
+            return None
+        return self.perplexity.low <= self.run.retained <= self.perplexity.high
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "perplexity": _retained_values(self.perplexity),
+            "in_band": self.in_band,
+            "accuracy": _retained_values(self.tasks),
+            "accuracy_with_it": _retained_values(self.tasks_now),
+        }
+
+
+def _retained_values(retention: Retained) -> dict[str, float] | None:
+    return dict(retention.to_json()["retained"]) if retention.known else None
+
+
+def compare_compression(run: MeasuredCompression) -> ComparedCompression:
+    tasks = _published_expectation(run, "")
+    moved = with_own_figure(tasks, [run], run.model, run.technique)
+    return ComparedCompression(run, _published_expectation(run, PERPLEXITY), tasks, moved)
+
+
+def _published_expectation(run: MeasuredCompression, benchmark: str) -> Retained:
+    """By published figures; unknown for a technique that this version does not know."""
+    try:
+        return estimate_retained(
+            run.model, run.technique, method=run.method, benchmark=benchmark, nearest=1
+        )
+    except RecipeError as error:
+        return Retained(math.nan, math.nan, math.nan, error.message, known=False)
+
+
 SCHEMA_VERSION = 1
 
 
@@ -215,7 +258,7 @@ class Knowledge:
 
     overlay: Overlay
     added: Added | None = None
-    removed: tuple[StoredRun | StoredCompression, ...] = ()
+    removed: tuple[Stored, ...] = ()
     dry: bool = False
 
     @cached_property
@@ -235,14 +278,12 @@ class Knowledge:
         return left_one_out(self.overlay.runs, self._corrections)
 
     def compared(
-        self, entries: Sequence[KeptCompression]
-    ) -> list[tuple[KeptCompression, ComparedCompression]]:
+        self, entries: Sequence[StoredCompression]
+    ) -> list[tuple[StoredCompression, ComparedCompression]]:
         """Measured checkpoints, each beside what published figures let expect of it."""
-        beside = compare_compressions([entry.measured for entry in entries])
-        return list(zip(entries, beside, strict=True))
+        return [(entry, compare_compression(entry.measured)) for entry in entries]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain values: SI units, errors as shares, days as YYYY-MM-DD."""
         added = [entry.to_json() for entry in self.added.entries] if self.added else []
         return {
             "schema_version": SCHEMA_VERSION,
@@ -257,34 +298,9 @@ class Knowledge:
                 for entry, beside in self.compared(self.overlay.compressions)
             ],
             "runs": [entry.to_json() for entry in self.overlay.entries],
-            "numbers": [number.to_json() for number in self.numbers],
-            "left_one_out": [error.to_json() for error in self.errors],
+            "numbers": [asdict(number) for number in self.numbers],
+            "left_one_out": [asdict(error) for error in self.errors],
         }
-
-
-def calibration_at(path: Path | None) -> Overlay:
-    """The calibration at a path, or by default this machine's; empty where there is none yet.
-
-    Raises:
-        InputError: where it is damaged, or switched off.
-    """
-    return Overlay.at(resolve_calibration_path(path))
-
-
-def resolve_calibration_path(path: Path | None) -> Path:
-    """Where a calibration lies: at a stated path, or by default this machine's.
-
-    Raises:
-        InputError: where this machine's is switched off.
-    """
-    place = path or default_path()
-    if place is None:
-        raise InputError(
-            f"the calibration is switched off: {VARIABLE} is empty.",
-            field="into",
-            hint="Name one by --into, or unset the variable.",
-        )
-    return place
 
 
 def calibrate_from_files(
@@ -301,7 +317,7 @@ def calibrate_from_files(
     Raises:
         InputError: for a file that cannot be read, and as ``Overlay.add``.
     """
-    overlay = calibration_at(into)
+    overlay = Overlay.at(into)
     incoming = [run for path in measurements for run in read_incoming(path)]
     added = overlay.add(incoming, dry=dry)
     return Knowledge(added.overlay, added, dry=dry)

@@ -17,6 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from recipe_core import __version__
 from recipe_core.base.documents import parse_yaml, read_text, to_yaml, write_whole
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
@@ -35,9 +37,7 @@ from recipe_core.hardware.microbench.run import (
     check_torch,
     measure_device,
 )
-from recipe_core.hardware.microbench.run import (
-    device_kind as chosen,
-)
+from recipe_core.hardware.microbench.run import device_kind as chosen
 from recipe_core.hardware.profile import Device, Dtype, Fabric, Family
 from recipe_core.hardware.request import BASE, MAX_BYTES, is_profile_path
 
@@ -169,16 +169,11 @@ def _host_entry(measured: Measured, spread: float) -> dict[str, Any]:
     )
     note = f"{steps}; request {times.request_s * 1e3:.1f} ms; {times.rounds} rounds; "
     note += f"load {measured.load:.2f} on {measured.cpus} processors before"
-    return {
-        **{
-            name: _round_profile_figure(min(max(value, 0.01), 1000.0))
-            for name, value in asdict(slow).items()
-        },
-        "spread": spread,
-        "source": SOURCE,
-        "status": "measured",
-        "note": note,
+    ratios = {
+        name: _round_profile_figure(min(max(value, 0.01), 1000.0))
+        for name, value in asdict(slow).items()
     }
+    return {**ratios, "spread": spread, "source": SOURCE, "status": "measured", "note": note}
 
 
 def _peak_rates(measured: Measured, base: Device | None) -> dict[Dtype, float]:
@@ -188,10 +183,8 @@ def _peak_rates(measured: Measured, base: Device | None) -> dict[Dtype, float]:
         if point.family == "gemm":
             rate = point.flops / point.timing.seconds
             peaks[point.dtype] = max(peaks.get(point.dtype, 0.0), rate)
-    for dtype in peaks:
-        if base and dtype in base.peak_flops_per_s:
-            peaks[dtype] = base.peak_flops_per_s[dtype].value
-    return peaks
+    known = base.peak_flops_per_s if base else {}
+    return {dtype: known[dtype].value if dtype in known else peaks[dtype] for dtype in peaks}
 
 
 def _fit_rooflines(
@@ -213,15 +206,9 @@ def _fit_rooflines(
 
 def _roofline_entry(fitted: RooflineFit) -> dict[str, Any]:
     note = f"n {fitted.points}, median error {fitted.median_error:.1%}, p90 {fitted.p90_error:.0%}"
-    return {
-        "compute_efficiency": _round_profile_figure(fitted.compute_efficiency),
-        "memory_efficiency": _round_profile_figure(fitted.memory_efficiency),
-        "overhead_s": _round_profile_figure(fitted.overhead_s),
-        "smoothing": _round_profile_figure(fitted.smoothing),
-        "source": SOURCE,
-        "status": "fitted",
-        "note": note,
-    }
+    names = ("compute_efficiency", "memory_efficiency", "overhead_s", "smoothing")
+    numbers = {name: _round_profile_figure(getattr(fitted, name)) for name in names}
+    return {**numbers, "source": SOURCE, "status": "fitted", "note": note}
 
 
 def _describe_known_device(base: Device, machine: Found) -> dict[str, Any]:
@@ -251,8 +238,7 @@ def _describe_new_device(
         raise NoAnswer("no tool here tells how much memory the device has.", hint=hint)
     usable = [dtype for dtype in _PRESENT if dtype in peaks]
     stored = [dtype for dtype in ("fp8", "int8") if dtype in peaks and not cpu]
-    watts = machine.profile.get("tdp_watts") if not cpu else None
-    tells_watts = machine.profile.get("tdp_watts") is not None and not cpu
+    watts = None if cpu else machine.profile.get("tdp_watts")
     values: dict[str, Any] = {
         "schema_version": 1,
         "name": own_profile_name(f"{title}-{cores}-cores" if cpu else title),
@@ -274,7 +260,7 @@ def _describe_new_device(
         "weight_dtypes": [*usable, *stored],
         "kv_dtypes": [dtype for dtype in usable if dtype != "fp16" or not cpu],
         "tdp_watts": {**watts, "source": SOURCE}
-        if watts and tells_watts
+        if watts
         else _assumed_figure(WATTS_A_CORE * cores if cpu else CARD_WATTS),
         "node": {
             "devices": machine.count if not cpu else 1,
@@ -323,38 +309,27 @@ def fit_collectives(reduced: list[Reduced], inside: Fabric) -> dict[str, float]:
     if len(reduced) < 2:
         return {}
     ranks = reduced[0].ranks
-    weights = [1 / row.seconds**2 for row in reduced]
-    total = sum(weights)
-    mean_x = sum(w * row.size_bytes for w, row in zip(weights, reduced, strict=True)) / total
-    mean_y = sum(w * row.seconds for w, row in zip(weights, reduced, strict=True)) / total
-    over = sum(
-        w * (row.size_bytes - mean_x) * (row.seconds - mean_y)
-        for w, row in zip(weights, reduced, strict=True)
+    sizes, seconds = (
+        np.array([getattr(row, name) for row in reduced]) for name in ("size_bytes", "seconds")
     )
-    under = sum(w * (row.size_bytes - mean_x) ** 2 for w, row in zip(weights, reduced, strict=True))
-    largest = max(reduced, key=lambda row: row.size_bytes)
-    slope = max(over / under, 1e-3 * largest.seconds / largest.size_bytes)
-    start_s = max(mean_y - slope * mean_x, 0.1 * min(row.seconds for row in reduced))
+    slope, start = np.polyfit(sizes, seconds, 1, w=1 / seconds)
+    largest = int(sizes.argmax())
+    if slope < (lowest := 1e-3 * seconds[largest] / sizes[largest]):
+        slope, start = lowest, float(np.average(seconds - lowest * sizes, weights=seconds**-2.0))
+    start_s = max(float(start), 0.1 * float(seconds.min()))
     factor = 2 * (ranks - 1) / ranks
     per_rank = inside.latency_per_rank_s.value if inside.latency_per_rank_s else 0.0
     fabric_start_s = inside.latency_s.value + 2 * (ranks - 1) * per_rank
     return {
-        "efficiency": factor / slope / inside.bandwidth_bytes_per_s.value,
+        "efficiency": factor / float(slope) / inside.bandwidth_bytes_per_s.value,
         "latency_s": start_s * inside.latency_s.value / fabric_start_s,
         "latency_per_rank_s": max(start_s * per_rank / fabric_start_s, 1e-12),
     }
 
 
 def _transfer_entries(measured: Measured) -> dict[str, Any]:
-    rates = {
-        name: getattr(measured, name)
-        for name in (
-            "to_device_bytes_per_s",
-            "from_device_bytes_per_s",
-            "disk_cold_bytes_per_s",
-            "disk_warm_bytes_per_s",
-        )
-    }
+    names = ("to_device", "from_device", "disk_cold", "disk_warm")
+    rates = {f"{name}_bytes_per_s": getattr(measured, f"{name}_bytes_per_s") for name in names}
     return {name: _measured_figure(rate) for name, rate in rates.items() if rate}
 
 
@@ -363,15 +338,12 @@ def _disk_entry(rates: DiskRates) -> dict[str, Any]:
     read_method = (
         "past the kernel's cache" if rates.direct else "perhaps from memory: no direct reads there"
     )
-    return {
-        "read_bytes_per_s": _measured_figure(
-            rates.read_bytes_per_s, note=f"{size} in sequence, {read_method}"
-        ),
-        "write_bytes_per_s": _measured_figure(rates.write_bytes_per_s, note=f"{size}, until fsync"),
-        "window_reads_per_s": _measured_figure(
-            rates.window_reads_per_s, note="8 KiB of a mapped file each"
-        ),
+    notes = {
+        "read_bytes_per_s": f"{size} in sequence, {read_method}",
+        "write_bytes_per_s": f"{size}, until fsync",
+        "window_reads_per_s": "8 KiB of a mapped file each",
     }
+    return {name: _measured_figure(getattr(rates, name), note) for name, note in notes.items()}
 
 
 def _profile_source(machine: Found, measured: Measured) -> dict[str, Any]:
@@ -388,11 +360,7 @@ def _profile_source(machine: Found, measured: Measured) -> dict[str, Any]:
 
 
 def _measured_figure(value: float, note: str | None = None) -> dict[str, Any]:
-    figure: dict[str, Any] = {
-        "value": _round_profile_figure(value),
-        "source": SOURCE,
-        "status": "measured",
-    }
+    figure = {"value": _round_profile_figure(value), "source": SOURCE, "status": "measured"}
     return {**figure, "note": note} if note else figure
 
 
@@ -450,20 +418,13 @@ def write_profile(path: Path, profiled: Profiled) -> None:
 
 
 def profile_text(profiled: Profiled) -> list[str]:
-    """What was measured, as lines for a terminal."""
     profile, measured = profiled.device, profiled.measured
     lines = [f"{profile.title} ({profile.name}), torch {measured.torch}"]
     lines.append(f"  memory read at {measured.bandwidth_bytes_per_s / 1e9:,.1f} GB/s")
+    best = _peak_rates(measured, None)
     for family, cells in profiled.values["roofline"].items():
         for dtype, cell in cells.items():
-            rate = ""
-            if family == "gemm":
-                best = max(
-                    point.flops / point.timing.seconds
-                    for point in measured.points
-                    if (point.family, point.dtype) == (family, dtype)
-                )
-                rate = f", best {best / 1e12:,.3g} TFLOP/s"
+            rate = f", best {best[dtype] / 1e12:,.3g} TFLOP/s" if family == "gemm" else ""
             start = f"start {cell['overhead_s'] * 1e6:.1f} us"
             lines.append(f"  {family} {dtype}: {start}{rate}; fit: {cell['note']}")
     host = profile.host
@@ -472,13 +433,11 @@ def profile_text(profiled: Profiled) -> list[str]:
             f"  host: {host.layers:.2f} times the reference a layer, {host.sequences:.2f} a token, "
             f"{host.requests:.2f} a request"
         )
-    transfers = profiled.values.get("transfers", {})
-    if transfers:
-        shown = (
-            f"{name.removesuffix('_bytes_per_s').replace('_', ' ')} {cell['value'] / 1e9:.2g} GB/s"
-            for name, cell in transfers.items()
-        )
-        lines.append(f"  {', '.join(shown)}")
+    transfers = [
+        f"{name.removesuffix('_bytes_per_s').replace('_', ' ')} {cell['value'] / 1e9:.2g} GB/s"
+        for name, cell in profiled.values.get("transfers", {}).items()
+    ]
+    lines += [f"  {', '.join(transfers)}"] if transfers else []
     if disk := profile.disk:
         lines.append(
             f"  storage: read {disk.read_bytes_per_s.value / 1e9:.2g} GB/s, written "

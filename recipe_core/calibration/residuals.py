@@ -70,23 +70,21 @@ class Measured:
 
     @staticmethod
     def of(run: Run) -> Measured:
-        """A row of a table."""
         rate = run.output_tokens_per_s
         if rate is None and run.total_tokens_per_s is not None:
             share = run.output_tokens / (run.input_tokens + run.output_tokens)
             rate = run.total_tokens_per_s * share
-        times = (run.ttft_ms, run.tpot_ms, run.request_latency_ms)
-        ttft_s, tpot_s, latency_s = (None if ms is None else ms / 1e3 for ms in times)
+        names = ("ttft", "tpot", "request_latency")
+        times_ms = {name: getattr(run, f"{name}_ms") for name in names}
+        times: dict[str, Any] = {f"{name}_s": ms / 1e3 for name, ms in times_ms.items() if ms}
         return Measured(
             name=run.id,
             request=run.request(),
             version=run.version,
-            ttft_s=ttft_s,
-            tpot_s=tpot_s,
-            request_latency_s=latency_s,
             output_tokens_per_s=rate,
             excluded=run.exclude,
             date=_parse_table_date(run.date),
+            **times,
         )
 
 
@@ -104,24 +102,25 @@ def shipped_prior() -> Prior:
 
 
 def learn_corrections(
-    measured: Iterable[Measured],
+    measured: Iterable[Measured | MeasuredCompression],
     *,
     folders: bool = True,
     prior_belief: Prior | None = None,
-    compressed: Iterable[MeasuredCompression] = (),
 ) -> Corrections:
     """What runs teach. Runs that cannot be estimated are left out, each with its reason.
 
     Args:
-        measured: the runs, in any order; a run that is there twice counts once.
+        measured: the runs, in any order; a run that is there twice counts once. Checkpoints that
+            were made here change accuracy, not times.
         folders: whether a model may be named by a path on this machine.
         prior_belief: what is known before; by default what ships.
-        compressed: what checkpoints that were made here keep; they change accuracy, not times.
 
     Raises:
         InputError: for more than ``MAX_RUNS`` runs.
     """
-    runs = _drop_repeated_runs(measured)
+    measurements = list(measured)
+    checkpoints = [entry for entry in measurements if isinstance(entry, MeasuredCompression)]
+    runs = _drop_repeated_runs(entry for entry in measurements if isinstance(entry, Measured))
     if len(runs) > MAX_RUNS:
         raise InputError(
             f"{len(runs):,} own runs are given; at most {MAX_RUNS:,} are used.",
@@ -156,7 +155,7 @@ def learn_corrections(
         prior_belief or shipped_prior(),
         tuple(own_runs[run.name] for run in runs if run.name in own_runs),
         tuple(LeftOut(run.name, left_out[run.name]) for run in runs if run.name in left_out),
-        compressed=tuple(dict.fromkeys(compressed)),
+        compressed=tuple(dict.fromkeys(checkpoints)),
     )
 
 
@@ -308,7 +307,6 @@ def compare_runs(runs: Sequence[Measured], *, folders: bool = True) -> RunsCompa
 
 
 def _without_themselves(runs: Sequence[Measured], learned: Corrections) -> list[dict[str, Any]]:
-    """The estimate of each run with what the runs of the other groups teach."""
     answers: dict[str, dict[str, Any]] = {}
     for start in range(min(FOLDS, len(runs))):
         group = runs[start::FOLDS]

@@ -7,6 +7,7 @@ point that something interrupted pulls no harder than others.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -77,7 +78,8 @@ def fit_roofline(
         for share in (0.1, 0.7)
         for logit in (0.0, 1.5)
     ]
-    x = min((minimise(cost, minimise(cost, start)[0]) for start in starts), key=_minimum_cost)[0]
+    fits = (minimise(cost, minimise(cost, start)[0]) for start in starts)
+    x = min(fits, key=operator.itemgetter(1))[0]
     shares = np.clip(1 / (1 + np.exp(-x[:2])), _LEAST_SHARE, 1.0)
     error = np.abs(predict_seconds(x) / seconds - 1)
     return RooflineFit(
@@ -89,7 +91,3 @@ def fit_roofline(
         median_error=float(np.median(error)),
         p90_error=float(np.quantile(error, 0.9)),
     )
-
-
-def _minimum_cost(minimum: tuple[Float, float]) -> float:
-    return minimum[1]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import datetime
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.provenance import VALID_DAYS
+from recipe_core.calibration.records import StoredRun
 from recipe_core.calibration.residuals import Measured
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import engine as engine_of
@@ -50,22 +50,7 @@ TENFOLD = 10.0
 ALIKE = 0.9
 
 
-@dataclass(frozen=True, slots=True)
-class Gate:
-    """Whether a run counts: ``accepted``, ``held`` or ``expired``, and why it does not."""
-
-    state: str = "accepted"
-    reason: str = ""
-
-    @property
-    def counts(self) -> bool:
-        return self.state == "accepted"
-
-
-ACCEPTED = Gate()
-
-
-def pinned_version(run: Measured) -> str:
+def pinned_version(run: Measured | StoredRun) -> str:
     """The version of a run's engine that estimates of today assume; empty for an unknown one."""
     candidate = run.request.get("candidate") or {}
     name = str(candidate.get("engine") or "") if isinstance(candidate, Mapping) else ""
@@ -76,25 +61,18 @@ def pinned_version(run: Measured) -> str:
     return ""
 
 
-def expiry_reason(run: Measured, assumed: str, added: datetime.date, today: datetime.date) -> str:
-    """Why a run no longer counts by age or by its engine; empty while it does.
-
-    Args:
-        run: the run.
-        assumed: the version of its engine that estimates assumed when it was added.
-        added: the day of that; its age counts from it where the run states no day.
-        today: the day of the question.
-    """
-    last = (run.date or added) + datetime.timedelta(days=VALID_DAYS)
-    if today > last:
-        return f"expired on {last}, {VALID_DAYS} days after it was measured"
-    now, ran = pinned_version(run), version_in_text(run.version) or assumed
+def expiry_reason(run: StoredRun, today: datetime.date) -> str:
+    """Why a run no longer counts by age or by its engine; empty while it does."""
+    if today > run.expires:
+        return f"expired on {run.expires}, {VALID_DAYS} days after it was measured"
+    now, assumed = pinned_version(run), run.assumed_version
+    ran = version_in_text(run.version) or assumed
     if ran == assumed and now and assumed and now != assumed:
         return f"ran version {ran}; estimates assume {now} now"
     return ""
 
 
-def unsound_reason(run: Measured) -> str:
+def unsound_reason(run: StoredRun) -> str:
     """Why a measurement cannot be relied on, whatever it says; empty where it can."""
     if run.excluded:
         return f"excluded: {run.excluded}"
@@ -108,25 +86,18 @@ def unsound_reason(run: Measured) -> str:
     return ""
 
 
-def driver_expiries(runs: Sequence[Measured], added: Sequence[datetime.date]) -> list[str]:
-    """Why runs no longer count by driver: a later run of the machine and device ran another."""
-    newest: dict[tuple[str, str], tuple[datetime.date, str]] = {}
-    places = [(run.machine, _run_device(run)) for run in runs]
-    days = [run.date or day for run, day in zip(runs, added, strict=True)]
-    for run, place, day in zip(runs, places, days, strict=True):
-        if run.driver and day >= newest.get(place, (datetime.date.min, ""))[0]:
-            newest[place] = (day, run.driver)
-    out = []
-    for run, place in zip(runs, places, strict=True):
-        driver = newest.get(place, (None, ""))[1]
-        changed = run.driver and driver and run.driver != driver
-        out.append(f"ran with driver {run.driver}; the machine has {driver} now" if changed else "")
-    return out
-
-
-def _run_device(run: Measured) -> str:
-    hardware = run.request.get("hardware")
-    return str(hardware.get("device")) if isinstance(hardware, Mapping) else ""
+def driver_expiries(runs: Sequence[StoredRun]) -> dict[str, str]:
+    """Why runs no longer count by driver, by id: a later one there ran another."""
+    newest: dict[tuple[str, str], StoredRun] = {}
+    by_day = sorted(runs, key=lambda run: run.date or run.added.date())
+    for run in by_day:
+        if run.driver:
+            newest[run.machine, run.device] = run
+    return {
+        run.id: f"ran with driver {run.driver}; the machine has {last.driver} now"
+        for run in runs
+        if run.driver and (last := newest[run.machine, run.device]).driver != run.driver
+    }
 
 
 # Runs against each other
@@ -203,25 +174,17 @@ def _oddest_run(
     return runs[int(device.row[figure])], reason
 
 
-def unconfirmed_version_reason(run: Measured, assumed: str, peers: Sequence[Measured]) -> str:
+def unconfirmed_version_reason(run: StoredRun, peers: Sequence[StoredRun]) -> str:
     """Why a run of another version than estimates assume waits; empty where one confirms it.
 
-    ``peers``: other sound runs. One of the same engine, version and device confirms that it is
+    ``peers``: all sound runs. Another of the same engine, version and device confirms that it is
     really in use.
     """
-    ran = version_in_text(run.version)
+    ran, assumed = version_in_text(run.version), run.assumed_version
     if not ran or not assumed or ran == assumed:
         return ""
-    if any(
-        version_in_text(peer.version) == ran
-        and _run_device(peer) == _run_device(run)
-        and _run_engine(peer) == _run_engine(run)
-        for peer in peers
-    ):
-        return ""
+    for peer in peers:
+        same_place = (peer.device, peer.engine) == (run.device, run.engine)
+        if peer is not run and same_place and version_in_text(peer.version) == ran:
+            return ""
     return f"ran version {ran}, estimates assume {assumed}; held until a second run agrees"
-
-
-def _run_engine(run: Measured) -> str:
-    candidate = run.request.get("candidate")
-    return str(candidate.get("engine")) if isinstance(candidate, Mapping) else ""

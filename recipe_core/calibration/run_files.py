@@ -13,16 +13,17 @@ from pydantic import ValidationError
 from recipe_core.accuracy.checkpoints import NAME as COMPRESSION
 from recipe_core.accuracy.checkpoints import MeasuredCompression, read_compression
 from recipe_core.base.documents import parse_json, read_document, read_text
-from recipe_core.base.errors import InputError
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.calibration.importers.formats import recognise_format
+from recipe_core.calibration.importers.measurement import Content
+from recipe_core.calibration.importers.rows import build_imported_table
 from recipe_core.calibration.place import NONE, VARIABLE
 from recipe_core.calibration.residuals import Measured, learn_corrections, measured_of_rows
-from recipe_core.calibration.run_rows import is_foreign, runs_of_file
 from recipe_core.calibration.store import Incoming, Overlay, machine_corrections
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, read_runs
+from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, column_problem, read_runs
 from recipe_core.hardware.request import with_profiles
-from recipe_core.recipe.claim_of import claim_of
-from recipe_core.recipe.figures import Claim
+from recipe_core.recipe.figures import Claim, claim_of
 from recipe_core.recipe.schema import Recipe
 from recipe_core.request.serving_workload import LOADS
 
@@ -63,21 +64,16 @@ def corrections_from_sources(
         return None
     if not sources:
         return machine_corrections()
-    runs: list[Measured] = []
-    compressed: list[MeasuredCompression] = []
+    measurements: list[Measured | MeasuredCompression] = []
     for source in sources:
-        for measurement in (
-            measured_of_rows([source])
-            if isinstance(source, Run)
-            else read_own_measurements(Path(source))
-        ):
-            compressed.append(measurement) if isinstance(
-                measurement, MeasuredCompression
-            ) else runs.append(measurement)
+        if isinstance(source, Run):
+            measurements += measured_of_rows([source])
+        else:
+            measurements += read_own_measurements(Path(source))
     stored = Overlay.open()
     if stored is None:
-        return learn_corrections(runs, folders=folders, compressed=compressed)
-    return stored.corrections(runs, folders=folders, compressed=compressed)
+        return learn_corrections(measurements, folders=folders)
+    return stored.corrections(measurements, folders=folders)
 
 
 def measured_checkpoints(measured: Iterable[Path] | None) -> tuple[MeasuredCompression, ...]:
@@ -90,11 +86,11 @@ def measured_checkpoints(measured: Iterable[Path] | None) -> tuple[MeasuredCompr
     if any(str(path) == NONE for path in paths):
         return ()
     stored = Overlay.open()
-    read = [measurement for path in paths for measurement in read_own_measurements(path)]
-    checkpoints = [
-        measurement for measurement in read if isinstance(measurement, MeasuredCompression)
-    ]
-    return tuple(dict.fromkeys([*(stored.compressed if stored else ()), *checkpoints]))
+    measurements = [*(stored.compressed if stored else ())]
+    for path in paths:
+        read = read_own_measurements(path)
+        measurements += [entry for entry in read if isinstance(entry, MeasuredCompression)]
+    return tuple(dict.fromkeys(measurements))
 
 
 def read_incoming(path: Path) -> list[Incoming]:
@@ -129,8 +125,9 @@ def read_measured(path: Path) -> list[Measured]:
     """
     if path.is_dir():
         path = path / MEASUREMENT
-    if path.name != MEASUREMENT.name and is_foreign(path):
-        return _rows_as_own_runs(runs_of_file(path))
+    foreign = path.name != MEASUREMENT.name and path.is_file()
+    if foreign and recognise_format(Content.of_file(path)) is not None:
+        return _rows_as_own_runs(_runs_of_foreign_file(path))
     if path.suffix == ".json":
         return [_read_bundle_measurement(path)]
     if path.suffix != ".csv":
@@ -144,6 +141,27 @@ def read_measured(path: Path) -> list[Measured]:
             hint="Compare it with estimates: recipe validate --training TABLE.",
         )
     return _rows_as_own_runs(read_runs(path))
+
+
+def _runs_of_foreign_file(path: Path) -> list[Run]:
+    """The runs of a file of another program that states everything a row needs.
+
+    Raises:
+        InputError: for one of training, or that leaves something open.
+    """
+    try:
+        rows = [row.row for row in build_imported_table([Content.of_file(path)], None, {}).rows]
+    except RecipeError as error:
+        hint = "Name the rest: recipe import FILE --request REQUEST -o runs.csv."
+        raise InputError(error.message, field="measured", hint=hint) from None
+    runs = [row for row in rows if isinstance(row, Run)]
+    if not runs:
+        raise InputError(
+            f"{path} has no measured run of serving.",
+            field="measured",
+            hint="Compare it with the estimate: recipe reconcile FILE --request REQUEST.",
+        )
+    return runs
 
 
 def _rows_as_own_runs(runs: Sequence[Run]) -> list[Measured]:
@@ -174,14 +192,13 @@ def _measurement_circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]
     """
     figures, machine = measurement["metrics"], measurement["machine"]
     counts = {name: figures.get(name) for name in ("requests", "failed")}
-    out: dict[str, Any] = {
-        name: value for name, value in counts.items() if isinstance(value, int) and value >= 0
+    hostname = machine.get("hostname")
+    place = hostname if isinstance(hostname, str) else machine.get("cpu_name")
+    texts = {"driver": machine.get("driver"), "machine": str(place or "")}
+    return {
+        **{name: value for name, value in counts.items() if isinstance(value, int) and value >= 0},
+        **{name: text[:256] for name, text in texts.items() if isinstance(text, str)},
     }
-    for name in ("driver", "hostname"):
-        if isinstance(value := machine.get(name), str):
-            out["driver" if name == "driver" else "machine"] = value[:256]
-    out.setdefault("machine", str(machine.get("cpu_name") or "")[:256])
-    return out
 
 
 def _recipe_beside(path: Path) -> Recipe:
@@ -197,23 +214,15 @@ def _recipe_beside(path: Path) -> Recipe:
 
 def measured_from_claim(name: str, recipe: Recipe, claim: Claim) -> Measured:
     """What was measured with a recipe as an own run. Prompts of a measurement are never cached."""
-    figures = claim.metrics
     request = {
         "model": recipe.request["model"],
         "hardware": recipe.request["hardware"],
         "workload": _measured_workload(recipe, claim),
         "candidate": claim.candidate,
     }
-    return Measured(
-        name=name,
-        request=request,
-        version=claim.version,
-        ttft_s=figures.get("ttft_s"),
-        tpot_s=figures.get("tpot_s"),
-        request_latency_s=figures.get("request_latency_s"),
-        output_tokens_per_s=figures.get("output_tokens_per_s"),
-        date=claim.date,
-    )
+    names = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
+    figures: dict[str, Any] = {figure: claim.metrics.get(figure) for figure in names}
+    return Measured(name=name, request=request, version=claim.version, date=claim.date, **figures)
 
 
 def _measured_workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
@@ -246,15 +255,13 @@ def parse_run_rows(values: Any, limit: int) -> list[Run]:
         try:
             out.append(Run.model_validate(row))
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in ("measured", n, *first["loc"]))
-            message = first["msg"].removeprefix("Value error, ")
-            raise InputError(f"{message[0].lower()}{message[1:]}.", field=where) from None
+            column, message = column_problem(error)
+            where = ".".join(filter(None, ("measured", str(n), column)))
+            raise InputError(f"{message}.", field=where) from None
     return out
 
 
 def own_runs_text(corrections: Corrections, shown: int = 8) -> Sequence[str]:
-    """How many own runs count, and why others do not, a line each."""
     lines = [f"calibrated by {corrections.title}"]
     stored = corrections.stored
     if stored and (any(stored) or corrections.runs):

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,83 +20,28 @@ from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import VALID_DAYS
 from recipe_core.calibration import run_checks
-from recipe_core.calibration.additions import (
+from recipe_core.calibration.place import (
+    VARIABLE,
+    calibration_file,
+    calibration_stamp,
+    default_path,
+)
+from recipe_core.calibration.records import (
     FIELD,
-    FIGURES,
     Addition,
+    Gate,
+    Stored,
+    StoredCompression,
     StoredRun,
     calibration_lock,
     read_additions,
     write_additions,
 )
-from recipe_core.calibration.compressions import KeptCompression, StoredCompression
-from recipe_core.calibration.place import (
-    calibration_file,
-    calibration_stamp,
-    default_path,
-)
 from recipe_core.calibration.residuals import MAX_RUNS, Measured, learn_corrections
-from recipe_core.calibration.run_checks import Gate
-from recipe_core.estimates.columns.corrections import Corrections, Stored
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.columns.corrections import Stored as StoredCounts
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.recipe.secrets import refuse_secrets
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A stored run, and whether it counts today.
-
-    ``measured``: its request and figures, named by ``id``. ``source`` and ``format``: the file it
-    came from. ``engine`` and ``version``: what ran. ``expires``: its last day. ``gate``: whether it
-    is ``accepted``, ``held`` or ``expired``, with the reason.
-    """
-
-    id: str
-    name: str
-    measured: Measured
-    source: str
-    format: str
-    added: datetime.datetime
-    engine: str
-    version: str
-    device: str
-    driver: str
-    machine: str
-    expires: datetime.date
-    gate: Gate
-
-    @property
-    def counts(self) -> bool:
-        return self.gate.counts
-
-    @property
-    def expired(self) -> str:
-        """Why it has expired; empty where it has not."""
-        return self.gate.reason if self.gate.state == "expired" else ""
-
-    def to_json(self) -> dict[str, Any]:
-        """The entry as plain values; figures in SI units."""
-        run = self.measured
-        figures = {name: getattr(run, name) for name in FIGURES}
-        return {
-            "id": self.id,
-            "name": self.name,
-            "source": self.source,
-            "format": self.format,
-            "added": self.added.isoformat(),
-            "measured": run.date.isoformat() if run.date else None,
-            "expires": self.expires.isoformat(),
-            "engine": self.engine,
-            "version": self.version,
-            "device": self.device,
-            "driver": self.driver,
-            "machine": self.machine,
-            "request": dict(run.request),
-            "requests": run.requests,
-            "failed": run.failed,
-            "figures": {name: value for name, value in figures.items() if value is not None},
-            "gate": asdict(self.gate),
-        }
 
 
 class Incoming(NamedTuple):
@@ -111,10 +56,10 @@ class Incoming(NamedTuple):
 class Added:
     """What an addition changed: entries that are new, and ids that were there already."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[StoredRun, ...]
     repeated_ids: tuple[str, ...]
     overlay: Overlay
-    compressions: tuple[KeptCompression, ...] = ()
+    compressions: tuple[StoredCompression, ...] = ()
 
 
 def machine_corrections() -> Corrections | None:
@@ -156,25 +101,30 @@ class Overlay:
         return Overlay.at(place, today=today)
 
     @staticmethod
-    def at(path: Path, *, today: datetime.date | None = None) -> Overlay:
-        """The calibration at a path, empty where there is no file yet.
+    def at(path: Path | None, *, today: datetime.date | None = None) -> Overlay:
+        """The calibration at a path, or by default this machine's; empty where there is no file.
 
         Raises:
-            InputError: for a file that is damaged; names it and the fix.
+            InputError: for a file that is damaged, or where this machine's is switched off.
         """
+        place = _resolve_path(path)
         day = today or datetime.datetime.now(datetime.UTC).date()
-        return Overlay(path, read_additions(calibration_file(path)), day)
+        return Overlay(place, read_additions(calibration_file(place)), day)
 
     @cached_property
-    def entries(self) -> tuple[Entry, ...]:
-        """All runs, oldest first, each with its gate."""
-        return tuple(self._entries(folders=True))
+    def entries(self) -> tuple[StoredRun, ...]:
+        runs = [run for addition in self.additions for run in addition.runs]
+        gates = self._gates(runs)
+        return tuple(run.gated(gates.get(run.id, run.gate)) for run in runs)
 
     @cached_property
-    def compressions(self) -> tuple[KeptCompression, ...]:
-        """All measured checkpoints, oldest first, each with whether it counts."""
-        stored = [checkpoint for addition in self.additions for checkpoint in addition.compressions]
-        return tuple(KeptCompression.of(checkpoint, self.today) for checkpoint in stored)
+    def compressions(self) -> tuple[StoredCompression, ...]:
+        """All measured checkpoints, oldest first, each with its gate."""
+        checkpoints = [entry for addition in self.additions for entry in addition.compressions]
+        expired = Gate("expired", f"{VALID_DAYS} days after it was measured")
+        return tuple(
+            entry.gated(expired) if self.today > entry.expires else entry for entry in checkpoints
+        )
 
     @property
     def compressed(self) -> tuple[MeasuredCompression, ...]:
@@ -185,28 +135,22 @@ class Overlay:
         return tuple(entry.measured for entry in self.entries if entry.counts)
 
     @property
-    def stored(self) -> Stored:
-        """How many runs count, wait and have expired."""
+    def stored(self) -> StoredCounts:
         states = Counter(entry.gate.state for entry in self.entries)
-        return Stored(states["accepted"], states["held"], states["expired"])
+        return StoredCounts(states["accepted"], states["held"], states["expired"])
 
     def corrections(
-        self,
-        more: Sequence[Measured] = (),
-        *,
-        folders: bool = True,
-        compressed: Sequence[MeasuredCompression] = (),
+        self, more: Sequence[Measured | MeasuredCompression] = (), *, folders: bool = True
     ) -> Corrections | None:
-        """What the runs that count, and ``more``, teach; None where none does.
+        """What all that counts, and ``more``, teach; None where nothing does.
 
-        ``folders``: whether their models may be named by a path on this machine. ``compressed``:
-        measured checkpoints beside those that are kept.
+        ``folders``: whether their models may be named by a path on this machine.
         """
-        runs, checkpoints = (*self.runs, *more), (*self.compressed, *compressed)
-        if not runs and not checkpoints:
+        measurements = (*self.runs, *self.compressed, *more)
+        if not measurements:
             return None
         with without_corrections():
-            learned = learn_corrections(runs, folders=folders, compressed=checkpoints)
+            learned = learn_corrections(measurements, folders=folders)
         return replace(learned, stored=self.stored)
 
     def add(
@@ -219,9 +163,6 @@ class Overlay:
         """
         moment = now or datetime.datetime.now(datetime.UTC).replace(microsecond=0)
         incoming = [_stored_measurement(measurement, moment) for measurement in runs]
-        for measurement in incoming:
-            if isinstance(measurement, StoredRun):
-                refuse_secrets({"request": measurement.request}, by_name=("request",))
 
         def with_new(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
             stored = {run.id for addition in before for run in addition.all}
@@ -235,28 +176,25 @@ class Overlay:
                 )
             return (*before, _build_addition(moment, fresh.values())) if fresh else before
 
-        after = with_new(self.additions) if dry else self._changed(with_new)
-        overlay = replace(self, additions=after)
-        before = {run.id for addition in self.additions for run in addition.all}
+        overlay = replace(
+            self, additions=with_new(self.additions) if dry else self._changed(with_new)
+        )
         ids = {run.id for run in incoming}
+        known = {run.id for addition in self.additions for run in addition.all}
         return Added(
-            tuple(measurement for measurement in overlay.entries if measurement.id in ids - before),
-            tuple(sorted(ids & before)),
+            tuple(entry for entry in overlay.entries if entry.id in ids - known),
+            tuple(sorted(ids & known)),
             overlay,
-            tuple(
-                measurement
-                for measurement in overlay.compressions
-                if measurement.id in ids - before
-            ),
+            tuple(entry for entry in overlay.compressions if entry.id in ids - known),
         )
 
-    def undo(self, n: int = 1) -> tuple[Overlay, tuple[StoredRun | StoredCompression, ...]]:
+    def undo(self, n: int = 1) -> tuple[Overlay, tuple[Stored, ...]]:
         """Take the latest ``n`` additions back; the calibration without them, and what they held.
 
         Raises:
             InputError: where there are fewer.
         """
-        removed: list[StoredRun | StoredCompression] = []
+        removed: list[Stored] = []
 
         def without(before: tuple[Addition, ...]) -> tuple[Addition, ...]:
             if not 1 <= n <= len(before):
@@ -271,11 +209,12 @@ class Overlay:
         return replace(self, additions=self._changed(without)), tuple(removed)
 
     @staticmethod
-    def cleared(path: Path) -> Overlay:
+    def cleared(path: Path | None) -> Overlay:
         """The calibration at a path with everything taken back; also of a file that is damaged."""
-        with calibration_lock(path):
-            write_additions(calibration_file(path), ())
-        return Overlay.at(path)
+        place = _resolve_path(path)
+        with calibration_lock(place):
+            write_additions(calibration_file(place), ())
+        return Overlay.at(place)
 
     def _changed(self, change: Any) -> tuple[Addition, ...]:
         """The additions after a change of what the file holds now, which may be newer."""
@@ -287,88 +226,50 @@ class Overlay:
                 write_additions(file, after)
         return after
 
-    def _entries(self, *, folders: bool) -> Iterator[Entry]:
-        stored = [run for addition in self.additions for run in addition.runs]
-        states = self._gates(stored, folders)
-        for run in stored:
-            measured = run.measured()
-            candidate, hardware = run.request.get("candidate"), run.request.get("hardware")
-            day = run.date or run.added.date()
-            yield Entry(
-                id=run.id,
-                name=run.name,
-                measured=measured,
-                source=run.source,
-                format=run.format,
-                added=run.added,
-                engine=_request_part_name(candidate, "engine"),
-                version=run.version or run.assumed_version,
-                device=_request_part_name(hardware, "device"),
-                driver=run.driver,
-                machine=run.machine,
-                expires=day + datetime.timedelta(days=VALID_DAYS),
-                gate=states[run.id],
-            )
-
-    def _gates(self, stored: Sequence[StoredRun], folders: bool) -> dict[str, Gate]:
-        """The gate of each run: first its own soundness and age, then what the others say."""
-        out: dict[str, Gate] = {}
-        runs = [run.measured() for run in stored]
-        days = [run.added.date() for run in stored]
-        drivers = run_checks.driver_expiries(runs, days)
-        for stored_run, run, day, driver in zip(stored, runs, days, drivers, strict=True):
-            if (
-                old := run_checks.expiry_reason(run, stored_run.assumed_version, day, self.today)
-                or driver
-            ):
-                out[stored_run.id] = Gate("expired", old)
+    def _gates(self, runs: Sequence[StoredRun]) -> dict[str, Gate]:
+        """Gates of runs that do not count: by themselves, by age, then by what the others say."""
+        gates: dict[str, Gate] = {}
+        drivers = run_checks.driver_expiries(runs)
+        for run in runs:
+            if expired := run_checks.expiry_reason(run, self.today) or drivers.get(run.id):
+                gates[run.id] = Gate("expired", expired)
             elif unsound := run_checks.unsound_reason(run):
-                out[stored_run.id] = Gate("held", unsound)
-        sound = [
-            (stored_run, run)
-            for stored_run, run in zip(stored, runs, strict=True)
-            if stored_run.id not in out
-        ]
-        for stored_run, run in sound:
-            peers = [peer for _, peer in sound if peer is not run]
-            if reason := run_checks.unconfirmed_version_reason(
-                run, stored_run.assumed_version, peers
-            ):
-                out[stored_run.id] = Gate("held", reason)
+                gates[run.id] = Gate("held", unsound)
+        sound = [run for run in runs if run.id not in gates]
+        for run in sound:
+            if reason := run_checks.unconfirmed_version_reason(run, sound):
+                gates[run.id] = Gate("held", reason)
         with without_corrections():
-            learned = learn_corrections(
-                [run for stored_run, run in sound if stored_run.id not in out], folders=folders
-            )
-        out |= {run.name: Gate("held", run.reason) for run in learned.left_out}
-        order = {run.id: place for place, run in enumerate(stored)}
-        odd = run_checks.odd_runs(learned, order)
-        out |= {name: Gate("held", reason) for name, reason in odd.items()}
-        return {run.id: out.get(run.id, run_checks.ACCEPTED) for run in stored}
+            learned = learn_corrections(run.measured for run in sound if run.id not in gates)
+        odd = run_checks.odd_runs(learned, {run.id: place for place, run in enumerate(runs)})
+        waiting = {run.name: run.reason for run in learned.left_out} | odd
+        return gates | {name: Gate("held", reason) for name, reason in waiting.items()}
 
 
-def _stored_measurement(
-    incoming: Incoming, moment: datetime.datetime
-) -> StoredRun | StoredCompression:
-    if isinstance(incoming.run, MeasuredCompression):
-        return StoredCompression.of(incoming.run, incoming.source, moment)
-    return StoredRun.of(incoming.run, incoming.source, incoming.format, moment)
+def _resolve_path(path: Path | None) -> Path:
+    place = path or default_path()
+    if place is None:
+        raise InputError(
+            f"the calibration is switched off: {VARIABLE} is empty.",
+            field="into",
+            hint="Name one by --into, or unset the variable.",
+        )
+    return place
 
 
-def _build_addition(
-    moment: datetime.datetime, fresh: Iterable[StoredRun | StoredCompression]
-) -> Addition:
-    runs: list[StoredRun] = []
-    compressions: list[StoredCompression] = []
-    for measurement in fresh:
-        compressions.append(measurement) if isinstance(
-            measurement, StoredCompression
-        ) else runs.append(measurement)
-    return Addition(added=moment, runs=tuple(runs), compressions=tuple(compressions))
+def _stored_measurement(incoming: Incoming, moment: datetime.datetime) -> Stored:
+    run = incoming.run
+    if isinstance(run, MeasuredCompression):
+        return StoredCompression.of(run, incoming.source, moment)
+    refuse_secrets({"request": run.request}, by_name=("request",))
+    assumed = run_checks.pinned_version(run)
+    return StoredRun.of(run, incoming.source, incoming.format, moment, assumed)
 
 
-def _request_part_name(part: Any, name: str) -> str:
-    """A name in a part of a request; that of a device which is given as a profile."""
-    value = part.get(name) if isinstance(part, Mapping) else None
-    if isinstance(value, Mapping):
-        value = value.get("name")
-    return "" if value is None else str(value)
+def _build_addition(moment: datetime.datetime, fresh: Iterable[Stored]) -> Addition:
+    records = list(fresh)
+    return Addition(
+        added=moment,
+        runs=tuple(record for record in records if isinstance(record, StoredRun)),
+        compressions=tuple(record for record in records if isinstance(record, StoredCompression)),
+    )

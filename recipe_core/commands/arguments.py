@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from recipe_core.base.documents import parse_json
@@ -84,15 +84,7 @@ class Finding:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not known is left out."""
-        values = {
-            "level": self.level,
-            "code": self.code,
-            "option": self.option,
-            "message": self.message,
-            "hint": self.hint,
-            "key": self.key,
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
         return f"{self.message} {self.hint}" if self.hint else self.message

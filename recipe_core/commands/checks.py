@@ -47,7 +47,8 @@ def running_release(launch: Launch, release: str | None = None) -> ReleaseTable:
         return release_table(launch.engine, release)
     if launch.image is None:
         return pinned_release_table(launch.engine)
-    tag, official = image_tag(launch.image.partition("@")[0]), _is_official(launch)
+    tag = image_tag(launch.image.partition("@")[0])
+    official = image_is_of(launch.image, grammars()[launch.engine].official)
     if (tag is None and "@" not in launch.image) or (tag and _MOVING.fullmatch(tag)):
         return (
             newest_release_table(launch.engine) if official else release_table(launch.engine, None)
@@ -61,10 +62,6 @@ def by_pinned(launch: Launch) -> ReleaseTable:
     """What a command runs, judged by the pinned release, which a recipe of it will start."""
     current, table = running_release(launch), pinned_release_table(launch.engine).table
     return replace(current, table=table, exact=current.exact and current.table is table)
-
-
-def _is_official(launch: Launch) -> bool:
-    return image_is_of(launch.image or "", grammars()[launch.engine].official)
 
 
 def _release_in_tag(launch: Launch, tag: str, official: bool) -> str | None:

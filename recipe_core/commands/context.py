@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.errors import InputError, ModelError, RecipeError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Count, Share, Text, Tokens
 from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.request import split_count
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
 from recipe_core.request.metrics import Goal
@@ -43,7 +46,7 @@ DEFAULT_INPUT, DEFAULT_OUTPUT, DEFAULT_CONCURRENCY = 1024, 256, 64
 _RELEASE = re.compile(r"v?\d{1,4}\.\d{1,4}\.\d{1,4}([.a-z+-][\w.+-]{0,30})?")
 
 
-class CommandContext(BaseModel):
+class CommandContext(DataRow):
     """What commands are judged on: devices, load, goal.
 
     ``hardware``: a device, ``device:count``, or a whole profile; ``gpus`` in each of ``nodes``
@@ -53,8 +56,6 @@ class CommandContext(BaseModel):
     ``images`` in a prompt of a model that reads them, each of ``image_tokens`` (default: 1,024).
     ``engine_version``: the release of the engine that runs, where no image tells it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     hardware: Text | dict[str, Any]
     gpus: Count | None = None
@@ -75,28 +76,22 @@ class CommandContext(BaseModel):
         try:
             context = cls.model_validate({k: v for k, v in values.items() if v is not None})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            hint = None
-            message = f"{first['msg'][0].lower()}{first['msg'][1:]}."
-            if first["type"] == "extra_forbidden":
+            problem, hint = first_problem(error), None
+            message = f"{problem.message}."
+            if problem.kind == "extra_forbidden":
                 hint = f"Known here: {', '.join(cls.model_fields)}."
-            elif first["type"] == "missing":
+            elif problem.kind == "missing":
                 message = "is missing: nothing says on which devices the engine runs."
                 hint = "Name them: --hardware h100-sxm:8."
-            raise InputError(message, field=str(first["loc"][0]), hint=hint) from None
+            raise InputError(message, field=problem.path[0], hint=hint) from None
         context._check_count()
         context._check_release()
         device_profile(context.device)
         return context
 
     def _check_count(self) -> None:
-        if not isinstance(self.hardware, str):
-            return
-        count = self.hardware.partition(":")[2]
-        if ":" in self.hardware and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
-            message = f"{self.hardware!r} is not a device or device:count."
-            raise InputError(message, field="hardware", hint="For example h100-sxm:8.")
-        if count and self.gpus not in (None, int(count)):
+        count = split_count(self.hardware)[1] if isinstance(self.hardware, str) else None
+        if count and self.gpus not in (None, count):
             message = f"{self.hardware} contradicts gpus {self.gpus}."
             raise InputError(message, field="gpus", hint="State the count once.")
 
@@ -107,10 +102,10 @@ class CommandContext(BaseModel):
 
     @property
     def device(self) -> str | dict[str, Any]:
-        return self.hardware.partition(":")[0] if isinstance(self.hardware, str) else self.hardware
+        return split_count(self.hardware)[0] if isinstance(self.hardware, str) else self.hardware
 
     @property
     def per_node(self) -> int | None:
         """Devices in a node, where the ground states them."""
-        count = self.hardware.partition(":")[2] if isinstance(self.hardware, str) else ""
-        return int(count) if count else self.gpus
+        count = split_count(self.hardware)[1] if isinstance(self.hardware, str) else None
+        return count or self.gpus

@@ -19,7 +19,6 @@ from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.plans.plans import estimate_batch
 
 SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
-MAX_FILES = 100_000
 
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)")
 _JOINED = re.compile(r"\\[ \t]*\r?\n")
@@ -29,39 +28,18 @@ _JOINED = re.compile(r"\\[ \t]*\r?\n")
 class Item:
     """A command and where it stands; ``ground`` is what its line says to judge it on.
 
-    ``about``: what its verdict says besides.
+    ``about``: what its verdict says besides. ``error``: why it cannot be read, in place of a
+    command.
     """
 
     source: str
-    command: str | list[str] | Launch
-    ground: dict[str, Any]
+    command: str | list[str] | Launch = ""
+    ground: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+    error: RecipeError | None = None
 
 
-def read_items(path: Path) -> Iterator[Item | tuple[str, RecipeError]]:
-    """The commands of a file, or of all files in a folder that may hold some.
-
-    What cannot be read is its place and an error.
-
-    Raises:
-        InputError: when there is no such file or folder, or it holds no file with a known suffix.
-    """
-    if not path.is_dir():
-        yield from items_of(path, path.name)
-        return
-    files = [f for f in sorted(path.rglob("*")) if f.suffix in SUFFIXES and f.is_file()]
-    if not files:
-        hint = f"Known suffixes: {', '.join(SUFFIXES)}."
-        raise InputError(f"{path} holds no file of commands.", field="dir", hint=hint)
-    for file in files[:MAX_FILES]:
-        source = str(file.relative_to(path))
-        try:
-            yield from items_of(file, source)
-        except RecipeError as error:
-            yield source, error
-
-
-def items_of(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]]:
+def items_of(file: Path, source: str) -> Iterator[Item]:
     """The commands of a file; raises InputError when it cannot be read."""
     text = read_text(file, field="dir", limit=None if file.suffix == ".jsonl" else 4 << 20)
     if file.suffix == ".jsonl":
@@ -69,13 +47,9 @@ def items_of(file: Path, source: str) -> Iterator[Item | tuple[str, RecipeError]
             if line.strip():
                 yield _parse_json_line(f"{source}:{number}", line)
         return
-    parts = {".md": _code_blocks, ".txt": _command_lines}.get(file.suffix, _one_script)(text)
-    for at, part in parts:
-        yield Item(f"{source}:{at}", part, {})
-
-
-def _one_script(text: str) -> Iterator[tuple[int, str]]:
-    yield 1, text
+    split = {".md": _code_blocks, ".txt": _command_lines}.get(file.suffix)
+    for at, part in split(text) if split else [(1, text)]:
+        yield Item(f"{source}:{at}", part)
 
 
 def _command_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -101,51 +75,44 @@ def _code_blocks(text: str) -> Iterator[tuple[int, str]]:
             block.append(line)
 
 
-def _parse_json_line(source: str, line: str) -> Item | tuple[str, RecipeError]:
+def _parse_json_line(source: str, line: str) -> Item:
     try:
         return parse_item(source, parse_json(line, source))
     except RecipeError as error:
-        return source, error
+        return Item(source, error=error)
 
 
 def parse_item(source: str, value: Any) -> Item:
     """A command from plain values: ``{"command": text or words, "hardware": …}``.
 
-    The fields beside the command are those of ``Ground``.
-
-    Raises:
-        InputError: when it names no command.
+    The fields beside the command are those of ``CommandContext``.
     """
     command = value.get("command", value.get("argv")) if isinstance(value, dict) else None
     if not isinstance(command, str | list):
-        raise InputError("is missing: text or a list of words.", field="command")
+        problem = InputError("is missing: text or a list of words.", field="command")
+        return Item(source, error=problem)
     context = {name: field for name, field in value.items() if name not in ("command", "argv")}
     return Item(source, command, context)
 
 
 def check_items(
-    items: Sequence[Item | tuple[str, RecipeError]],
-    usual: dict[str, Any],
-    *,
-    one_each: bool = False,
+    items: Sequence[Item], usual: dict[str, Any], *, one_each: bool = False
 ) -> Iterator[dict[str, Any]]:
     """One verdict per server, in order, each with its ``source``.
 
     ``usual``: the ground where an item states none. Items that start no known engine have no
     verdict; with ``one_each`` each item has exactly one: on its first server, or an error.
     """
-    for entry, verdicts in zip(items, judge_items(items, usual), strict=True):
-        source = entry.source if isinstance(entry, Item) else entry[0]
-        about = entry.about if isinstance(entry, Item) else {}
+    for item, verdicts in zip(items, judge_items(items, usual), strict=True):
         if one_each:
             verdicts = verdicts[:1] or [_no_engine()]
         for number, answer in enumerate(verdicts, 1):
-            place = source if len(verdicts) == 1 else f"{source}#{number}"
-            yield {"source": place, **about, **_short_verdict(answer)}
+            place = item.source if len(verdicts) == 1 else f"{item.source}#{number}"
+            yield {"source": place, **item.about, **_short_verdict(answer)}
 
 
 def judge_items(
-    items: Sequence[Item | tuple[str, RecipeError]], usual: dict[str, Any], *, folders: bool = True
+    items: Sequence[Item], usual: dict[str, Any], *, folders: bool = True
 ) -> list[list[dict[str, Any]]]:
     """Whole verdicts on the servers of each item, in order; what cannot be judged is its error.
 
@@ -154,18 +121,17 @@ def judge_items(
     answers: dict[int, list[dict[str, Any]]] = {}
     grounds: dict[str, CommandContext] = {}
     groups: defaultdict[str, list[int]] = defaultdict(list)
-    for n, entry in enumerate(items):
-        if not isinstance(entry, Item):
-            answers[n] = [entry[1].to_json()]
-            continue
+    for n, item in enumerate(items):
         try:
-            context = CommandContext.of(**{**usual, **entry.ground})
+            if item.error is not None:
+                raise item.error
+            context = CommandContext.of(**{**usual, **item.ground})
             grounds[key := context.model_dump_json()] = context
             groups[key].append(n)
         except RecipeError as error:
             answers[n] = [error.to_json()]
     for key, members in groups.items():
-        commands = [entry.command for n in members if isinstance(entry := items[n], Item)]
+        commands = [items[n].command for n in members]
         verdicts = check_commands(commands, grounds[key], folders=folders)
         answers |= dict(zip(members, verdicts, strict=True))
     return [answers[n] for n in range(len(items))]
@@ -196,7 +162,7 @@ def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str,
     commands = [
         isinstance(value, dict) and bool({"command", "argv"} & set(value)) for value in values
     ]
-    items = [_item_or_error(f"{n}", value) for n, value in enumerate(values, 1) if commands[n - 1]]
+    items = [parse_item(f"{n}", value) for n, value in enumerate(values, 1) if commands[n - 1]]
     verdicts = check_items(items, usual, one_each=True)
     requests = (value for value, is_command in zip(values, commands, strict=True) if not is_command)
     estimates = iter(estimate_batch(requests))
@@ -217,10 +183,3 @@ def _of_request(answer: dict[str, Any]) -> dict[str, Any]:
         return {"ok": answer["feasible"], "reasons": answer["reasons"]}
     chance = answer["memory"]["start_probability"]
     return {"ok": None, "verdict": "uncertain", "start_probability": chance, "reasons": doubt}
-
-
-def _item_or_error(source: str, value: Any) -> Item | tuple[str, RecipeError]:
-    try:
-        return parse_item(source, value)
-    except RecipeError as error:
-        return source, error

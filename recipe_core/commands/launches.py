@@ -241,16 +241,14 @@ def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator
     options, image, args = _run_options(words)
     if image is None:
         return
-    passed = {
-        name: value
-        for name in (*_VISIBLE, *_passed_variables(options))
-        if (value := env.get(name)) is not None
-    }
+    pairs = [pair.partition("=") for pair in options.get("--env", [])]
+    names = (*_VISIBLE, *(name for name, equals, _ in pairs if not equals))  # taken from outside
+    passed = {name: value for name in names if (value := env.get(name)) is not None}
     container = Container(
         image=image,
         entrypoint=tuple(options.get("--entrypoint", [])[-1:]),
         args=args,
-        env=passed | dict(_assigned_variables(options)),
+        env=passed | {name: value for name, equals, value in pairs if equals},
         shares_memory="--shm-size" in options or options.get("--ipc", [""])[-1] == "host",
         gpus=options["--gpus"][-1] if "--gpus" in options else None,
         workdir=options.get("--workdir", [None])[-1],
@@ -355,15 +353,3 @@ def _split_short_options(word: str) -> tuple[str, str, str]:
         return "", "", ""
     value = rest[1:].removeprefix("=")
     return f"-{rest[0]}", "=" if value else "", value
-
-
-def _assigned_variables(options: Mapping[str, list[str]]) -> Iterator[tuple[str, str]]:
-    for pair in options.get("--env", []):
-        name, equals, value = pair.partition("=")
-        if equals:
-            yield name, value
-
-
-def _passed_variables(options: Mapping[str, list[str]]) -> list[str]:
-    """Variables that a container takes over from outside: ``-e NAME``."""
-    return [name for name in options.get("--env", []) if "=" not in name]

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Task
 from recipe_core.commands.arguments import Arguments, Finding, Level
 from recipe_core.commands.kv_offload import requested_offload
@@ -211,8 +212,8 @@ class _Reading:
             CandidateRequest.model_validate({field_name: value})
         except ValidationError as error:
             flag = self._flag(field_name) if field_name in self.by_meaning else field_name
-            why = error.errors(include_url=False)[0]["msg"]
-            self.out.say("error", "range", flag, f"{flag} {value}: {why[0].lower()}{why[1:]}.")
+            why = first_problem(error).message
+            self.out.say("error", "range", flag, f"{flag} {value}: {why}.")
             return
         self.out.candidate[field_name] = value
 

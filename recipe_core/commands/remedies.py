@@ -37,22 +37,16 @@ def with_values(launch: Launch, arguments: Arguments, values: Mapping[str, Any])
     Where an option stands it keeps its spelling; one that is not there comes at the end. A switch
     is only turned on, by its flag alone.
     """
-    table = arguments.judged.table
-    replaced: dict[int, tuple[int, list[str]]] = {}
-    missing = dict(values)
-    for place in arguments.places:
-        if place.option is not None and place.option in values:
-            option = table.by_name[place.option]
-            text = str(values[place.option])
-            switched = option.type == "switch"
-            instead = [option.flag] if switched else _respell_option(launch.args, place, text)
-            replaced[place.start] = place.end, instead
-            missing.pop(place.option, None)
-    words = _splice_words(launch.args, replaced)
-    for name, value in missing.items():
-        option = table.by_name[name]
-        words += [option.flag] if option.type == "switch" else [option.flag, str(value)]
-    return tuple(words)
+    table, edits, new = arguments.judged.table.by_name, dict[Place, list[str]](), list[str]()
+    for name, value in values.items():
+        option, text = table[name], str(value)
+        switch = option.type == "switch"
+        places = [place for place in arguments.places if place.option == name]
+        for place in places:
+            edits[place] = [option.flag] if switch else _respell_option(launch.args, place, text)
+        if not places:
+            new += [option.flag] if switch else [option.flag, text]
+    return (*_edited(launch.args, edits), *new)
 
 
 def _respell_option(words: Words, place: Place, text: str) -> list[str]:
@@ -63,14 +57,13 @@ def _respell_option(words: Words, place: Place, text: str) -> list[str]:
     return [flag if place.end - place.start > 1 else place.flag, text]
 
 
-def _splice_words(words: Words, replaced: Mapping[int, tuple[int, list[str]]]) -> list[str]:
-    out: list[str] = []
-    at = 0
-    while at < len(words):
-        end, instead = replaced.get(at, (at + 1, [words[at]]))
-        out += instead
-        at = max(end, at + 1)
-    return out
+def _edited(words: Words, edits: Mapping[Place, list[str]]) -> Words:
+    """The words with others at some places."""
+    out, at = list[str](), 0
+    for place in sorted(edits, key=lambda place: place.start):
+        out += [*words[at : place.start], *edits[place]]
+        at = place.end
+    return (*out, *words[at:])
 
 
 def mend_words(launch: Launch, arguments: Arguments) -> tuple[Words, dict[str, Any]] | None:
@@ -82,21 +75,14 @@ def mend_words(launch: Launch, arguments: Arguments) -> tuple[Words, dict[str, A
     errors = [finding for finding in arguments.findings if finding.level == "error"]
     if not errors or any(finding.code not in _REFUSED or not finding.option for finding in errors):
         return None
-    replaced: dict[int, tuple[int, list[str]]] = {}
+    edits: dict[Place, list[str]] = {}
     changes: dict[str, Any] = {}
     for place in arguments.places:
         for error in errors:
-            if _concerns(error, place):
-                instead, change = _replacement_words(launch, arguments, place, error)
-                replaced[place.start] = place.end, instead
+            if error.option == place.flag or place.flag.startswith(f"{error.option}."):
+                edits[place], change = _replacement_words(launch, arguments, place, error)
                 changes |= change
-    if not changes:
-        return None
-    return tuple(_splice_words(launch.args, replaced)), changes
-
-
-def _concerns(error: Finding, place: Place) -> bool:
-    return error.option == place.flag or place.flag.startswith(f"{error.option}.")
+    return (_edited(launch.args, edits), changes) if changes else None
 
 
 def _replacement_words(
@@ -327,39 +313,29 @@ class _Options:
     probability: float
 
     def single(self) -> list[Values]:
-        """One option each: a shorter context, smaller steps, a larger share of memory."""
-        if self.graphs_lack_memory:
-            return self._for_graphs()
+        """One option each: a shorter context, smaller steps, a larger share of memory.
+
+        Where only captured graphs lack memory: fewer sequences, each of which they need a block of
+        cache for, a larger share, or no graphs.
+        """
+        memory = serving_memory(self.setting, self.case, np.ones(1))
+        graphs = bool(memory.captures_lack_memory[0])
         out: list[Values] = []
-        if (longest := self._longest(self.case)) is not None:
+        if not graphs and (longest := self._longest(self.case)) is not None:
             out.append({"max_context": longest})
-        if (tokens := self._first("max_batched_tokens", self._steps())) is not None:
-            out.append({"max_batched_tokens": int(tokens)})
-        if (share := self._first("memory_fraction", self._shares())) is not None:
-            out.append({"memory_fraction": share})
-        return out
-
-    @property
-    def graphs_lack_memory(self) -> bool:
-        """Whether it would start but for its captured graphs."""
-        return bool(serving_memory(self.setting, self.case, np.ones(1)).captures_lack_memory[0])
-
-    def _for_graphs(self) -> list[Values]:
-        """Fewer sequences, each of which graphs need a block of cache for, or no graphs."""
-        out: list[Values] = []
-        if (sequences := self._first("max_num_seqs", self._sequences())) is not None:
-            out.append({"max_num_seqs": int(sequences)})
-        if share := self._first("memory_fraction", self._shares()):
-            out.append({"memory_fraction": share})
-        eager = replace(self.setting, engine=self.setting.engine.without_graphs())
-        if starts_with(eager, self.case, self.probability)[0]:
-            out.append({"eager": True})
+        fewer: Meaning = "max_num_seqs" if graphs else "max_batched_tokens"
+        for meaning, values in ((fewer, self._halves(fewer)), ("memory_fraction", self._shares())):
+            if (value := self._first(meaning, values)) is not None:
+                out.append({meaning: value})
+        if graphs:
+            eager = replace(self.setting, engine=self.setting.engine.without_graphs())
+            out += [{"eager": True}] * bool(starts_with(eager, self.case, self.probability)[0])
         return out
 
     def several(self) -> list[Values]:
         """The fullest share or the smallest steps, and both, each with the longest context."""
-        fullest: Values = {"memory_fraction": share} if (share := self._fullest()) else {}
-        steps = self._steps()
+        shares, steps = self._shares(), self._halves("max_batched_tokens")
+        fullest: Values = {"memory_fraction": shares[-1]} if shares else {}
         smallest: Values = {"max_batched_tokens": steps[-1]} if steps else {}
         for values in (fullest, smallest, {**fullest, **smallest}):
             changed: Any = {name: np.array([float(value)]) for name, value in values.items()}
@@ -373,20 +349,15 @@ class _Options:
             return None
         return longest_context(self.setting, case, self.shortest, self.probability)
 
-    def _steps(self) -> list[int]:
-        """Halves of the tokens of a step, as long as every sequence has one."""
-        out, step = [], int(self.case.max_batched_tokens[0]) // 2
-        while step >= max(SMALLEST_STEP, int(self.case.max_num_seqs[0])):
-            out.append(step)
-            step //= 2
-        return out
-
-    def _sequences(self) -> list[int]:
-        """Halves of the sequences of a step."""
-        out, sequences = [], int(self.case.max_num_seqs[0]) // 2
-        while sequences >= FEWEST_SEQUENCES:
-            out.append(sequences)
-            sequences //= 2
+    def _halves(self, column: Meaning) -> list[int]:
+        """Halves of a step's tokens, as long as every sequence has one; or of its sequences."""
+        sequences = int(self.case.max_num_seqs[0])
+        steps = column == "max_batched_tokens"
+        minimum = max(SMALLEST_STEP, sequences) if steps else FEWEST_SEQUENCES
+        out, value = [], int(getattr(self.case, column)[0]) // 2
+        while value >= minimum:
+            out.append(value)
+            value //= 2
         return out
 
     def _shares(self) -> list[float]:
@@ -394,9 +365,6 @@ class _Options:
         count = round((FULLEST - share) / SHARE_STEP)
         steps = (round(share + SHARE_STEP * (n + 1), 2) for n in range(count))
         return [step for step in steps if share < step <= FULLEST]
-
-    def _fullest(self) -> float | None:
-        return max(self._shares(), default=None)
 
     def _first(self, column: str, values: Sequence[float]) -> float | None:
         """The first of some values of a column with which the case starts."""

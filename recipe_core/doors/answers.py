@@ -124,8 +124,8 @@ def answer_reconcile(body: Body, folders: bool = False) -> Json:
     Each a match, explained by what the texts state differently, or not explained. No address is
     read.
     """
+    from recipe_core.calibration.importers.formats import read_imported
     from recipe_core.calibration.importers.measurement import Content
-    from recipe_core.calibration.importers.registry import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile_measurements
 
     _check_body_fields(body, "request", "texts")

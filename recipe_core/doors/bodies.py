@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, RootModel
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Text
 from recipe_core.commands.context import CommandContext
 from recipe_core.doors.jobs import Status
@@ -43,10 +43,8 @@ class CheckBody(RootModel[PlanRequest | CommandBody | FileBody]):
     """A request, a command, or a deployment file."""
 
 
-class WithOwnRuns(BaseModel):
+class WithOwnRuns(DescribedModel):
     """A request, and measured runs of your own that correct its estimates."""
-
-    model_config = DESCRIBED
 
     request: PlanRequest
     """What is asked."""
@@ -55,10 +53,8 @@ class WithOwnRuns(BaseModel):
     """Runs, as objects with the columns of a table of measured runs (docs/method/own-runs.md)."""
 
 
-class ReconcileBody(BaseModel):
+class ReconcileBody(DescribedModel):
     """A request, and what other programs measured of it."""
-
-    model_config = DESCRIBED
 
     request: PlanRequest
     """What ran."""
@@ -75,10 +71,8 @@ class SizeBody(RootModel[SizeRequest | WithOwnRuns]):
     """A buyer's request, or one with measured runs of your own."""
 
 
-class TraceBody(BaseModel):
+class TraceBody(DescribedModel):
     """A trace of requests: a file's name and its text."""
-
-    model_config = DESCRIBED
 
     name: Annotated[str, Field(max_length=4096)] = ""
     """Name of the file, for people."""
@@ -87,10 +81,8 @@ class TraceBody(BaseModel):
     """Content of the file: CSV or JSON lines (docs/guide/scale.md)."""
 
 
-class SimulateBody(BaseModel):
+class SimulateBody(DescribedModel):
     """A request, and what it is to be simulated with."""
-
-    model_config = DESCRIBED
 
     request: PlanRequest
     """Model, hardware, limits, and the load over time, unless a trace is given."""
@@ -105,10 +97,8 @@ class SimulateBody(BaseModel):
     """Time that is simulated, in days; left out, that of the load."""
 
 
-class WithAdditions(BaseModel):
+class WithAdditions(DescribedModel):
     """A request, and what its recipe has beside the decision."""
-
-    model_config = DESCRIBED
 
     request: PlanRequest
     """What is to be decided."""
@@ -130,10 +120,8 @@ class RecipeBody(RootModel[PlanRequest | Recipe | WithAdditions]):
     """A request, a recipe, or a request with additions."""
 
 
-class ResolveBody(BaseModel):
+class ResolveBody(DescribedModel):
     """A recipe, and the hardware that it is to be resolved for."""
-
-    model_config = DESCRIBED
 
     recipe: RecipeBody
     """A recipe, or a request."""
@@ -142,10 +130,8 @@ class ResolveBody(BaseModel):
     """A device, or device:count."""
 
 
-class DiffBody(BaseModel):
+class DiffBody(DescribedModel):
     """Two recipes to compare."""
-
-    model_config = DESCRIBED
 
     before: RecipeBody
     """A recipe, or a request."""
@@ -175,10 +161,8 @@ class ConvertBody(RootModel[ConvertCommand | ConvertDocument]):
     """A command or a published recipe."""
 
 
-class Problem(BaseModel):
+class Problem(DescribedModel):
     """What is wrong, and the fix."""
-
-    model_config = DESCRIBED
 
     code: str
     """The kind of error."""
@@ -193,19 +177,15 @@ class Problem(BaseModel):
     """What to do."""
 
 
-class ErrorAnswer(BaseModel):
+class ErrorAnswer(DescribedModel):
     """The body of every answer that is an error."""
-
-    model_config = DESCRIBED
 
     error: Problem
     """The error."""
 
 
-class JobProgress(BaseModel):
+class JobProgress(DescribedModel):
     """How far a calculation is; no steps before it has begun."""
-
-    model_config = DESCRIBED
 
     done: int
     """Steps that are done."""
@@ -218,19 +198,15 @@ class JobProblem(Problem):
     """Why a calculation failed, and the fix."""
 
 
-class JobLinks(BaseModel):
+class JobLinks(DescribedModel):
     """Where to go from here."""
-
-    model_config = DESCRIBED
 
     self: str
     """Path of the job, for GET and DELETE."""
 
 
-class JobAnswer(BaseModel):
+class JobAnswer(DescribedModel):
     """A calculation: how far it is, and what came of it."""
-
-    model_config = DESCRIBED
 
     job: str
     """Its id, which only its owner knows."""

@@ -22,8 +22,8 @@ from recipe_core.request.schema import PlanRequest, asks_for_any
 
 if TYPE_CHECKING:
     from recipe_core.calibration.run_files import MeasuredSource
-    from recipe_core.calibration.validation.validate import Comparison
-    from recipe_core.compression.advisor.advise import Advice
+    from recipe_core.calibration.validation.comparison import Comparison
+    from recipe_core.compression.advisor.result import CompressAnswer
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.estimates.measured.runs import Run
     from recipe_core.estimates.results import Estimate
@@ -110,7 +110,7 @@ def compress(
     *,
     folders: bool = True,
     measured: MeasuredSource | None = None,
-) -> Advice:
+) -> CompressAnswer:
     """Say what every technique of compression would do to a served model on this hardware.
 
     Args:
@@ -121,8 +121,8 @@ def compress(
         measured: runs of your own that correct the estimates, as for `plan`.
 
     Returns:
-        The advice: ``base``, ``rows`` (best first by the objective), ``combinations``, ``matrix``,
-        ``to_json()`` (docs/guide/compress.md).
+        The answer: ``base``, ``formats`` (best first by the objective), ``combinations``,
+        ``matrix``, ``to_json()`` (docs/guide/compress.md).
 
     Raises:
         InputError: for a request or runs that cannot be read, for training, and for an unknown
@@ -321,7 +321,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
         ``figures`` (a frame with a row per measured figure: measured, estimated, low, high, error),
         ``refused`` and ``not_covered``.
     """
-    from recipe_core.calibration.validation.validate import compare_with_estimates
+    from recipe_core.calibration.validation.comparison import compare_with_estimates
     from recipe_core.estimates.measured.runs import published_runs
 
     return compare_with_estimates(published_runs() if runs is None else list(runs))

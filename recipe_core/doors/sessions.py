@@ -16,6 +16,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from string import Template
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -183,45 +185,9 @@ def _render_page(
             "<button>Sign in</button>"
         )
     action = html.escape(f"{PATH}?{urlencode({'next': onward})}", quote=True)
-    document = _DOCUMENT.format(alert=alert, form=form, action=action)
+    page = Template(Path(__file__).with_name("sign_in.html").read_text(encoding="utf-8"))
+    document = page.substitute(alert=alert, form=form, action=action)
     return HTMLResponse(document, status, {"Cache-Control": "no-store", **(headers or {})})
-
-
-_DOCUMENT = """<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Sign in · Recipe builder</title>
-<link rel="icon" href="data:,">
-<style>
-:root {{ color-scheme: light dark; --line: #8a949e; --main: #07446c; --on-main: #fff; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --main: #6cb6e8; --on-main: #12171d; }}
-  body {{ background: #12171d; color: #e6eaee; }}
-}}
-body {{ font: 16px/1.5 system-ui, sans-serif; display: grid; min-height: 100vh; margin: 0;
-  place-items: center; }}
-main {{ width: min(22rem, 100% - 2rem); }}
-h1 {{ font-size: 1.5rem; }}
-form {{ display: grid; gap: .75rem; }}
-input, button {{ font: inherit; padding: .5rem .75rem; border-radius: 6px;
-  border: 1px solid var(--line); }}
-button {{ background: var(--main); color: var(--on-main); border-color: var(--main);
-  cursor: pointer; }}
-[role=alert] {{ border-left: 4px solid #c5221f; padding-left: .75rem; }}
-</style>
-</head>
-<body>
-<main>
-<h1>Recipe builder</h1>
-<p>This server asks for its token. Whoever started it can give it to you.</p>
-{alert}
-<form method="post" action="{action}">{form}</form>
-</main>
-</body>
-</html>
-"""
 
 
 # Files that a session may keep on the server at a time; a page has two places for one file.

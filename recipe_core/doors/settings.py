@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from recipe_core.base.budget import Budget
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import first_problem
 
 PREFIX = "RECIPE_BUILDER_"
 SHORTEST_TOKEN = 16
@@ -93,10 +94,8 @@ class ServerSettings(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            name = str(first["loc"][0])
-            message = first["msg"].removeprefix("Value error, ")
-            raise InputError(f"{message}.", field=variable(name)) from None
+            problem = first_problem(error)  # without its value, which may be the token
+            raise InputError(f"{problem.message}.", field=variable(problem.path[0])) from None
 
     @property
     def processes(self) -> int:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.provenance import Source, Status
+from recipe_core.base.errors import look_up
+from recipe_core.base.provenance import Source
+from recipe_core.engines.release import Cited
 from recipe_core.hardware.profile import Device
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -21,23 +22,17 @@ AttentionKernel = Literal["flash2", "flash3", "cudnn"]
 State = Literal["parameters", "optimizer", "master"]
 
 
-class Number(DataRow):
+class Number(Cited):
     """One number with its provenance; zero is allowed."""
 
     value: Amount
-    source: str
-    status: Status
-    note: str | None = None
 
 
-class KernelRates(DataRow):
+class KernelRates(Cited):
     """Rates of an attention kernel, of those of FlashAttention-2 on the same architecture."""
 
     forward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     backward: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class KernelData(DataRow):
@@ -98,7 +93,7 @@ class Compiled(DataRow):
     fused_gate: bool = True
 
 
-class LossPieces(DataRow):
+class LossPieces(Cited):
     """Logits, loss and their gradients made piece by piece, never whole.
 
     ``use``: ``always``, there is no other way; ``needed``, where whole logits do not fit;
@@ -120,9 +115,6 @@ class LossPieces(DataRow):
     hidden_bytes: Amount = 0.0
     head_bytes: Amount = 0.0
     repeats_head: bool = False
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class Framework(DataRow):
@@ -378,7 +370,4 @@ def framework(name: str) -> Framework:
         InputError: names the known ones.
     """
     frameworks = training_data().frameworks
-    if name not in frameworks:
-        message, hint = unknown("training engine", name, list(frameworks))
-        raise InputError(message, field="candidate.engine", hint=hint)
-    return frameworks[name]
+    return look_up("training engine", name, frameworks, "candidate.engine")

@@ -11,7 +11,7 @@ from pydantic import Field
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataRow
 from recipe_core.base.provenance import Quantity, Status
-from recipe_core.engines.release import Rules
+from recipe_core.engines.release import Cited, Rules
 from recipe_core.hardware.profile import Runtime
 
 Through = Literal["native", "lmcache", "hicache"]
@@ -19,7 +19,7 @@ Tier = Literal["host", "disk", "remote"]
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class KvWay(DataRow):
+class KvWay(Cited):
     """One way to offload: an engine's own, or a library that it is started with.
 
     ``tiers``: what it can put behind the devices, nearest first; ``stores``: of these behind the
@@ -55,22 +55,13 @@ class KvWay(DataRow):
     once: bool = False
     runtimes: tuple[Runtime, ...]
     package: str | None = None
-    source: str
-    status: Status
-    note: str | None = None
 
 
 Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Rule(DataRow):
-    source: str
-    status: Status
-    note: str | None = None
-
-
-class WholeBlocks(_Rule):
+class WholeBlocks(Cited):
     """Models whose tensors of ``roles`` get whole scale blocks on every rank, zeros in the last.
 
     Other block-quantised shares that are no whole blocks are refused. ``model_types``: of their
@@ -82,7 +73,7 @@ class WholeBlocks(_Rule):
     runtimes: tuple[Runtime, ...]
 
 
-class CacheGroups(_Rule):
+class CacheGroups(Cited):
     """One pool of equal blocks for all layers, where layers cache in different ways.
 
     Layers of one kind form groups of equally many layers; a block holds a page of each layer of a
@@ -101,7 +92,7 @@ class CacheGroups(_Rule):
     overlaps_steps: bool = True
 
 
-class CompressedPools(_Rule):
+class CompressedPools(Cited):
     """Pools of compressed caches, a kind each, where layers do not share blocks.
 
     ``page_tokens``: of a page. A window is freed in steps of ``freed_after_tokens``;
@@ -119,7 +110,7 @@ class CompressedPools(_Rule):
     runtimes: tuple[Runtime, ...]
 
 
-class GraphMemory(_Rule):
+class GraphMemory(Cited):
     """Captured graphs, which an engine measures before it sizes the cache.
 
     ``bytes``: what it sets aside for them in its share, with graphs for batches of up to
@@ -136,7 +127,7 @@ class GraphMemory(_Rule):
         return self.largest_batch.get(architecture, self.largest_batch["any"])
 
 
-class RowPadding(DataRow):
+class RowPadding(Cited):
     """Bytes that the engine appends to every row of some fp8 matrices.
 
     Those whose rows are a multiple of ``multiple_bytes`` long.
@@ -149,11 +140,9 @@ class RowPadding(DataRow):
     schemes: tuple[str, ...]
     multiple_bytes: Whole
     added_bytes: Whole
-    source: str
-    status: Status
 
 
-class ExpertTiles(DataRow):
+class ExpertTiles(Cited):
     """Multiples to which an expert kernel rounds up the widths of experts in ``dtype``.
 
     For devices of ``runtimes`` and ``architectures`` (empty: all). ``intermediate`` is rounded for
@@ -165,9 +154,6 @@ class ExpertTiles(DataRow):
     architectures: tuple[str, ...] = ()
     hidden: Whole
     intermediate: Whole
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class StatedSize(DataRow):
@@ -191,7 +177,7 @@ class StartClaim(DataRow):
     note: str = ""
 
 
-class EncoderUse(DataRow):
+class EncoderUse(Cited):
     """The engine's treatment of the towers of multimodal models.
 
     ``sharded``: whether their layers are cut over tensor-parallel ranks; ``every_stage``: whether
@@ -204,9 +190,6 @@ class EncoderUse(DataRow):
     every_stage: bool = False
     profiled: bool = False
     reserved_bytes: NonNegative = 0
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class MemoryUse(DataRow):

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, field_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import InputError, look_up, unknown
 from recipe_core.base.texts import PLACEHOLDER
 
 
@@ -97,37 +97,6 @@ def _change_members(values: list[str], change: dict[str, list[str]]) -> list[str
     if present := sorted(set(added) & set(values)):
         raise ValueError(f"{present[0]} is there already")
     return [value for value in values if value not in dropped] + added
-
-
-def option_differences(newer: Rows, older: Rows) -> dict[str, Any]:
-    """Return what `laid_over` makes the older rows of, from the newer; empty sections are left out.
-
-    Members of lists may come back in another order.
-    """
-    shared = [flag for flag in older if flag in newer]
-    change = {flag: fields for flag in shared if (fields := _row_changes(newer[flag], older[flag]))}
-    sections = {
-        "drop": sorted(set(newer) - set(older)),
-        "options": {flag: row for flag, row in sorted(older.items()) if flag not in newer},
-        "change": change,
-    }
-    return {name: section for name, section in sections.items() if section}
-
-
-def _row_changes(newer: dict[str, Any], older: dict[str, Any]) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for name in {**newer, **older}:
-        now, then = newer.get(name), older.get(name)
-        if name in LISTS:
-            sides = {
-                "drop": [value for value in now or [] if value not in (then or [])],
-                "add": [value for value in then or [] if value not in (now or [])],
-            }
-            if members := {side: values for side, values in sides.items() if values}:
-                out[name] = members
-        elif now != then:
-            out[name] = then
-    return out
 
 
 FOLDER = Path(__file__).with_name("options")
@@ -281,11 +250,8 @@ class OptionTable(DataRow):
         return [word for name, value in values.items() for word in self._words(name, value)]
 
     def _words(self, name: str, value: Any) -> list[str]:
-        option = self.by_name.get(name)
-        if option is None:
-            kind = f"{self.engine} {self.version} option"
-            message, hint = unknown(kind, name, list(self.by_name))
-            raise InputError(message, field="options", hint=hint)
+        kind = f"{self.engine} {self.version} option"
+        option = look_up(kind, name, self.by_name, "options")
         if option.type == "switch":
             if not isinstance(value, bool):
                 message = f"{option.flag} takes true or false, not {value!r}."

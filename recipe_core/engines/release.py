@@ -22,6 +22,14 @@ def release_key(release: str) -> tuple[int, ...]:
     return numbers + (0,) * (3 - len(numbers))
 
 
+class Cited(DataRow):
+    """A row that says where its numbers come from: a key of ``sources``, and how they were got."""
+
+    source: str
+    status: Status
+    note: str | None = None
+
+
 class BatchLimits(DataRow):
     """Default batch limits on devices with ``memory_at_least_bytes`` that are not in ``not_on``."""
 
@@ -42,7 +50,7 @@ class WholePrompts(DataRow):
     least_tokens: Whole
 
 
-class Rules(DataRow):
+class Rules(Cited):
     """Memory rules of some releases, where they are not the pinned one's.
 
     What is left out is the same. ``fraction``: the default share of the device. ``context_bytes``:
@@ -60,9 +68,6 @@ class Rules(DataRow):
     whole_prompts: WholePrompts | None = None
     without: tuple[Literal["whole_blocks", "groups", "graphs"], ...] = ()
     overlaps_steps: bool | None = None
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class Change(Rules):
@@ -134,7 +139,7 @@ class ContainerImage(DataRow):
         return value
 
 
-class Install(DataRow):
+class Install(Cited):
     """The shell ``command`` that installs the engine's build for a runtime.
 
     ``architectures``: those it is for, where a runtime has several builds (empty: all).
@@ -142,12 +147,9 @@ class Install(DataRow):
 
     command: str
     architectures: tuple[str, ...] = ()
-    source: str
-    status: Status
-    note: str | None = None
 
 
-class ApiKey(DataRow):
+class ApiKey(Cited):
     """The way a server asks its callers for a key (``Authorization: Bearer KEY``).
 
     ``variable``: the environment variable that holds the key, wherever servers are started.
@@ -164,9 +166,6 @@ class ApiKey(DataRow):
     router_option: Annotated[str, Field(pattern=r"^--[a-z-]+$")] | None = None
     guards_metrics: bool = False
     logs: bool = False
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class Floor(DataRow):

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.provenance import Quantity, Sourced, Status
+from recipe_core.base.errors import InputError, look_up
+from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.types import Task
 from recipe_core.engines.checks import check_engine_files, complete_engine
 from recipe_core.engines.memory import KvWay, MemoryUse, Through, rules_then
@@ -24,6 +24,7 @@ from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.engines.release import (
     ApiKey,
     BatchLimits,
+    Cited,
     ContainerImage,
     Floor,
     History,
@@ -39,7 +40,7 @@ Whole = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Dispatch(DataRow):
+class Dispatch(Cited):
     """Low-latency dispatch of decode pools whose experts span nodes of a rack.
 
     ``runtimes``: where its kernels exist. ``sent``: by the weight format of experts, the format in
@@ -52,12 +53,9 @@ class Dispatch(DataRow):
     hidden: tuple[int, ...]
     most_experts: Annotated[int, Field(gt=0)]
     most_tokens: Annotated[int, Field(gt=0)]
-    source: str
-    status: Status
-    note: str | None = None
 
 
-class Exchange(DataRow):
+class Exchange(Cited):
     """The exchange of tokens between ranks of data-parallel attention that share experts.
 
     ``ways``: "gather" (every rank gets all tokens, and sums are scattered back), "dispatch" (a
@@ -70,9 +68,6 @@ class Exchange(DataRow):
     narrow: tuple[str, ...] = ()
     overlap: Annotated[float, Field(ge=0, lt=1)] = 0.0
     between_nodes: Dispatch | None = None
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class SplitSupport(DataRow):
@@ -118,7 +113,7 @@ class SplitSupport(DataRow):
     lookups_in_attention_dp: bool = True
 
 
-class Overheads(DataRow):
+class Overheads(Cited):
     """Time the engine itself takes, and how its scheduler groups prompts.
 
     ``step_s`` per step, ``sequence_s`` per running sequence of a step, ``layer_s`` per layer of a
@@ -141,9 +136,6 @@ class Overheads(DataRow):
     input_token_s: NonNegative
     late_steps: NonNegative = 0.0
     bunched: Annotated[float, Field(ge=0, le=1)] = 0.1
-    source: str
-    status: Literal["measured", "fitted", "published", "assumed"]
-    note: str | None = None
 
 
 # What engines have kernels of their own for; an indexer scores tokens for sparse attention.
@@ -154,7 +146,7 @@ class Overheads(DataRow):
 Kernel = Family | Literal["expert_rows", "indexer", "all_reduce", "host", "request"]
 
 
-class KernelTimes(DataRow):
+class KernelTimes(Cited):
     """Time of an engine's kernels over that of the device's profile, by operator and stored dtype.
 
     A profile is fitted to the kernels of several libraries; an engine has its own for a number
@@ -162,16 +154,13 @@ class KernelTimes(DataRow):
     """
 
     times: Mapping[Kernel, Mapping[str, Annotated[float, Field(gt=0)]]]
-    source: str
-    status: Literal["measured", "fitted", "published", "assumed"]
-    note: str | None = None
 
 
 # Tokens that leave together; decode steps from one look for new requests to the next.
 Interval = Literal["stream_interval", "scheduler_recv_interval"]
 
 
-class UsualIntervals(DataRow):
+class UsualIntervals(Cited):
     """Intervals of published launches for throughput on devices of ``architectures``.
 
     For answers of ``output_tokens_at_least``, with ``requests_at_least`` in flight; of several that
@@ -183,12 +172,9 @@ class UsualIntervals(DataRow):
     requests_at_least: Annotated[int, Field(ge=0)] = 0
     stream_interval: Whole = 1
     scheduler_recv_interval: Whole = 1
-    source: str
-    status: Status
-    note: str | None = None
 
 
-class Intervals(DataRow):
+class Intervals(Cited):
     """Work that the engine does every so many steps only; 1, every step, is each default.
 
     ``options``: those it has. ``first_token_waits``: whether the first token too is held until
@@ -199,9 +185,6 @@ class Intervals(DataRow):
     options: Annotated[tuple[Interval, ...], Field(min_length=1)]
     first_token_waits: bool
     throughput: tuple[UsualIntervals, ...] = ()
-    source: str
-    status: Status
-    note: str | None = None
 
     def usual(
         self, architecture: str, output_tokens: float, requests: float
@@ -221,7 +204,7 @@ class Intervals(DataRow):
         return any(architecture in usual.architectures for usual in self.throughput)
 
 
-class Batcher(DataRow):
+class Batcher(Cited):
     """A server that waits to fill a batch (dynamic batching).
 
     ``window_ms``: how long a request waits for others at most, where nothing is stated; while all
@@ -237,9 +220,6 @@ class Batcher(DataRow):
     most_instances: Whole = 8
     copies_weights: bool
     pads: bool
-    source: str
-    status: Status
-    note: str | None = None
 
 
 class Engine(Sourced):
@@ -459,10 +439,7 @@ def engine_names() -> list[str]:
 @cache
 def engine(name: str) -> Engine:
     """An engine by name; raises InputError for an unknown one, or a flaw in its files."""
-    path = _engine_files().get(name.casefold())
-    if path is None:
-        message, hint = unknown("engine", name, engine_names())
-        raise InputError(message, field="candidate.engine", hint=hint)
+    path = look_up("engine", name.casefold(), _engine_files(), "candidate.engine")
     file = DataFile(path, "engines")
     spec = file.validated(complete_engine(file), Engine)
     check_engine_files(spec, file)

@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import look_up
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.release import ContainerImage, Install
 
@@ -129,11 +129,9 @@ class LaunchRules(DataRow):
         for rule in rules:
             if isinstance(rule, SplitRule):
                 out.append(rule)
-            elif rule in self.shared:
-                out += self.expand(self.shared[rule])
             else:
-                message, hint = unknown("shared launch rule", rule, list(self.shared))
-                raise InputError(message, field="launches.rules", hint=hint)
+                shared = look_up("shared launch rule", rule, self.shared, "launches.rules")
+                out += self.expand(shared)
         return out
 
 
@@ -238,8 +236,9 @@ class TrainingEngine(DataRow):
     is not a package. ``launcher``: the module
     of ``launch/training/`` that starts it, where that is not of its name. ``torch``: the releases
     of torch that it runs on. ``saves_on``: what makes it write a checkpoint and end: the file
-    ``stop`` in the run's folder, or SIGTERM; nothing where it is empty. ``host_copies``: what a
-    node's memory holds of the model.
+    ``stop`` in the run's folder, or SIGTERM; nothing where it is empty. ``ends_with_0``: whether
+    all nodes end so when one of them is told to stop. ``host_copies``: what a node's memory holds
+    of the model.
     """
 
     version: str
@@ -251,6 +250,7 @@ class TrainingEngine(DataRow):
     torch: str = "torch>=2.11,<2.14"
     source: str
     saves_on: tuple[Literal["stop-file", "signal"], ...] = ()
+    ends_with_0: bool = False
     host_copies: HostCopies = HostCopies()
     launches: Launches
 
@@ -325,10 +325,7 @@ def training_engine(name: str) -> TrainingEngine:
     if name in training_data().frameworks and name not in engines:
         hint = "Add its version, module, install, requires and source."
         raise PROGRAMS.problem(f"engines.{name}", "is missing", hint)
-    if name not in engines:
-        message, hint = unknown("training engine", name, list(engines))
-        raise InputError(message, field="candidate.engine", hint=hint)
-    return engines[name]
+    return look_up("training engine", name, engines, "candidate.engine")
 
 
 def install_on(name: str, runtime: str) -> str:

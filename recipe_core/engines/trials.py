@@ -8,22 +8,21 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from recipe_core.base.data_files import DataFile, DataRow, DataTable
-from recipe_core.base.provenance import Sourced, Status
+from recipe_core.base.data_files import DataFile, DataTable
+from recipe_core.base.provenance import Sourced
+from recipe_core.engines.release import Cited
 from recipe_core.engines.spec import Engine
 from recipe_core.hardware.profile import Runtime
 
 TUNING_FILE = Path(__file__).with_name("tuning.yaml")
 
 
-class Tunable(DataRow):
+class Tunable(Cited):
     """One option, by name, and its values in the order of their size."""
 
     option: str
     values: Annotated[tuple[Any, ...], Field(min_length=2, max_length=32)]
     runtimes: tuple[Runtime, ...]
-    source: str
-    status: Status
 
 
 class _TuningFile(Sourced):
@@ -48,7 +47,7 @@ def tunables(spec: Engine, runtime: str) -> tuple[Tunable, ...]:
 FILE = Path(__file__).with_name("reproducibility.yaml")
 
 
-class Switch(DataRow):
+class Switch(Cited):
     """A switch that makes outputs repeat: variables and options, and where they work.
 
     ``batch``: whether answers then also do not depend on what else runs in the batch; else only the
@@ -65,8 +64,6 @@ class Switch(DataRow):
     runtimes: tuple[Runtime, ...]
     only_on: tuple[str, ...] = ()
     not_on: tuple[str, ...] = ()
-    source: str
-    status: Status
 
     def doubt(self, runtime: str, architecture: str) -> str | None:
         """Say why it does not work on a device; None where it does."""
@@ -78,7 +75,7 @@ class Switch(DataRow):
         return None
 
 
-class Reproducibility(DataRow):
+class Reproducibility(Cited):
     """The way outputs of an engine are asked for and compared.
 
     ``greedy`` and ``sampled``: fields of a request; null leaves one of the launch's out. ``ids``:
@@ -94,8 +91,6 @@ class Reproducibility(DataRow):
     echo: bool = False
     refuses: tuple[str, ...] = ()
     switches: tuple[Switch, ...] = ()
-    source: str
-    status: Status
 
 
 class _File(Sourced):

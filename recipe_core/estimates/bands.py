@@ -1,7 +1,6 @@
 """Distances of measured runs from estimates: factors by figure and by kind of device.
 
-The shipped files come from scripts/fit_bands.py; ``recipe_core.calibration.validation.intervals``
-says how.
+The shipped files come from scripts/fit_bands.py; scripts/interval_fit.py says how.
 """
 
 from __future__ import annotations

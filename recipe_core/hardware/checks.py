@@ -20,15 +20,17 @@ def check_device(
     profile: Device,
     file: DataFile,
     fabric: Callable[[str], Fabric],
+    fabrics: Callable[[], list[str]],
     dtypes: Callable[[], DtypeFile],
 ) -> None:
     """Raise HardwareError for the first thing that a device's file lacks.
 
-    ``fabric`` and ``dtypes`` find a link by name and the formats by architecture.
+    ``fabric`` and ``dtypes`` find a link by name and the formats by architecture, ``fabrics`` the
+    names of all links.
     """
     rules = (
         _name_flaws(profile, file),
-        _link_flaws(profile, fabric),
+        link_flaws(profile, fabric, fabrics, "{hint} Or add hw_profiles/fabrics/{name}.yaml."),
         _format_flaws(profile, dtypes()),
         _fit_flaws(profile),
     )
@@ -42,7 +44,13 @@ def _name_flaws(profile: Device, file: DataFile) -> Iterator[Flaw]:
         yield "name", f"{profile.name!r} is not the name of the file", hint
 
 
-def _link_flaws(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Flaw]:
+def link_flaws(
+    profile: Device,
+    fabric: Callable[[str], Fabric],
+    fabrics: Callable[[], list[str]],
+    hint: str,
+) -> Iterator[Flaw]:
+    """Yield links that are unknown or in the wrong place; ``hint`` is the fix of an unknown one."""
     node = profile.node
     inside = [("fabric", node.fabric), *(("alternatives", name) for name in node.alternatives)]
     links = [(field, name, "scale-up") for field, name in inside]
@@ -50,11 +58,12 @@ def _link_flaws(profile: Device, fabric: Callable[[str], Fabric]) -> Iterator[Fl
         try:
             link = fabric(name)
         except HardwareError as error:
-            hint = f"{error.hint} Or add hw_profiles/fabrics/{name}.yaml."
-            yield f"node.{field}", f"{name!r} is not a link that is known", hint
+            fix = hint.format(hint=error.hint, name=name)
+            yield f"node.{field}", f"{name!r} is not a link that is known", fix
             continue
         if link.kind != kind:
-            yield f"node.{field}", f"{name!r} is a {link.kind} link", f"Name a {kind} one."
+            fitting = ", ".join(other for other in fabrics() if fabric(other).kind == kind)
+            yield f"node.{field}", f"{name!r} is a {link.kind} link", f"Available: {fitting}."
 
 
 def _format_flaws(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:

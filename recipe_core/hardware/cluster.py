@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.errors import HardwareError, unknown
+from recipe_core.base.errors import HardwareError, look_up
 from recipe_core.base.resources import shipped_path
-from recipe_core.hardware.checks import check_device
+from recipe_core.hardware.checks import check_device, link_flaws
 from recipe_core.hardware.nodes import Cluster as Cluster
 from recipe_core.hardware.prices import price_of
 from recipe_core.hardware.profile import (
@@ -84,7 +84,8 @@ def _custom_device(text: str) -> Device:
         message = f"{profile.name!r} is the name of a shipped device."
         hint = f"Choose another, such as my-{profile.name}."
         raise HardwareError(message, field=f"{FIELD}.name", hint=hint)
-    _check_links(profile)
+    for where, text, hint in link_flaws(profile, fabric, fabric_names, "{hint}"):
+        raise HardwareError(f"{text}.", field=f"{FIELD}.{where}", hint=hint)
     if profile.known_as is None:
         return profile
     return profile.model_copy(update={"known_as": _known_as(profile)})
@@ -112,25 +113,6 @@ def _known_as(profile: Device) -> str:
             hint="Set it to a device of the same vendor, or leave it out.",
         )
     return shipped.name
-
-
-def _check_links(profile: Device) -> None:
-    """Refuse a custom profile with unknown links, or links in the wrong place."""
-    node = profile.node
-    links = (
-        ("fabric", "scale-up", (node.fabric,)),
-        ("alternatives", "scale-up", node.alternatives),
-        ("network", "scale-out", (node.network,)),
-    )
-    for key, kind, names in links:
-        field = f"{FIELD}.node.{key}"
-        for name in names:
-            if fabric(name, field).kind != kind:
-                links_of_kind = ", ".join(
-                    link for link in fabric_names() if fabric(link).kind == kind
-                )
-                message = f"{name!r} is not a {kind} link."
-                raise HardwareError(message, field=field, hint=f"Available: {links_of_kind}.")
 
 
 def is_own(profile: Device) -> bool:
@@ -172,11 +154,9 @@ def _shipped_device(name: str) -> Device:
     key = name.casefold()
     if key not in files:
         key = _device_aliases().get(key, key)
-    if key not in files:
-        message, hint = unknown("device", name, device_names(announced=True))
-        raise HardwareError(message, field=FIELD, hint=hint)
-    profile = read_profile_file(files[key], Device)
-    check_device(profile, profile_data_file(files[key]), fabric, dtypes)
+    path = files.get(key) or look_up("device", name, files, FIELD, HardwareError)
+    profile = read_profile_file(path, Device)
+    check_device(profile, profile_data_file(path), fabric, fabric_names, dtypes)
     return profile
 
 
@@ -205,10 +185,7 @@ def fabric(name: str, field: str = "hardware.fabric") -> Fabric:
         HardwareError: names close ones when there is none.
     """
     files = files_by_name(shipped_path("hw_profiles") / "fabrics")
-    if name not in files:
-        message, hint = unknown("fabric", name, list(files))
-        raise HardwareError(message, field=field, hint=hint)
-    return _read_fabric(files[name])
+    return _read_fabric(look_up("fabric", name, files, field, HardwareError))
 
 
 @cache

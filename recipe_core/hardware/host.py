@@ -9,7 +9,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataFile, DataRow
-from recipe_core.base.errors import HardwareError, unknown
+from recipe_core.base.errors import HardwareError, look_up
 from recipe_core.base.provenance import Quantity, Sourced
 from recipe_core.base.resources import PACKAGE, shipped_path
 from recipe_core.hardware.profile import (
@@ -86,15 +86,12 @@ def storage_tier(name: str) -> StorageTier:
         HardwareError: names close ones when there is none, or the wrong field of its file.
     """
     files = files_by_name(shipped_path("hw_profiles") / "storage")
-    if name not in files:
-        message, hint = unknown("storage tier", name, list(files))
-        raise HardwareError(message, field=FIELD, hint=hint)
-    tier = read_profile_file(files[name], StorageTier)
+    path = look_up("storage tier", name, files, FIELD, HardwareError)
+    tier = read_profile_file(path, StorageTier)
     if tier.name != name:
         hint = f"Rename the file to {tier.name}.yaml, or set `name: {name}`."
-        raise profile_data_file(files[name]).problem(
-            "name", f"{tier.name!r} is not its file's name", hint
-        )
+        text = f"{tier.name!r} is not its file's name"
+        raise profile_data_file(path).problem("name", text, hint)
     return tier
 
 

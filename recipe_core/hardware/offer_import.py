@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Annotated, Any, get_args
 
+from pydantic import Field, ValidationError
+
+from recipe_core.base.data_files import DataRow
 from recipe_core.base.documents import read_text, write_whole
-from recipe_core.base.errors import HardwareError, InputError, unknown
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.problems import first_problem
+from recipe_core.base.provenance import Positive
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.offer_tables import (
     COLUMNS,
@@ -22,23 +27,21 @@ from recipe_core.hardware.offer_tables import (
     shipped_offers,
     to_table,
 )
-from recipe_core.hardware.offers import Offer, OfferStatus, current_day, last_day
+from recipe_core.hardware.offers import Day, Offer, OfferStatus, current_day
 
 MOST_LINES = 1_000_000
 MOST_BYTES = 256 << 20
 FIELD = "import"
 PRICE = "usd_per_device_hour"
 
-_WHOLE = {"h100": "h100-{}", "h10080gb": "h100-{}", "a10080gb": "a100-{}-80gb", "h200": "h200-{}"}
-
 
 @dataclass(frozen=True, slots=True)
 class Imported:
     """The offers of a table, and the lines that became none: how many by accelerator or reason."""
 
-    offers: tuple[Offer, ...]
-    unknown: dict[str, int]
-    skipped: dict[str, int]
+    offers: list[Offer] = field(default_factory=list)
+    unknown: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
 
     def lines(self) -> list[str]:
         """Both in sentences."""
@@ -54,41 +57,19 @@ class Imported:
         return {"offers": len(self.offers), "unknown": self.unknown, "skipped": self.skipped}
 
 
-def import_offer_file(
-    table: Path,
-    output: Path,
-    accelerators: Sequence[str],
-    status: str | None,
-    terms: Mapping[str, Any],
-) -> Imported:
+def import_offer_file(table: Path, output: Path, terms: Mapping[str, Any]) -> Imported:
     """Read a table and write its offers to ``output``, whole or not at all.
 
     Args:
         table: the CSV of others.
         output: the CSV of offers.
-        accelerators: ``NAME=DEVICE`` each.
-        status: of offers that state none; None: quoted.
-        terms: the other fields of ``Terms``.
+        terms: the fields of ``Terms``; None leaves one out.
 
     Raises:
         InputError: as ``import_table``, and for files that cannot be read or written.
     """
-    pairs = [text.partition("=") for text in accelerators]
-    for name, _, device_name in pairs:
-        if not (name and device_name):
-            message = f"{name or device_name!r:.80} is not NAME=DEVICE."
-            raise InputError(message, field="accelerator", hint="Such as H100=h100-pcie.")
-    status = status or "quoted"
-    if status not in get_args(OfferStatus):
-        message, hint = unknown("status", status, get_args(OfferStatus))
-        raise InputError(message, field="status", hint=hint)
-    if terms.get("date") is not None:
-        try:
-            last_day(terms["date"])
-        except ValueError as error:
-            raise InputError(f"{error}.", field="date", hint="Such as 2026-11-20.") from None
-    accelerator_devices = {name: device_name for name, _, device_name in pairs}
-    table_terms = Terms(status=cast(OfferStatus, status), accelerators=accelerator_devices, **terms)
+    known_terms = {name: value for name, value in terms.items() if value is not None}
+    table_terms = Terms.of(**known_terms)
     shipped_names = {offer.name for offer in shipped_offers()}
     text = read_text(table, field=FIELD, limit=MOST_BYTES)
     done = import_table(text, table.name, table_terms, shipped_names)
@@ -122,37 +103,22 @@ def import_table(
                 field="provider",
                 hint="Set --provider, such as --provider 'Amazon Web Services'.",
             )
-    counts = _Counts()
-    values = list(reader(rows, name, terms, counts))
-    names = set(taken_names or ())
-    offers = []
-    for offer_values in values:
+    done, names = Imported(), set(taken_names or ())
+    for offer_values in list(reader(rows, name, terms, done)):
         where = offer_values.pop("where")
         if "name" not in offer_values or offer_values["name"] in names:
             offer_values["name"] = offer_name(offer_values, names)
-        offers.append(offer_of(offer_values, where, FIELD))
+        done.offers.append(offer_of(offer_values, where, FIELD))
         names.add(offer_values["name"])
-    if not offers:
-        why = counts.text()
+    if not done.offers:
+        lost = (done.unknown + done.skipped).most_common(12)
+        why = ", ".join(f"{reason:.60} ({count})" for reason, count in lost)
         raise InputError(
             f"{name} has no offer for a known device{f': {why}' if why else ''}.",
             field=FIELD,
             hint=f"Columns: {', '.join(COLUMNS)}; or those of a SkyPilot catalogue.",
         )
-    return Imported(tuple(offers), dict(counts.unknown), dict(counts.skipped))
-
-
-@dataclass(slots=True)
-class _Counts:
-    """Lines that became no offer."""
-
-    unknown: Counter[str] = field(default_factory=Counter)
-    skipped: Counter[str] = field(default_factory=Counter)
-
-    def text(self) -> str:
-        """Both in words."""
-        dropped_lines = self.unknown + self.skipped
-        return ", ".join(f"{name:.60} ({count})" for name, count in dropped_lines.most_common(12))
+    return done
 
 
 def _cell_number(row: Mapping[str, str], column: str, where: str) -> float:
@@ -172,7 +138,7 @@ def _cell_number(row: Mapping[str, str], column: str, where: str) -> float:
 
 
 def _skypilot_offers(
-    rows: list[tuple[int, dict[str, str]]], name: str, terms: Terms, counts: _Counts
+    rows: list[tuple[int, dict[str, str]]], name: str, terms: Terms, done: Imported
 ) -> Iterator[dict[str, Any]]:
     """Offers of a catalogue: the cheapest zone of each instance, region and commitment.
 
@@ -183,28 +149,28 @@ def _skypilot_offers(
         where = f"{name}, line {line}"
         accelerator_name = row.get("AcceleratorName", "")
         if not accelerator_name:
-            counts.skipped["without accelerators"] += 1
+            done.skipped["without accelerators"] += 1
             continue
         instance = row.get("InstanceType", "")
         if not instance:
-            counts.skipped["accelerators without a machine"] += 1
+            done.skipped["accelerators without a machine"] += 1
             continue
         devices = _cell_number(row, "AcceleratorCount", where)
         if devices < 1 or devices != int(devices):
-            counts.skipped["parts of an accelerator"] += 1
+            done.skipped["parts of an accelerator"] += 1
             continue
         device_name, assumed = accelerator_device(
             accelerator_name, f"{instance} {row.get('GpuInfo', '')}", terms.accelerators
         )
         if device_name is None:
-            counts.unknown[f"{accelerator_name}{assumed}"] += 1
+            done.unknown[f"{accelerator_name}{assumed}"] += 1
             continue
         prices = {
             "on-demand": _cell_number(row, "Price", where),
             "spot": _cell_number(row, "SpotPrice", where),
         }
         if not any(prices.values()):
-            counts.skipped["without a price"] += 1
+            done.skipped["without a price"] += 1
         for commitment, price in prices.items():
             key = (instance, device_name, row.get("Region", ""), commitment)
             if not price:
@@ -234,7 +200,7 @@ def _skypilot_offers(
 
 
 def _table_offers(
-    rows: list[tuple[int, dict[str, str]]], name: str, terms: Terms, counts: _Counts
+    rows: list[tuple[int, dict[str, str]]], name: str, terms: Terms, done: Imported
 ) -> Iterator[dict[str, Any]]:
     """Offers of a table with our columns; ``price`` is that of a device."""
     for line, row in rows:
@@ -247,14 +213,14 @@ def _table_offers(
             )
         column = "price" if "price" in row else PRICE
         if not (price := _cell_number(row, column, where)):
-            counts.skipped["without a price"] += 1
+            done.skipped["without a price"] += 1
             continue
         device_text = row.get("device", "")
         device_name, assumed = accelerator_device(
             device_text, row.get("instance", ""), terms.accelerators
         )
         if device_name is None:
-            counts.unknown[f"{device_text or 'no device'}{assumed}"] += 1
+            done.unknown[f"{device_text or 'no device'}{assumed}"] += 1
             continue
         values: dict[str, Any] = {
             "commitment": "on-demand",
@@ -272,10 +238,16 @@ def _table_offers(
         yield values
 
 
-_WHOLE |= {"a100": "a100-{}-40gb", "a10040gb": "a100-{}-40gb"}
-_WHOLE |= {"v100": "v100-{}-16gb", "v10016gb": "v100-{}-16gb", "v10032gb": "v100-{}-32gb"}
-_WHOLE |= {"a800": "a800-{}-80gb", "a80080gb": "a800-{}-80gb"}
-"""Names that several profiles share, and those profiles by their form."""
+# Names that several profiles share, and those profiles by their form.
+_WHOLE = {
+    **dict.fromkeys(("h100", "h10080gb"), "h100-{}"),
+    "h200": "h200-{}",
+    **dict.fromkeys(("a100", "a10040gb"), "a100-{}-40gb"),
+    "a10080gb": "a100-{}-80gb",
+    **dict.fromkeys(("a800", "a80080gb"), "a800-{}-80gb"),
+    **dict.fromkeys(("v100", "v10016gb"), "v100-{}-16gb"),
+    "v10032gb": "v100-{}-32gb",
+}
 # What an instance or a description says of the form.
 _FORMS = (
     (
@@ -327,8 +299,7 @@ def _letters_and_digits(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.casefold())
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(DataRow):
     """What a table does not say of itself.
 
     ``usd_per_unit``: dollars for one unit of ``currency``. ``accelerators``: devices by the names
@@ -336,35 +307,35 @@ class Terms:
     """
 
     provider: str | None = None
-    currency: str = "USD"
-    usd_per_unit: float | None = None
-    date: str | None = None
+    currency: Annotated[str, Field(pattern=r"^[A-Za-z]{3}$")] = "USD"
+    usd_per_unit: Positive | None = None
+    date: Day | None = None
     status: OfferStatus = "quoted"
-    accelerators: Mapping[str, str] = field(default_factory=dict)
+    accelerators: Mapping[str, str] = {}
 
-    def __post_init__(self) -> None:
-        """Raise InputError for a currency without its rate, or a rate that is none."""
-        foreign = self.currency.upper() != "USD"
-        if foreign != (self.usd_per_unit is not None):
-            raise InputError(
-                f"prices in {self.currency} need a rate; those in USD have none.",
-                field="usd_per_unit",
-                hint="For example --currency EUR --usd-per-unit 1.08.",
-            )
-        if not re.fullmatch(r"[A-Za-z]{3}", self.currency):
-            raise InputError(
-                f"{self.currency!r:.40} is not a currency.", field="currency", hint="Such as EUR."
-            )
-        rate = self.usd_per_unit
-        if rate is not None and not (math.isfinite(rate) and rate > 0):
-            raise InputError(
-                f"{rate} is not a rate.", field="usd_per_unit", hint="Give dollars for one unit."
-            )
-        for device_name in self.accelerators.values():
+    @classmethod
+    def of(cls, **values: Any) -> Terms:
+        """From plain values.
+
+        Raises:
+            InputError: for a value that is none, and a currency without its rate.
+            HardwareError: for a device that there is not.
+        """
+        try:
+            terms = cls.model_validate(values)
+        except ValidationError as error:
+            problem = first_problem(error)
+            hint = _HINTS.get(problem.field)
+            raise InputError(f"{problem.text}.", field=problem.field, hint=hint) from None
+        if (terms.currency.upper() != "USD") != (terms.usd_per_unit is not None):
+            message = f"prices in {terms.currency} need a rate; those in USD have none."
+            raise InputError(message, field="usd_per_unit", hint=_HINTS["usd_per_unit"])
+        for device_name in terms.accelerators.values():
             try:
                 device_profile(device_name)
             except HardwareError as error:
                 raise HardwareError(error.message, field="accelerator", hint=error.hint) from None
+        return terms
 
     @property
     def day(self) -> str:
@@ -377,3 +348,11 @@ class Terms:
         """What an offer says, with the exchange if there was one."""
         rate = f"{self.currency.upper()} at {self.usd_per_unit:g} USD" if self.usd_per_unit else ""
         return "; ".join(filter(None, (*remarks, rate))) or None
+
+
+_HINTS = {
+    "currency": "Such as EUR.",
+    "usd_per_unit": "For example --currency EUR --usd-per-unit 1.08.",
+    "date": "Such as 2026-11-20.",
+    "status": f"Available: {', '.join(get_args(OfferStatus))}.",
+}

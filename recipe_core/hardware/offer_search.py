@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import get_args
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
@@ -29,19 +30,19 @@ def select_offers(
     Raises:
         InputError: for an unknown device, provider or commitment.
     """
-    matches = list(all_offers())
-    if device is not None:
-        name = _offered_device(device, matches)
-        matches = [offer for offer in matches if offer.device == name]
-    if provider is not None:
-        matches = _offers_of_provider(matches, provider)
-    if commitment is not None:
-        if commitment not in get_args(Commitment):
-            message, hint = unknown("commitment", commitment, get_args(Commitment))
-            raise InputError(message, field="commitment", hint=hint)
-        matches = [offer for offer in matches if offer.commitment == commitment]
+    listed = all_offers()
+    name = None if device is None else _offered_device(device, listed)
+    providers = None if provider is None else _providers_named(provider, listed)
+    if commitment not in (None, *get_args(Commitment)):
+        message, hint = unknown("commitment", commitment, get_args(Commitment))
+        raise InputError(message, field="commitment", hint=hint)
     return [
-        offer for offer in matches if region is None or _contains_word(offer.region or "", region)
+        offer
+        for offer in listed
+        if name in (None, offer.device)
+        and (providers is None or offer.provider in providers)
+        and commitment in (None, offer.commitment)
+        and (region is None or _contains_word(offer.region or "", region))
     ]
 
 
@@ -49,8 +50,8 @@ def offered_devices() -> dict[str, int]:
     return dict(sorted(Counter(offer.device for offer in all_offers()).items()))
 
 
-def _offered_device(name: str, listed_offers: list[Offer]) -> str:
-    if any(offer.device == name for offer in listed_offers):
+def _offered_device(name: str, listed: Sequence[Offer]) -> str:
+    if any(offer.device == name for offer in listed):
         return name
     try:
         return device_profile(name).name
@@ -58,15 +59,17 @@ def _offered_device(name: str, listed_offers: list[Offer]) -> str:
         raise HardwareError(error.message, field="device", hint=error.hint) from None
 
 
-def _offers_of_provider(listed_offers: list[Offer], provider: str) -> list[Offer]:
-    providers = sorted({offer.provider for offer in all_offers()})
-    first = f"{provider.casefold()}-"
-    names = {offer.provider for offer in all_offers() if offer.name.startswith(first)}
-    names |= {name for name in providers if _contains_word(name, provider)}
+def _providers_named(word: str, listed: Sequence[Offer]) -> set[str]:
+    first = f"{word.casefold()}-"
+    names = {
+        offer.provider
+        for offer in listed
+        if offer.name.startswith(first) or _contains_word(offer.provider, word)
+    }
     if not names:
-        message, hint = unknown("provider", provider, providers)
+        message, hint = unknown("provider", word, sorted({offer.provider for offer in listed}))
         raise InputError(message, field="provider", hint=hint)
-    return [offer for offer in listed_offers if offer.provider in names]
+    return names
 
 
 def _contains_word(text: str, word: str) -> bool:

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.problems import first_problem
 from recipe_core.base.provenance import Source, Sourced
 from recipe_core.base.resources import shipped_path
 from recipe_core.hardware.offers import Offer
@@ -235,15 +236,11 @@ def offer_of(values: Mapping[str, Any], where: str, field: str) -> Offer:
     try:
         return Offer.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        column = str(first["loc"][0]) if first["loc"] else "term_months or most_per_node"
+        problem = first_problem(error)
+        column = problem.field or "term_months or most_per_node"
         hint = _FIXES.get(column, "Give one line of plain text, without any of < > { } `.")
-        if first["type"] == "missing":
-            raise InputError(f"{where}, {column}: is empty.", field=field, hint=hint) from None
-        text = first["msg"].removeprefix("Value error, ")
-        shown = f" (it is {values[column]!r:.80})" if column in values else ""
-        message = f"{where}, {column}: {text[0].lower()}{text[1:]}{shown}."
-        raise InputError(message, field=field, hint=hint) from None
+        text = "is empty" if problem.kind == "missing" else problem.text
+        raise InputError(f"{where}, {column}: {text}.", field=field, hint=hint) from None
 
 
 def offer_name(values: Mapping[str, Any], names: set[str]) -> str:

@@ -53,6 +53,9 @@ def _check_date(text: str) -> str:
     return text
 
 
+Day = Annotated[str, AfterValidator(_check_date)]
+
+
 class Offer(DataRow):
     """A price at which somebody rents a device out.
 
@@ -78,7 +81,7 @@ class Offer(DataRow):
     most_per_node: Annotated[int, Field(ge=1, le=1024)] | None = None
     instance: Line | None = None
     region: Line | None = None
-    date: Annotated[str, AfterValidator(_check_date)]
+    date: Day
     source: Line
     status: OfferStatus = "published"
     note: Line | None = None

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from recipe_core.base.errors import HardwareError, InputError, unknown
+from recipe_core.base.data_files import DataRow
+from recipe_core.base.errors import HardwareError, InputError, look_up
+from recipe_core.base.problems import first_problem
 from recipe_core.base.units import usd
 from recipe_core.hardware.offer_tables import own_offers, shipped_offers, shipped_offers_of
 from recipe_core.hardware.offers import Offer, offer_terms
@@ -20,7 +22,7 @@ HOURS_PER_MONTH = HOURS_PER_YEAR / 12
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
-class OwnershipCost(BaseModel):
+class OwnershipCost(DataRow):
     """The cost of ownership of a device.
 
     ``capex_usd`` includes its share of server, network and building, written off over ``years`` to
@@ -32,8 +34,6 @@ class OwnershipCost(BaseModel):
     ``devices_per_engineer`` and ``engineer_usd_per_year``. ``use``: share of the hours in which the
     device works; idle hours cost the same but for power.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     capex_usd: Amount = 30_000.0
     years: Annotated[float, Field(gt=0, le=30)] = 4.0
@@ -65,14 +65,10 @@ class OwnershipCost(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            text = first["msg"].removeprefix("Value error, ")
-            got = f" (got {first['input']!r:.40})" if first["loc"] else ""
-            raise InputError(
-                f"{text[0].lower()}{text[1:]}{got}.",
-                field=".".join(map(str, first["loc"])) or "staff",
-                hint="The previous value stays in effect.",
-            ) from None
+            problem = first_problem(error)
+            hint = "The previous value stays in effect."
+            field = problem.field or "staff"
+            raise InputError(f"{problem.text}.", field=field, hint=hint) from None
 
     @property
     def standing_capital_usd_per_hour(self) -> float:
@@ -239,12 +235,9 @@ def default_offer(request: HardwareRequest, matching: list[Offer]) -> Offer | No
 
 
 def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
-    matching = offers_of(profile)
-    offer = next((offer for offer in matching if offer.name == request.offer), None)
-    if offer is None:
-        kind = f"offer for {profile.name}"
-        message, hint = unknown(kind, request.offer, [offer.name for offer in matching])
-        raise HardwareError(message, field="hardware.offer", hint=hint)
+    offers = {offer.name: offer for offer in offers_of(profile)}
+    kind = f"offer for {profile.name}"
+    offer = look_up(kind, request.offer, offers, "hardware.offer", HardwareError)
     same_commitment = request.commitment in (None, offer.commitment)
     if not same_commitment or request.term_months not in (None, offer.term_months):
         requested = offer_terms(request.commitment or offer.commitment, request.term_months)

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from inspect import isclass
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args, get_origin
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel, models_at
 from recipe_core.base.documents import parse_yaml, read_text
-from recipe_core.base.errors import HardwareError
+from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Device
 
@@ -91,41 +91,39 @@ def canonical_text(profile: Mapping[str, Any]) -> str:
     return text
 
 
+def split_count(text: str, field: str = "hardware") -> tuple[str, int | None]:
+    """``mi300x:8`` as the name and the count of a device; None without a count.
+
+    Raises:
+        InputError: for a count that is none.
+    """
+    name, colon, count = text.partition(":")
+    if colon and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
+        message = f"{text!r} is not a device or device:count."
+        raise InputError(message, field=field, hint="For example mi300x:8.")
+    return name, int(count) if colon else None
+
+
 def with_profiles(value: Any) -> Any:
     """A request's plain values with every path of a profile replaced by the profile."""
     if not isinstance(value, Mapping):
         return value
     out = dict(value)
-    if isinstance(out.get("hardware"), Mapping):
-        out["hardware"] = _read_open(_read_device_path(out["hardware"]))
-    options = out.get("options")
-    if isinstance(options, Mapping) and isinstance(options.get("hardware"), list | tuple):
-        out["options"] = {
-            **options,
-            "hardware": [_read_device_path(hardware) for hardware in options["hardware"]],
-        }
+    if "hardware" in out:
+        out["hardware"] = _read_paths(out["hardware"])
+    if isinstance(options := out.get("options"), Mapping) and "hardware" in options:
+        out["options"] = {**options, "hardware": _read_paths(options["hardware"])}
     return out
 
 
-def _read_open(hardware: Any) -> Any:
-    """Hardware to choose from, with the profiles of its devices and of the machines one has."""
-    market = hardware.get("any")
-    if not isinstance(market, Mapping):
-        return hardware
-    out = dict(market)
-    if isinstance(out.get("devices"), list | tuple):
-        out["devices"] = [
-            read_profile(name) if is_profile_path(name) else name for name in out["devices"]
-        ]
-    if isinstance(out.get("owned"), list | tuple):
-        out["owned"] = [_read_device_path(owned) for owned in out["owned"]]
-    return {**hardware, "any": out}
-
-
-def _read_device_path(hardware: Any) -> Any:
-    if isinstance(hardware, Mapping) and is_profile_path(hardware.get("device")):
-        return {**hardware, "device": read_profile(hardware["device"])}
-    return hardware
+def _read_paths(part: Any, field: str = "") -> Any:
+    """Hardware, or a part of it, with the profiles of its devices and of those to choose from."""
+    if isinstance(part, Mapping):
+        return {name: _read_paths(item, str(name)) for name, item in part.items()}
+    if isinstance(part, list | tuple):
+        return [_read_paths(item, field) for item in part]
+    is_path = field in ("device", "devices") and is_profile_path(part)
+    return read_profile(part) if is_path else part
 
 
 # --- completing and checking
@@ -196,53 +194,26 @@ _HINTS = {
 
 
 def _profile_problem(error: ValidationError) -> HardwareError:
-    details = error.errors(include_url=False)
-    # A misspelt field explains the one that is missing, so it goes first.
-    first = next((error for error in details if error["type"] == "extra_forbidden"), details[0])
-    path = [s for s in map(str, first["loc"]) if s != "[key]" and not s.startswith("literal[")]
-    field = ".".join([FIELD, *path])
-    if first["type"] == "missing":
-        hint = "Add it, or set based_on to a shipped device that has it."
-        return HardwareError("is missing.", field=field, hint=hint)
-    if first["type"] == "extra_forbidden":
-        hint = f"Available: {', '.join(_profile_fields(path[:-1]))}."
-        return HardwareError("is not a known field.", field=field, hint=hint)
-    message = first["msg"].removeprefix("Value error, ")
+    problem = first_problem(error)
+    path = [s for s in problem.path if s != "[key]" and not s.startswith("literal[")]
     else_hint = "See docs/reference/hardware.md."
-    hint = next((_HINTS[s] for s in reversed(path) if s in _HINTS), else_hint)
-    value = first.get("input")
-    if first["type"] == "model_type" and not isinstance(value, Mapping):
-        hint = "Write {value: …, source: …, status: measured}, with the source under sources."
-    if first["type"] == "string_pattern_mismatch":
-        message = "has the wrong form"
-    shown = "" if isinstance(value, Mapping | list | tuple | BaseModel) else f" (got {value!r:.80})"
-    return HardwareError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=hint)
+    hint, text = next((_HINTS[s] for s in reversed(path) if s in _HINTS), else_hint), problem.text
+    match problem.kind:
+        case "missing":
+            hint = "Add it, or set based_on to a shipped device that has it."
+        case "extra_forbidden":
+            models = models_at(Device, path[:-1])
+            names = [name for model in models for name in model.model_fields]
+            hint = f"Available: {', '.join(names if path[:-1] else [*names, BASE])}."
+        case "model_type" if not isinstance(problem.value, Mapping):
+            hint = "Write {value: …, source: …, status: measured}, with the source under sources."
+        case "string_pattern_mismatch":
+            text = f"has the wrong form (got {problem.value!r:.80})"
+    return HardwareError(f"{text}.", field=".".join([FIELD, *path]), hint=hint)
 
 
-def _profile_fields(path: list[str]) -> list[str]:
-    """The fields that a profile has at a path."""
-    schema: Any = Device
-    for step in path:
-        if _is_schema(schema):
-            field = schema.model_fields.get(step)
-            schema = field.annotation if field else None
-        elif get_origin(schema) is dict:
-            schema = get_args(schema)[1]
-        if get_origin(schema) is not dict:
-            schema = next(filter(_is_schema, get_args(schema)), schema)
-    if not _is_schema(schema):
-        return []
-    return [*schema.model_fields, *([] if path else [BASE])]
-
-
-def _is_schema(annotation: Any) -> bool:
-    return isclass(annotation) and issubclass(annotation, BaseModel)
-
-
-class HardwareRequest(BaseModel):
+class HardwareRequest(DescribedModel):
     """The devices on offer: one kind, in nodes of equal size."""
-
-    model_config = DESCRIBED
 
     device: Text | dict[str, Any]
     """Device: the name of a profile, or a whole profile of your own; on the command line also the

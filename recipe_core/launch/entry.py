@@ -32,7 +32,7 @@ class Sources(SourceFileLoader):
         parts = name.split(".")
         if parts[0] != "{package}":
             return None
-        if {is_package}:
+        if len(parts) == 1:
             parts.append("__init__")
         file = os.path.join(HERE, *parts) + ".py"
         return spec_from_file_location(name, file, loader=cls(name, file))
@@ -59,17 +59,11 @@ _WHOLE = """try:
 except Exception as error:
     sys.exit("launch: launcher/ is damaged: %s. Unpack or build the bundle again." % error)"""
 
-# Which names are packages: of a program whose modules lie in one folder.
-_TOP = "len(parts) == 1"
-# The same of a program with folders in its folder.
-_FOLDER = "os.path.isdir(os.path.join(HERE, *parts))"
-
 LAUNCH_PY = _SCRIPT.format(
     first="#!/usr/bin/env python3\n",
     title="Run this bundle: python launch.py preflight | up | bench | status | restart | down.",
     program="launch.py",
     package="launcher",
-    is_package=_TOP,
     setup=_QUIET,
     load=_WHOLE,
 )
@@ -82,7 +76,6 @@ def compress_py() -> str:
         title="Makes a smaller checkpoint, or checks one: started by launch.py compress.",
         program="compress.py",
         package="compressor",
-        is_package=_FOLDER,
         setup="",
         load="from compressor.main import main",
     )
@@ -95,7 +88,6 @@ def train_py(script: str, module: str) -> str:
         title="One process of the run: started by launch.py.",
         program=script,
         package="trainer",
-        is_package=_TOP,
         setup="",
         load=f"from trainer.{module} import main",
     )

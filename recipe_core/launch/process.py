@@ -23,6 +23,8 @@ NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 _NOT_AN_ENGINE = ("start",)  # finds the modules
 DTYPE_WORDS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+# Of a request whose answer is as long as it asks, for a benchmark.
+EXACT_LENGTH: Mapping[str, Any] = {"ignore_eos": True, "temperature": 0}
 # ``server``: answers requests; ``worker``: belongs to a server on another node; ``prefill`` and
 # ``decode``: pools behind a ``router``; ``trainer``: trains.
 Role = Literal["server", "worker", "prefill", "decode", "router", "trainer"]
@@ -244,11 +246,11 @@ class Launch:
 
     processes: tuple[Process, ...]
     options: dict[str, Any]
-    health: str
-    startup_timeout_s: int
-    api_path: str
-    api_model: str
-    api_body: dict[str, Any] = field(default_factory=dict)
+    health: str = "/health"
+    startup_timeout_s: int = 1800
+    api_path: str = "/v1/completions"
+    api_model: str = ""
+    api_body: Mapping[str, Any] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
     kind: Literal["serving", "training"] = "serving"

@@ -203,7 +203,7 @@ def _entry_config(entry: CatalogEntry) -> dict[str, Any]:
 def derived_model(model_id: str) -> ModelSpec | None:
     """A model of the catalog under another owner or in another format, by its name; else None."""
     for name, convention in name_meanings(model_id):
-        if (read := _read_by_name(model_id, name, convention)) is None:
+        if (read := read_by_name(model_id, name, convention)) is None:
             continue
         model, base = read
         stored = f" with weights in {model.weight_dtype}" if convention else ""
@@ -216,19 +216,7 @@ def derived_model(model_id: str) -> ModelSpec | None:
 BY_NAME = "Not in the catalog: its name is read as"
 
 
-def by_convention(model_id: str) -> ModelSpec | None:
-    """Read a quantised copy off the ending of its name, whatever the catalog knows of it.
-
-    None where no convention reads the name.
-    """
-    for name, convention in name_meanings(model_id):
-        read = _read_by_name(model_id, name, convention) if convention else None
-        if read is not None:
-            return read[0]
-    return None
-
-
-def _read_by_name(
+def read_by_name(
     model_id: str, name: str, convention: Convention | None
 ) -> tuple[ModelSpec, str] | None:
     """A model of the catalog that a name stands for, in the format of a convention.

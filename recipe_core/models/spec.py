@@ -16,12 +16,12 @@ from typing import Any
 from recipe_core.base.types import Task
 from recipe_core.models.attention import (
     Attention,
+    CompressedAttention,
     EncoderAttention,
     GroupedAttention,
     LatentAttention,
     LinearAttention,
 )
-from recipe_core.models.compressed import CompressedAttention
 from recipe_core.models.mlp import DenseMlp, Mlp, MoeMlp
 from recipe_core.models.tensors import (
     MATRIX_ROLES,

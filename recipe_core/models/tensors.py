@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import look_up
 
 BYTES_PER_VALUE: dict[str, float] = {
     "fp32": 4.0,
@@ -28,10 +28,7 @@ _HALF = ("bf16", "fp16", "fp32")
 
 def bytes_per_value(dtype: str, *, field: str | None = None) -> float:
     """Stored bytes per value, scales included; raises InputError for an unknown format."""
-    if dtype not in BYTES_PER_VALUE:
-        message, hint = unknown("number format", dtype, list(BYTES_PER_VALUE))
-        raise InputError(message, field=field, hint=hint)
-    return BYTES_PER_VALUE[dtype]
+    return look_up("number format", dtype, BYTES_PER_VALUE, field)
 
 
 def compute_dtype(dtype: str, native: Collection[str]) -> str:
@@ -142,6 +139,32 @@ def projections(name: str, role: Role, shard: Shard, *matrices: Matrix) -> Tenso
     return Tensor(name, numel, role, shard, numel, matrices)
 
 
+# Products whose inputs come in cut: of attention's output, by heads or groups.
+_CUT_INPUTS = ("o", "o_b")
+
+
+def attention_matrix(name: str, shard: Shard, outputs: int, inputs: int) -> Tensor:
+    """A projection of attention: ``attention.NAME``."""
+    matrix = Matrix(outputs, inputs, cuts_inputs=name in _CUT_INPUTS)
+    return projections(f"attention.{name}", "attention", shard, matrix)
+
+
+class Mixer:
+    """A token mixer, which keeps no state per sequence unless its kind says so."""
+
+    __slots__ = ()
+
+    @property
+    def state_values(self) -> int:
+        """Values kept per sequence by the whole layer."""
+        return 0
+
+    @property
+    def state_bytes_per_value(self) -> float | None:
+        """Mean bytes per state value; None: the activation dtype."""
+        return None
+
+
 # Labels of the parts of a model.
 PART_TITLES = {
     "attention.q": "Query",
@@ -207,11 +230,6 @@ class Quantization:
         """The stored format of a role; ``base`` for what is not quantised."""
         stored = self.stored(role)
         return stored.dtype if stored else base
-
-    def block_of(self, role: Role) -> int | None:
-        """The edge of scale blocks that a cut of this role must respect; None without any."""
-        stored = self.stored(role)
-        return stored.block if stored else None
 
     def bytes_of(self, role: Role, base: str) -> float:
         """Stored bytes per value of a role, scales included."""

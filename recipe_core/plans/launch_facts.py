@@ -26,8 +26,7 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.training_rules import untold_choices
 from recipe_core.estimates.training.frozen_base import frozen_base_bytes
 from recipe_core.estimates.training.stages import reserved_ends, stage_layer_counts
-from recipe_core.models.attention import GroupedAttention, LatentAttention, LinearAttention
-from recipe_core.models.mlp import DenseMlp
+from recipe_core.models.attention import LatentAttention, LinearAttention
 from recipe_core.plans.megatron_model import megatron_model
 from recipe_core.plans.titan_models import reads_checkpoint, shipped_configuration, unlike_shipped
 
@@ -57,7 +56,6 @@ _CODES: Mapping[str, tuple[str, ...]] = {
 # Columns that hold names as bits.
 _MODULES = ("recompute_modules", "unlisted_modules")
 
-_NF4_BLOCK = 64  # of weights that share a scale (trainer/nf4.py)
 _FLEX_BLOCK = 128
 
 
@@ -123,20 +121,11 @@ def _readable_data(setting: TrainingSetting) -> tuple[str, ...]:
     return ("preference",) if setting.method == "dpo" else _engine_launches(setting).data
 
 
-def _chats(setting: TrainingSetting) -> bool:
-    """Data is conversations, which must not see each other in a sequence; texts are read on."""
-    return setting.data_format == "chat" or "text" not in _engine_launches(setting).data
-
-
 def _kernel_title(setting: TrainingSetting) -> str:
     for name, kernel in training_data().attention_kernels.items():
         if name == setting.attention:
             return kernel.title
     return f"{setting.attention} attention"
-
-
-def _usual_kernel(setting: TrainingSetting) -> str:
-    return setting.framework.kernels_on(setting.cluster.device.architecture)[0]
 
 
 def _gradient_formats(setting: TrainingSetting) -> tuple[str, ...]:
@@ -158,10 +147,6 @@ def _full_attention(setting: TrainingSetting) -> bool:
     return attention is not None and attention.window is None
 
 
-def _plain_layers(setting: TrainingSetting) -> bool:
-    return setting.model.plain_attention is not None and not setting.model.is_moe
-
-
 def _has_latent_attention(setting: TrainingSetting) -> bool:
     return any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
 
@@ -171,17 +156,6 @@ def _shared_heads(setting: TrainingSetting) -> int:
     latent = _has_latent_attention(setting)
     kinds = [kind for kind, _ in setting.model.mixers if not isinstance(kind, LinearAttention)]
     return math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
-
-
-def _unblocked_width(setting: TrainingSetting) -> int | None:
-    """Inputs of a matrix of the layers that do not divide into 4-bit blocks."""
-    widths = {setting.model.hidden}
-    for layer, _ in setting.model.kinds:
-        if isinstance(layer.attention, GroupedAttention):
-            widths.add(layer.attention.heads * layer.attention.v_head_dim)
-        if isinstance(layer.mlp, DenseMlp):
-            widths.add(layer.mlp.intermediate)
-    return next((width for width in widths if width % _NF4_BLOCK), None)
 
 
 def _engine_launches(setting: TrainingSetting) -> Launches:
@@ -198,26 +172,26 @@ _OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
     "data_title": lambda s: DATA_TITLES[s.data_format or "text"],
     "usual_data_title": lambda s: DATA_TITLES[_readable_data(s)[0]],
     "readable_data": _readable_data,
-    "chats": _chats,
+    # conversations, which must not see each other in a sequence; texts are read on
+    "chats": lambda s: s.data_format == "chat" or "text" not in _engine_launches(s).data,
     "shipped": lambda s: shipped_configuration(s.model),
     "unlike_shipped": lambda s: unlike_shipped(s.model),
     "reads_checkpoint": lambda s: reads_checkpoint(s.model),
     "megatron_untold": lambda s: " and ".join(megatron_model(s.model).untold),
     "kernel_title": _kernel_title,
-    "usual_kernel": _usual_kernel,
+    "usual_kernel": lambda s: s.framework.kernels_on(s.cluster.device.architecture)[0],
     "untold_choices": untold_choices,
     "base_bytes": frozen_base_bytes,
     "gradient_formats": _gradient_formats,
     "optimizer_stages": _optimizer_stages,
     "full_attention": _full_attention,
-    "plain_layers": _plain_layers,
+    "plain_layers": lambda s: s.model.plain_attention is not None and not s.model.is_moe,
     "latent": _has_latent_attention,
     "windows": lambda s: any(kind.window for kind, _ in s.model.mixers),
     "shared_heads": _shared_heads,
     "shared_heads_kind": lambda s: (
         "attention heads" if _has_latent_attention(s) else "key/value heads"
     ),
-    "unblocked_width": _unblocked_width,
 }
 
 
@@ -270,10 +244,6 @@ def _uneven_phase(setting: TrainingSetting, cases: TrainingCases) -> Bool:
     return np.asarray(np.any([count % np.maximum(cases.pp, 1) for count in batches], axis=0))
 
 
-def _unlisted_modules(setting: TrainingSetting, cases: TrainingCases) -> Int:
-    return cases.recompute_modules & ~modules_code(_engine_launches(setting).recompute_modules)
-
-
 _OF_SPLITS: Mapping[str, Callable[[TrainingSetting, TrainingCases], Any]] = {
     "chunks": lambda _, c: c.pp * c.virtual_stages,
     "filled_chunks": _filled_chunks,
@@ -286,5 +256,7 @@ _OF_SPLITS: Mapping[str, Callable[[TrainingSetting, TrainingCases], Any]] = {
     "empty_stage": _empty_stage,
     "last_stage_layers": _last_stage_layers,
     "uneven_phase": _uneven_phase,
-    "unlisted_modules": _unlisted_modules,
+    "unlisted_modules": lambda s, c: (
+        c.recompute_modules & ~modules_code(_engine_launches(s).recompute_modules)
+    ),
 }

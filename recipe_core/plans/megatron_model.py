@@ -8,37 +8,88 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal
 
-from recipe_core.engines.megatron import Family, megatron_models
+from pydantic import model_validator
+
+from recipe_core.base.data_files import DataFile, DataRow
+from recipe_core.base.resources import PACKAGE
 from recipe_core.models.attention import GroupedAttention, LatentAttention
 from recipe_core.models.mlp import DenseMlp, MoeMlp
 from recipe_core.models.spec import ModelSpec
 
+MEGATRON = DataFile(PACKAGE / "engines" / "training" / "megatron.yaml", "engines")
 Config = Mapping[str, Any]
 
-_ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
-_ACTIVATION_WORDS = {"silu": "swiglu", "relu2": "squared_relu", "gelu_pytorch_tanh": ""}
-_ROTARY = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
-_ROUTING = (
-    "aux_loss_alpha",
-    "n_group",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-    "router_aux_loss_coef",
-    "scoring_func",
-    "seq_aux",
-    "topk_group",
-    "topk_method",
-)
-# What ``--use-rope-scaling`` scales by, beside its factor (``rotary_pos_embedding.py``).
-_LLAMA3 = {
-    "low_freq_factor": 1,
-    "high_freq_factor": 4,
-    "original_max_position_embeddings": 8192,
-}
 
+class Family(DataRow):
+    """A ``model_type``: what its class computes beside the fields of a ``config.json``.
+
+    ``always``: arguments of all its models. ``fields``: arguments of fields; ``allowed``: values
+    of fields that need none; both before those that all families share. ``defaults`` of its
+    configuration class. ``norm``: the field with the epsilon of its norms. ``router``: how scores
+    of experts become weights, None for a family without experts.
+    """
+
+    always: Mapping[str, Any] = {}
+    fields: Mapping[str, str] = {}
+    allowed: Mapping[str, tuple[Any, ...]] = {}
+    defaults: Mapping[str, Any] = {}
+    norm: str = "rms_norm_eps"
+    router: Literal["softmax", "sigmoid"] | None = None
+
+
+class MegatronModels(DataRow):
+    """The arguments of ``pretrain_gpt`` at a release, by what they stand for.
+
+    ``arguments``: by class of this project, of its attributes. ``always``: values of arguments that
+    hold for every model. ``activations``: arguments of activations, null for one that needs none.
+    ``read``: fields of which a part is told in its own way, by the part.
+    """
+
+    schema_version: Literal[1]
+    release: str
+    source: str
+    arguments: dict[str, dict[str, str]]
+    always: dict[str, Any]
+    activations: dict[str, str | None]
+    families: dict[str, Family]
+    refused: dict[str, str]
+    neutral: dict[str, tuple[str, ...]]
+    sizes: tuple[str, ...]
+    read: dict[str, tuple[str, ...]]
+    fields: dict[str, str]
+    allowed: dict[str, tuple[Any, ...]]
+
+    @model_validator(mode="after")
+    def _sorts_each_once(self) -> MegatronModels:
+        if both := sorted(self.families.keys() & self.refused.keys()):
+            raise ValueError(f"{both[0]!r} is in families and in refused")
+        names = [*self.sizes, *self.fields, *self.allowed]
+        names += [name for listed in self.neutral.values() for name in listed]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"{twice[0]!r} is listed twice")
+        return self
+
+    @property
+    def wordless(self) -> frozenset[str]:
+        return frozenset(self.sizes).union(*self.neutral.values(), *self.read.values())
+
+
+@cache
+def megatron_models() -> MegatronModels:
+    """The file ``megatron.yaml``.
+
+    Raises:
+        InputError: naming what is wrong with it.
+    """
+    return MEGATRON.read_as(MegatronModels)
+
+
+# What ``--use-rope-scaling`` scales by, beside its factor (``rotary_pos_embedding.py``).
+_LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 # YaRN of latent attention has no arguments for these (``MLATransformerConfig``).
 _YARN = {"beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
 
@@ -49,22 +100,9 @@ _YARN_FREE = frozenset({"factor", "mscale", "mscale_all_dim"})
 _SUMMED = {"noaux_tc": 2, "group_limited_greedy": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Word:
-    """An argument, by the name of its destination, and its value."""
-
-    argument: str
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Untold:
-    """A property that no argument stands for, as it ends "a model with …"."""
-
-    phrase: str
-
-
-Items = Iterator[Word | Untold]
+# An argument, by the name of its destination, with its value; or a property that no argument stands
+# for, as it ends "a model with …".
+Items = Iterator[tuple[str, Any] | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +116,8 @@ class MegatronModel:
 def megatron_model(model: ModelSpec) -> MegatronModel:
     """Return what can be told of a model: dimensions and layers, and every field of its config."""
     items = list(_model_items(model))
-    words = {item.argument: item.value for item in items if isinstance(item, Word)}
-    return MegatronModel(words, tuple(item.phrase for item in items if isinstance(item, Untold)))
+    words = dict(item for item in items if not isinstance(item, str))
+    return MegatronModel(words, tuple(item for item in items if isinstance(item, str)))
 
 
 def layer_pattern(marks: Sequence[bool]) -> str:
@@ -93,7 +131,7 @@ def _model_items(model: ModelSpec) -> Items:
     family = models.families.get(name)
     if family is None:
         reason = models.refused.get(name)
-        yield Untold(f"model_type {name!r} ({reason or 'its class is not known to be the same'})")
+        yield f"model_type {name!r} ({reason or 'its class is not known to be the same'})"
         return
     config = {**family.defaults, **{k: v for k, v in model.config.items() if v is not None}}
     yield from _total_items(model)
@@ -108,21 +146,29 @@ def _model_items(model: ModelSpec) -> Items:
 # What the model's layers say
 
 
+def _told_attributes(part: Any) -> Items:
+    """Arguments of what a part of the model has of its attributes."""
+    arguments = megatron_models().arguments
+    name = next(kind.__name__ for kind in type(part).__mro__ if kind.__name__ in arguments)
+    for attribute, argument in arguments[name].items():
+        if value := getattr(part, attribute):
+            yield argument, value
+
+
 def _total_items(model: ModelSpec) -> Items:
-    yield Word("num_layers", len(model.layers))
-    yield Word("hidden_size", model.hidden)
-    yield Word("vocab_size", model.vocabulary)
-    yield Word("untie_embeddings_and_output_weights", not model.tied_embeddings)
+    yield "num_layers", len(model.layers)
+    yield from _told_attributes(model)
+    yield "untie_embeddings_and_output_weights", not model.tied_embeddings
     if not model.generates:
-        yield Untold("no head for tokens")
+        yield "no head for tokens"
     for tower in model.towers:
-        yield Untold(f"the {tower.name}")
+        yield f"the {tower.name}"
     for modality in model.left_out:
-        yield Untold(f"an encoder of {modality}")
+        yield f"an encoder of {modality}"
     for extra in model.extras:
-        yield Untold(f"the {extra.name.replace('_', ' ')}")
+        yield f"the {extra.name.replace('_', ' ')}"
     if any(layer.per_layer_input or layer.streams > 1 for layer, _ in model.kinds):
-        yield Untold("more than one input per layer")
+        yield "more than one input per layer"
 
 
 def _has_latent_layers(model: ModelSpec) -> bool:
@@ -138,79 +184,74 @@ def _attention_items(model: ModelSpec) -> Items:
     elif len(kinds) == len(latent) == 1:
         yield from _latent_items(latent[0])
     else:
-        yield Untold(f"layers of {len(kinds)} kinds of attention")
+        yield f"layers of {len(kinds)} kinds of attention"
 
 
 def _grouped_items(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items:
-    shapes = {(kind.heads, kind.kv_heads, kind.head_dim, kind.v_head_dim) for kind in kinds}
-    heads, kv_heads, head_dim, v_head_dim = min(shapes)
+    shapes = {(kind.heads, kind.kv_heads, kind.head_dim, kind.v_head_dim): kind for kind in kinds}
+    kind = shapes[min(shapes)]
     if len(shapes) > 1:
-        yield Untold(f"attention of {len(shapes)} shapes")
-    if v_head_dim != head_dim:
-        yield Untold(f"values of {v_head_dim} beside keys of {head_dim} per head")
+        yield f"attention of {len(shapes)} shapes"
+    if kind.v_head_dim != kind.head_dim:
+        yield f"values of {kind.v_head_dim} beside keys of {kind.head_dim} per head"
     if any(kind.gate or kind.shared_kv or kind.borrows_cache for kind in kinds):
-        yield Untold("gated attention or shared keys and values")
+        yield "gated attention or shared keys and values"
     if any(kind.bidirectional for kind in kinds):
-        yield Untold("attention to later tokens")
-    yield Word("num_attention_heads", heads)
-    yield Word("group_query_attention", kv_heads != heads)
-    yield Word("num_query_groups", kv_heads)
-    yield Word("kv_channels", head_dim)
+        yield "attention to later tokens"
+    heads, *rest = _told_attributes(kind)
+    yield heads
+    yield "group_query_attention", kind.kv_heads != kind.heads
+    yield from rest
     yield from _window_items(model, {kind.window for kind in kinds if kind.window})
 
 
 def _window_items(model: ModelSpec, widths: set[int]) -> Items:
     """A window of w tokens is the token itself and w - 1 before it."""
     if len(widths) > 1:
-        yield Untold(f"windows of {' and '.join(map(str, sorted(widths)))} tokens")
+        yield f"windows of {' and '.join(map(str, sorted(widths)))} tokens"
     if not widths:
         return
-    yield Word("window_size", f"{min(widths) - 1},0")
+    yield "window_size", f"{min(widths) - 1},0"
     marks = [layer.attention is not None and bool(layer.attention.window) for layer in model.layers]
     if not all(marks):
-        yield Word("window_attn_skip_freq", layer_pattern(marks))
+        yield "window_attn_skip_freq", layer_pattern(marks)
 
 
 def _latent_items(attention: LatentAttention) -> Items:
     if attention.index_heads or attention.attends:
-        yield Untold("an indexer that chooses what is attended to")
+        yield "an indexer that chooses what is attended to"
     if attention.window:
-        yield Untold(f"a window of {attention.window} tokens on latent attention")
-    yield Word("multi_latent_attention", True)
-    yield Word("num_attention_heads", attention.heads)
-    if attention.q_lora_rank is not None:
-        yield Word("q_lora_rank", attention.q_lora_rank)
-    yield Word("kv_lora_rank", attention.kv_lora_rank)
-    yield Word("qk_head_dim", attention.nope_head_dim)
-    yield Word("qk_pos_emb_head_dim", attention.rope_head_dim)
-    yield Word("v_head_dim", attention.v_head_dim)
+        yield f"a window of {attention.window} tokens on latent attention"
+    yield "multi_latent_attention", True
+    yield from _told_attributes(attention)
 
 
 def _block_items(model: ModelSpec, config: Config, family: Family) -> Items:
     dense = {block for block, _ in model.mlps if isinstance(block, DenseMlp)}
     experts = {block for block, _ in model.mlps if isinstance(block, MoeMlp)}
     if not dense | experts or any(layer.mlp is None for layer, _ in model.kinds):
-        yield Untold("layers without a feed-forward block")
+        yield "layers without a feed-forward block"
         return
     if len(dense) > 1 or len(experts) > 1:
-        yield Untold("feed-forward blocks of several shapes")
+        yield "feed-forward blocks of several shapes"
     if any(block.latent or block.bias for block in experts):
-        yield Untold("experts in a space of their own, or with biases")
-    yield Word("ffn_hidden_size", min(block.intermediate for block in dense or experts))
+        yield "experts in a space of their own, or with biases"
+    yield "ffn_hidden_size", min(block.intermediate for block in dense or experts)
     yield from _activation_items(config, family)
     if dense and experts:
         marks = [isinstance(layer.mlp, MoeMlp) for layer in model.layers]
-        yield Word("moe_layer_freq", layer_pattern(marks))
+        yield "moe_layer_freq", layer_pattern(marks)
 
 
 def _activation_items(config: Config, family: Family) -> Items:
     """That of the family; a gate is a part of it. GELU is by its tanh approximation unasked."""
-    usual = family.defaults.get("hidden_act", "silu")
-    name = next((config[key] for key in _ACTIVATIONS if key in config), usual)
+    models, usual = megatron_models(), family.defaults.get("hidden_act", "silu")
+    fields = models.read["activation"]
+    name = next((config[key] for key in fields if key in config), usual)
     if name != usual:
-        yield Untold(f"hidden_act {name!r}")
-    elif argument := _ACTIVATION_WORDS[usual]:
-        yield Word(argument, True)
+        yield f"hidden_act {name!r}"
+    elif argument := models.activations[usual]:
+        yield argument, True
 
 
 # What the fields of its config say
@@ -221,44 +262,33 @@ def _field_items(config: Config, family: Family) -> Items:
     models = megatron_models()
     arguments = {**models.fields, **family.fields}
     allowed = {**models.allowed, **family.allowed}
-    elsewhere = {*models.wordless, *_ACTIVATIONS, *_ROTARY, *_ROUTING, family.norm}
-    yield Word("normalization", "RMSNorm")
-    yield Word("disable_bias_linear", True)
-    yield Word("attention_dropout", 0.0)
-    yield Word("hidden_dropout", 0.0)
-    yield from (Word(argument, value) for argument, value in family.always.items())
+    elsewhere = {*models.wordless, family.norm}
+    yield from {**models.always, **family.always}.items()
     for name, value in config.items():
-        if name in arguments:
-            yield from _flag_or_number_item(arguments[name], config, name)
+        if name in arguments and isinstance(value, bool):
+            yield arguments[name], value
+        elif name in arguments:
+            yield from _number_item(arguments[name], config, name)
         elif value not in allowed.get(name, () if name not in elsewhere else (value,)):
-            yield Untold(f"{name} {value!r:.80}")
+            yield f"{name} {value!r:.80}"
     yield from _number_item("norm_epsilon", config, family.norm)
-
-
-def _flag_or_number_item(argument: str, config: Config, name: str) -> Items:
-    value = config[name]
-    yield from (
-        (Word(argument, value),)
-        if isinstance(value, bool)
-        else _number_item(argument, config, name)
-    )
 
 
 def _number_item(argument: str, config: Config, name: str) -> Items:
     value = config.get(name)
     if value is None:
-        yield Untold(f"no {name} in its config (give its folder)")
+        yield f"no {name} in its config (give its folder)"
     elif isinstance(value, bool) or not isinstance(value, int | float):
-        yield Untold(f"{name} {value!r:.80}, which is not a number")
+        yield f"{name} {value!r:.80}, which is not a number"
     else:
-        yield Word(argument, value)
+        yield argument, value
 
 
 def _rotary_items(config: Config, latent: bool) -> Items:
     """Base, share of the head, and the scaling of frequencies."""
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(config.get(name, {}), Mapping):
-            yield Untold(f"{name} {config[name]!r:.80}")
+            yield f"{name} {config[name]!r:.80}"
             return
     rope = {
         key: value
@@ -267,27 +297,28 @@ def _rotary_items(config: Config, latent: bool) -> Items:
         if value is not None
     }
     moved = {key: rope.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in rope}
-    fields = {**{key: config[key] for key in _ROTARY if key in config}, **moved}
+    rotary = megatron_models().read["rotary"]
+    fields = {**{key: config[key] for key in rotary if key in config}, **moved}
     kind = rope.pop("type", None)
     kind = rope.pop("rope_type", kind) or "default"
-    yield Word("position_embedding_type", "rope")
+    yield "position_embedding_type", "rope"
     yield from _whole_number_item("rotary_base", fields, "rope_theta")
     if "partial_rotary_factor" in fields:
         yield from _number_item("rotary_percent", fields, "partial_rotary_factor")
     if latent:
-        yield Word("rope_type", "yarn" if kind == "yarn" else "rope")
-        yield Word("no_rope_fusion", kind != "yarn")  # it fuses YaRN's only
+        yield "rope_type", "yarn" if kind == "yarn" else "rope"
+        yield "no_rope_fusion", kind != "yarn"  # it fuses YaRN's only
     yield from _rope_scaling_items(str(kind), rope, latent)
 
 
 def _whole_number_item(argument: str, config: Config, name: str) -> Items:
     for item in _number_item(argument, config, name):
-        if isinstance(item, Untold):
+        if isinstance(item, str):
             yield item
-        elif not float(item.value).is_integer():
-            yield Untold(f"{name} {item.value}, which is not whole")
+        elif not float(item[1]).is_integer():
+            yield f"{name} {item[1]}, which is not whole"
         else:
-            yield Word(argument, int(item.value))
+            yield argument, int(item[1])
 
 
 def _rope_scaling_items(kind: str, rope: dict[str, Any], latent: bool) -> Items:
@@ -297,7 +328,7 @@ def _rope_scaling_items(kind: str, rope: dict[str, Any], latent: bool) -> Items:
     if kind == "linear" and rope.keys() == {"factor"}:
         yield from _whole_number_item("rotary_seq_len_interpolation_factor", rope, "factor")
     elif kind == "llama3" and not latent and _is_fixed(rope, _LLAMA3, frozenset({"factor"})):
-        yield Word("use_rope_scaling", True)
+        yield "use_rope_scaling", True
         yield from _number_item("rope_scaling_factor", rope, "factor")
     elif kind == "yarn" and latent and _is_fixed(rope, _YARN, _YARN_FREE):
         yield from _number_item("rotary_scaling_factor", rope, "factor")
@@ -305,7 +336,7 @@ def _rope_scaling_items(kind: str, rope: dict[str, Any], latent: bool) -> Items:
         yield from _number_item("mscale", usual, "mscale")
         yield from _number_item("mscale_all_dim", usual, "mscale_all_dim")
     else:
-        yield Untold(f"rope_scaling { ({'type': kind} | rope)!r:.160}")
+        yield f"rope_scaling { ({'type': kind} | rope)!r:.160}"
 
 
 def _is_fixed(rope: Config, fixed: Config, free: frozenset[str]) -> bool:
@@ -318,17 +349,13 @@ def _is_fixed(rope: Config, fixed: Config, free: frozenset[str]) -> bool:
 def _routing_items(model: ModelSpec, config: Config, family: Family) -> Items:
     experts = next(block for block, _ in model.mlps if isinstance(block, MoeMlp))
     if family.router is None:
-        yield Untold(f"{experts.experts} experts in model_type {model.model_type!r}")
+        yield f"{experts.experts} experts in model_type {model.model_type!r}"
         return
-    yield Word("num_experts", experts.experts)
-    yield Word("moe_router_topk", experts.top_k)
-    yield Word("moe_ffn_hidden_size", experts.intermediate)
-    if experts.shared_intermediate:
-        yield Word("moe_shared_expert_intermediate_size", experts.shared_intermediate)
-    yield Word("moe_router_score_function", family.router)
-    yield Word("moe_router_dtype", "fp32")  # as transformers computes weights of experts
+    yield from _told_attributes(experts)
+    yield "moe_router_score_function", family.router
+    yield "moe_router_dtype", "fp32"  # as transformers computes weights of experts
     if config.get("scoring_func", family.router) != family.router:
-        yield Untold(f"scoring_func {config['scoring_func']!r}")
+        yield f"scoring_func {config['scoring_func']!r}"
     yield from _router_weight_items(config, family, experts.top_k)
     yield from _router_group_items(config, family, experts.top_k)
     yield from _balance_items(config, family)
@@ -338,13 +365,13 @@ def _router_weight_items(config: Config, family: Family, top_k: int) -> Items:
     """Softmax before the choice leaves weights as they are, after it they sum to one."""
     normalised = bool(config.get("norm_topk_prob"))
     if family.router == "sigmoid":
-        yield Word("moe_router_enable_expert_bias", True)
+        yield "moe_router_enable_expert_bias", True
         if not normalised:
-            yield Untold("norm_topk_prob False beside sigmoid scores")
+            yield "norm_topk_prob False beside sigmoid scores"
     elif not normalised:
-        yield Word("moe_router_pre_softmax", True)
+        yield "moe_router_pre_softmax", True
     elif top_k == 1:
-        yield Untold("norm_topk_prob True with one expert per token")
+        yield "norm_topk_prob True with one expert per token"
     if config.get("routed_scaling_factor", 1) != 1:
         yield from _number_item("moe_router_topk_scaling_factor", config, "routed_scaling_factor")
 
@@ -354,13 +381,13 @@ def _router_group_items(config: Config, family: Family, top_k: int) -> Items:
     method, groups = config.get("topk_method", usual), config.get("n_group", 1)
     limited = config.get("topk_group", 1)
     if method not in (usual, *(("group_limited_greedy",) if usual == "greedy" else ())):
-        yield Untold(f"topk_method {method!r}")
+        yield f"topk_method {method!r}"
     if groups == 1 or method == "greedy":
         return
     if not _is_count(groups) or not _is_count(limited) or top_k // limited != _SUMMED.get(method):
-        yield Untold(f"n_group {groups}, of which {limited} give {top_k} experts")
-    yield Word("moe_router_num_groups", groups)
-    yield Word("moe_router_group_topk", limited)
+        yield f"n_group {groups}, of which {limited} give {top_k} experts"
+    yield "moe_router_num_groups", groups
+    yield "moe_router_group_topk", limited
 
 
 def _is_count(value: object) -> bool:
@@ -371,8 +398,8 @@ def _balance_items(config: Config, family: Family) -> Items:
     """The auxiliary loss; routers with a bias per expert are balanced without one."""
     name = "aux_loss_alpha" if "aux_loss_alpha" in config else "router_aux_loss_coef"
     if family.router == "sigmoid" and name not in config:
-        yield Word("moe_router_load_balancing_type", "none")
+        yield "moe_router_load_balancing_type", "none"
         return
     kind = "seq_aux_loss" if config.get("seq_aux") else "aux_loss"
-    yield Word("moe_router_load_balancing_type", kind)
+    yield "moe_router_load_balancing_type", kind
     yield from _number_item("moe_aux_loss_coeff", config, name)

@@ -162,7 +162,7 @@ def estimate_batch(
             request = PlanRequest.parse(value)
             problem = resolve_problem(request, corrections=corrections)
             pair = find_stated_case(problem, problem.candidate)
-            if pair is None or _makes_checkpoint(request):
+            if pair is None or request.options.compression is not None:
                 narrowed, row = plan_candidate(request, corrections=corrections)
                 answers[n] = checkpoint_json(narrowed, row)
             else:
@@ -177,10 +177,6 @@ def estimate_batch(
             n: estimate.to_json() for (n, _, _, _), estimate in zip(members, estimates, strict=True)
         }
     return [answers[n] for n in sorted(answers)]
-
-
-def _makes_checkpoint(request: PlanRequest) -> bool:
-    return request.options.compression is not None
 
 
 def shared_key(problem: Problem[Any], setting: Any) -> str:

@@ -167,10 +167,6 @@ def _serving_score_moves(table: PlanTable, rows: Int) -> Float:
     return moves
 
 
-def _serving_software(setting: Setting) -> tuple[str, ...]:
-    return setting.cluster.device.name, setting.engine.name, setting.engine.version
-
-
 # one row
 
 
@@ -296,7 +292,7 @@ SERVING = Kind(
         simplicity=_serving_simplicity,
         errors=serving_errors,
         moves=_serving_score_moves,
-        software=_serving_software,
+        software=lambda s: (s.cluster.device.name, s.engine.name, s.engine.version),
     ),
     cures=CURES,
     search_cases=search_serving,

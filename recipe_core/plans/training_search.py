@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -26,11 +25,6 @@ from recipe_core.request.edit import shared_candidate
 Block = EvaluatedCases[TrainingSetting, TrainingCases, TrainingEstimates]
 
 
-def _no_place_rules(_setting: TrainingSetting, _cases: TrainingCases) -> list[Any]:
-    """Training jobs fill their nodes; no placement or load refuses a stated one."""
-    return []
-
-
 def _rollout_s(estimates: TrainingEstimates) -> Float:
     """Seconds in which answers are sampled, one per case; NaN where none are."""
     if estimates.reinforcement is None:
@@ -46,7 +40,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     estimate=estimate_training,
     rules=training_refusals,
     search_rules=launch_search_rules,
-    place_rules=_no_place_rules,
+    place_rules=lambda _setting, _cases: [],  # jobs fill their nodes
     uncertain=training_uncertainty,
     correlations=dict,
     left=lambda _estimates, _metric: None,

@@ -13,10 +13,9 @@ from recipe_core.hardware.cluster import device_profile, device_values
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
 from recipe_core.models.catalog import in_catalog
-from recipe_core.recipe.claim_of import claim_of
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.fallbacks import fallbacks, without_load
-from recipe_core.recipe.figures import Claim, is_calibrated
+from recipe_core.recipe.figures import Claim, claim_of, is_calibrated
 from recipe_core.recipe.locking import image_digest, image_lock, make_lock
 from recipe_core.recipe.options import provenance, shared_environment
 from recipe_core.recipe.place import Parameters

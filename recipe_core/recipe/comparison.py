@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -20,6 +18,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of
+from recipe_core.payload.launcher.machine import run_vendor_tool
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe.build import recipe_request
@@ -32,7 +31,6 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 Level = Literal["same", "differs", "absent"]
-TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,31 +52,20 @@ class Difference:
 
 def verify_lock(recipe: Recipe, lock: Lock, model: Path | None = None) -> list[Difference]:
     """Everything pinned against what is here; ``model``: a folder that should hold the model."""
-    return [
-        *_recipe_difference(recipe, lock),
-        *_builder_differences(recipe, lock),
-        *_package_differences(lock),
-        *_floor_differences(lock),
-        *_model_differences(lock, model),
-    ]
+    return [*_builder_differences(recipe, lock), *_host_differences(lock, model)]
 
 
-def _compare_pin(name: str, locked: str, actual: str | None) -> Difference:
-    return Difference(name, locked, actual, _level(actual, actual == locked))
-
-
-def _level(actual: str | None, same: bool) -> Level:
-    if actual is None:
-        return "absent"
-    return "same" if same else "differs"
-
-
-def _recipe_difference(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
-    yield _compare_pin("recipe", lock.recipe_digest, recipe.digest)
+def _compare_pin(
+    name: str, locked: str, actual: str | None, same: bool | None = None
+) -> Difference:
+    """``same``: left out, whether both are equal."""
+    level: Level = "same" if (actual == locked if same is None else same) else "differs"
+    return Difference(name, locked, actual, "absent" if actual is None else level)
 
 
 def _builder_differences(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
     """What this version of the builder would pin for the same split."""
+    yield _compare_pin("recipe", lock.recipe_digest, recipe.digest)
     decision = decide(recipe_request(recipe))
     now = make_lock(decision, decision.started(), recipe, folders=False)
     yield _compare_pin(
@@ -92,25 +79,34 @@ def _builder_differences(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
             f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest
         )
     if lock.image:
-        yield _compare_pin(
-            "image",
-            _image_reference(lock.image),
-            _image_reference(now.image) if now.image else None,
-        )
+        image_now = now.image.pinned if now.image else None
+        yield _compare_pin("image", lock.image.pinned, image_now)
 
 
-def _image_reference(image: Any) -> str:
-    return f"{image.reference}@{image.digest}" if image.digest else str(image.reference)
-
-
-def _package_differences(lock: Lock) -> Iterator[Difference]:
+def _host_differences(lock: Lock, folder: Path | None) -> Iterator[Difference]:
+    """Installed packages, floors of the host's software, the revision and weights of a folder."""
     for name, locked in lock.engine.packages.items():
         try:
             installed: str | None = version(name)
         except PackageNotFoundError:
             installed = None
-        same = SpecifierSet(locked).contains(installed, prereleases=True) if installed else False
-        yield Difference(f"package {name}", locked, installed, _level(installed, same))
+        same = bool(installed) and SpecifierSet(locked).contains(installed or "", prereleases=True)
+        yield _compare_pin(f"package {name}", locked, installed, same)
+    for name, floor in lock.floors.items():
+        actual = _probe(name)
+        enough = actual is not None and _at_least(actual, floor)
+        yield _compare_pin(f"{name} (at least)", floor, actual, enough)
+    folder = folder or (Path(lock.model.id) if lock.model.id.startswith("/") else None)
+    snapshot = snapshot_of(str(folder)) if folder else None
+    if lock.model.revision:
+        yield _compare_pin(
+            "model revision", lock.model.revision, snapshot.revision if snapshot else None
+        )
+    if locked_weights := lock.model.checkpoint:
+        weights = checkpoint_digest(folder) if folder and folder.is_dir() else None
+        # Digests of contents and of headers do not compare.
+        digest = weights.digest if weights and weights.of == locked_weights.of else None
+        yield _compare_pin(f"checkpoint ({locked_weights.of})", locked_weights.digest, digest)
 
 
 _PROBES = {
@@ -122,23 +118,11 @@ _PROBES = {
 }
 
 
-def _floor_differences(lock: Lock) -> Iterator[Difference]:
-    for name, floor in lock.floors.items():
-        actual = _probe(name)
-        enough = actual is not None and _at_least(actual, floor)
-        yield Difference(f"{name} (at least)", floor, actual, _level(actual, enough))
-
-
 def _probe(name: str) -> str | None:
     """A version as the vendor's own tool reports it; None where there is none."""
     words, pattern = _PROBES.get(name, ((), None))
-    if pattern is None or shutil.which(words[0]) is None:
-        return None
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = pattern.search(done.stdout)
+    output = run_vendor_tool(list(words), []) if pattern else None
+    match = pattern.search(output) if pattern and output else None
     return match[1] if match else None
 
 
@@ -147,23 +131,6 @@ def _at_least(actual: str, floor: str) -> bool:
         return Version(actual) >= Version(floor)
     except InvalidVersion:
         return False
-
-
-def _model_differences(lock: Lock, folder: Path | None) -> Iterator[Difference]:
-    """The revision and the weights of a folder."""
-    folder = folder or (Path(lock.model.id) if lock.model.id.startswith("/") else None)
-    snapshot = snapshot_of(str(folder)) if folder else None
-    if lock.model.revision:
-        yield _compare_pin(
-            "model revision", lock.model.revision, snapshot.revision if snapshot else None
-        )
-    if lock.model.checkpoint:
-        locked = lock.model.checkpoint
-        checkpoint = checkpoint_digest(folder) if folder and folder.is_dir() else None
-        # Digests of contents and of headers do not compare.
-        comparable = checkpoint is not None and checkpoint.of == locked.of
-        digest = checkpoint.digest if checkpoint and comparable else None
-        yield _compare_pin(f"checkpoint ({locked.of})", locked.digest, digest)
 
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp", "replicas", "prefill")

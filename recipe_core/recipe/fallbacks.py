@@ -10,8 +10,8 @@ the request's objective.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
-from recipe_core.hardware.cluster import Cluster, device_names, device_profile
+from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.nodes import cluster_beside
 from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.profile import Device
@@ -68,61 +68,53 @@ def fallbacks(
 def _serving_fallbacks(
     decision: Decision, original: PlanRequest, folders: bool
 ) -> Iterator[Fallback]:
-    fixed = decision.request.options.model_copy(update={"engines": (decision.engine,)})
-    base = decision.request
+    base, split = decision.request, decision.candidate
     if original.load_searched:  # so that others are judged at the load which they hold
         base = without_load(base)
-    request = base.model_copy(update={"candidate": None, "options": fixed})
+    options = base.options.model_copy(update={"engines": (decision.engine,)})
+    request = base.model_copy(update={"candidate": None, "options": options})
     shorter = _half_the_context(request, decision)
     weights, caches = _other_formats(decision)
     formats = {
-        "options.weight_dtypes": [*request.options.weight_dtypes, "auto", *weights],
-        "options.kv_dtypes": [*request.options.kv_dtypes, "auto", *caches],
+        "options.weight_dtypes": [*options.weight_dtypes, "auto", *weights],
+        "options.kv_dtypes": [*options.kv_dtypes, "auto", *caches],
     }
-    base_problem, format_problem, context_problem, device_problem = (
-        _resolve_or_none(changed, folders)
-        for changed in (
-            request,
-            change(request, formats),
-            change(request, shorter) if shorter else None,
-            _on_other_devices(decision, base, original),
-        )
-    )
-    problems = [
-        problem
-        for problem in (format_problem, context_problem, device_problem)
-        if problem is not None
-    ]
-    plan, sources = plan_together(problems)
-    source = {
-        id(problem): plan.order[sources[plan.order] == k] for k, problem in enumerate(problems)
+    changed = {
+        "formats": change(request, formats),
+        "context": change(request, shorter) if shorter else None,
+        "devices": _on_other_devices(decision, base, original),
     }
-    rows = source[id(format_problem)]
-    split = {name: column[rows] for name, column in plan.spec.split_columns(plan).items()}
-    pair = list(zip(split["weight_dtype"], split["kv_dtype"], strict=True))
-    stated_formats = (
-        {(s.weight_dtype, s.kv_dtype) for s in serving_settings(base_problem)}
-        if base_problem
-        else set()
+    problems = {
+        name: problem
+        for name, changed_request in changed.items()
+        if (problem := _resolve_or_none(changed_request, folders)) is not None
+    }
+    plan, sources = plan_together(list(problems.values()))
+    ranked = dict.fromkeys(changed, plan.order[:0])
+    ranked |= {name: plan.order[sources[plan.order] == k] for k, name in enumerate(problems)}
+    rows = ranked["formats"]
+    columns = plan.spec.split_columns(plan)
+    weight, cache = columns["weight_dtype"][rows], columns["kv_dtype"][rows]
+    stated_problem = _resolve_or_none(request, folders)
+    settings = serving_settings(stated_problem) if stated_problem else ()
+    stated_formats = {(setting.weight_dtype, setting.kv_dtype) for setting in settings}
+    same = rows[[pair in stated_formats for pair in zip(weight, cache, strict=True)]]
+    gpus = plan.columns["gpus"][same]
+    half, fewer = same[gpus <= decision.gpus // 2], same[gpus < decision.gpus]
+    narrower = rows[np.isin(weight, weights) & (cache == split["kv_dtype"])]
+    smaller_cache = rows[(weight == split["weight_dtype"]) & np.isin(cache, caches)]
+    other_rows = (row for row in same if plan.candidate(int(row)) != split)
+    choices: tuple[tuple[Any, Iterator[int], int, dict[str, Any]], ...] = (
+        ("other-split", _startable_rows(plan, other_rows), OTHER_SPLITS, {}),
+        ("fewer-gpus", chain(_startable_rows(plan, half), _startable_rows(plan, fewer)), 1, {}),
+        ("other-precision", _startable_rows(plan, narrower), 1, {}),
+        ("other-precision", _startable_rows(plan, smaller_cache), 1, {}),
+        ("lower-context", _startable_rows(plan, ranked["context"]), 1, shorter),
     )
-    same = rows[[formats in stated_formats for formats in pair]]
-    yield from _other_split_fallbacks(decision, plan, same)
-    yield from _fewer_device_fallbacks(decision, plan, same)
-    weight_here, cache_here = decision.candidate["weight_dtype"], decision.candidate["kv_dtype"]
-    narrower = (
-        [weight in weights and cache == cache_here for weight, cache in pair],
-        [weight == weight_here and cache in caches for weight, cache in pair],
-    )
-    for fits in narrower:
-        for row in islice(_startable_rows(plan, rows[fits]), 1):
-            yield _fallback("other-precision", plan, row, {})
-    if context_problem is not None:
-        for row in islice(_startable_rows(plan, source[id(context_problem)]), 1):
-            yield _fallback("lower-context", plan, row, shorter)
-    if device_problem is not None:
-        yield from _other_device_fallbacks(
-            plan, source[id(device_problem)], bool(original.options.hardware)
-        )
+    for kind, startable, limit, changes in choices:
+        for row in islice(startable, limit):
+            yield _fallback(kind, plan, row, changes)
+    yield from _other_device_fallbacks(plan, ranked["devices"], bool(original.options.hardware))
 
 
 def _resolve_or_none(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
@@ -158,35 +150,15 @@ def _finite_figure(value: Any) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def _other_split_fallbacks(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
-    other_rows = (row for row in rows if plan.candidate(int(row)) != decision.candidate)
-    for row in islice(_startable_rows(plan, other_rows), OTHER_SPLITS):
-        yield _fallback("other-split", plan, row, {})
-
-
-def _fewer_device_fallbacks(decision: Decision, plan: Plan, rows: Int) -> Iterator[Fallback]:
-    """The best on half of the devices or fewer, else on any fewer."""
-    gpus = plan.columns["gpus"][rows]
-    for limit in (decision.gpus // 2, decision.gpus - 1):
-        for row in _startable_rows(plan, rows[gpus <= limit]):
-            yield _fallback("fewer-gpus", plan, row, {})
-            return
-
-
-def _other_formats(decision: Decision) -> tuple[Sequence[str], Sequence[str]]:
+def _other_formats(decision: Decision) -> tuple[list[str], list[str]]:
     """Formats of weights (made at load) and caches that the device has and the decision has not."""
-    spec, device_here = engine(decision.engine), decision.cluster.device
-    weights = [
-        dtype
-        for dtype in spec.online_weight_dtypes
-        if dtype in device_here.weight_dtypes and dtype != decision.candidate["weight_dtype"]
-    ]
-    caches = [
-        dtype
-        for dtype in spec.kv_dtypes
-        if dtype in device_here.kv_dtypes and dtype != decision.candidate["kv_dtype"]
-    ]
-    return weights, caches
+    spec, device, split = engine(decision.engine), decision.cluster.device, decision.candidate
+    weights = [dtype for dtype in spec.online_weight_dtypes if dtype in device.weight_dtypes]
+    caches = [dtype for dtype in spec.kv_dtypes if dtype in device.kv_dtypes]
+    return (
+        [dtype for dtype in weights if dtype != split["weight_dtype"]],
+        [dtype for dtype in caches if dtype != split["kv_dtype"]],
+    )
 
 
 def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any]:
@@ -336,25 +308,15 @@ def _trained_elsewhere(decision: Decision, request: PlanRequest) -> Iterator[Fal
             )
         return
     vendors: set[str] = set()
-    for profile in likely_devices(decision.cluster.device):
+    home = decision.cluster
+    for profile in likely_devices(home.device):
         if profile.vendor in vendors:
             continue
-        for fallback in _training_fallback(
-            decision,
-            "other-device",
-            {"hardware": _hardware_values(_same_nodes(profile, decision.cluster))},
-            split,
-        ):
+        per_node = min(home.per_node, profile.node.devices)
+        nodes = {"device": profile.name, "per_node": per_node, "nodes": home.nodes}
+        for fallback in _training_fallback(decision, "other-device", {"hardware": nodes}, split):
             vendors.add(profile.vendor)
             yield fallback
-
-
-def _same_nodes(profile: Device, cluster: Cluster) -> HardwareRequest:
-    return HardwareRequest(
-        device=profile.name,
-        per_node=min(cluster.per_node, profile.node.devices),
-        nodes=cluster.nodes,
-    )
 
 
 def _training_fallback(

@@ -8,18 +8,14 @@ from urllib.parse import unquote
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import parse_wheel_filename
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
-class _Part(BaseModel):
-    model_config = DESCRIBED
-
-
-class EngineLock(_Part):
+class EngineLock(DescribedModel):
     """The engine and how it is installed."""
 
     name: str
@@ -36,7 +32,7 @@ class EngineLock(_Part):
     ``>=2.11,<2.14``)."""
 
 
-class ImageLock(_Part):
+class ImageLock(DescribedModel):
     """A container image by tag, and by digest where that is known."""
 
     reference: str
@@ -44,6 +40,10 @@ class ImageLock(_Part):
 
     digest: Digest | None = None
     """Digest of the image, where it is known."""
+
+    @property
+    def pinned(self) -> str:
+        return f"{self.reference}@{self.digest}" if self.digest else self.reference
 
     @field_validator("reference")
     @classmethod
@@ -54,7 +54,7 @@ class ImageLock(_Part):
         return value
 
 
-class Checkpoint(_Part):
+class Checkpoint(DescribedModel):
     """The weights, where they were at hand."""
 
     digest: Digest
@@ -67,7 +67,7 @@ class Checkpoint(_Part):
     """Files of weights."""
 
 
-class ModelLock(_Part):
+class ModelLock(DescribedModel):
     """The model at its revision, and its checkpoint."""
 
     id: str
@@ -83,7 +83,7 @@ class ModelLock(_Part):
     """Fingerprint of the weights, where they were at hand."""
 
 
-class DeviceLock(_Part):
+class DeviceLock(DescribedModel):
     """The profile that the estimate was made with."""
 
     name: str
@@ -93,7 +93,7 @@ class DeviceLock(_Part):
     """Hash of all figures of the profile; a shipped one changes with its fits."""
 
 
-class Lock(_Part):
+class Lock(DescribedModel):
     """Everything that is pinned."""
 
     recipe_digest: str

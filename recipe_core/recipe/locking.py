@@ -17,6 +17,7 @@ from urllib.parse import urlencode, urlsplit
 from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.problems import first_problem
 from recipe_core.base.web import Answer, Deadline, FetchError, fetch_url
 from recipe_core.launch.process import Launch
 from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of, split_revision
@@ -237,9 +238,8 @@ def image_lock(decision: Decision, parameters: Parameters) -> ImageLock | None:
     try:
         return ImageLock(reference=reference, digest=digest or None)
     except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
         hint = "For example vllm/vllm-openai:v0.32.0."
-        message = f"{message[0].lower()}{message[1:]}."
+        message = f"{first_problem(error).message}."
         raise InputError(message, field="parameters.image", hint=hint) from None
 
 

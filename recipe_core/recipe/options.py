@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from recipe_core.base.documents import parse_json
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import InputError, look_up
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.options import OPTIONS, USUAL, Meaning, Option
 from recipe_core.engines.spec import Engine
@@ -70,10 +70,8 @@ def typed_options(spec: Engine, words: Mapping[str, Any]) -> dict[str, Any]:
 def _engine_option(spec: Engine, word: str) -> Option:
     name, table = word.lstrip("-").replace("-", "_"), wrapped_engine(spec).options
     option = table.by_name.get(name) or table.by_spelling.get(word)
-    if option is None:
-        message, hint = unknown(f"{spec.title} {spec.version} option", word, list(table.by_name))
-        raise InputError(message, field=f"{FIELD}.{word}", hint=hint)
-    return option
+    kind = f"{spec.title} {spec.version} option"
+    return option or look_up(kind, word, table.by_name, f"{FIELD}.{word}")
 
 
 def _typed_value(option: Option, text: str) -> Any:

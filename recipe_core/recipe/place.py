@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     Field,
     TypeAdapter,
@@ -15,9 +14,10 @@ from pydantic import (
     model_validator,
 )
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import first_problem
 from recipe_core.base.texts import a_name
 from recipe_core.recipe.variants import Variant
 
@@ -82,13 +82,11 @@ JOINED = Field(exclude_if=_unstated)
 Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
-class Parameters(BaseModel):
+class Parameters(DescribedModel):
     """What differs between places, filled in when a bundle is built or launched.
 
     Everything has a default or may be left open.
     """
-
-    model_config = DESCRIBED
 
     model: Word | None = None
     """Folder on the nodes that holds the model, or an id of the hub; left out, the recipe's
@@ -289,13 +287,9 @@ def parse_recipe_variants(value: Any) -> tuple[Variant, ...]:
 
 
 def _first_problem(error: ValidationError, where: str, hint: str) -> InputError:
-    problem = error.errors(include_url=False)[0]
-    field = ".".join([where, *(str(step) for step in problem["loc"])])
-    if problem["type"] == "extra_forbidden":
-        return InputError("is not known.", field=field, hint=hint)
-    message = problem["msg"].removeprefix("Value error, ")
-    value = problem.get("input")
-    shown = "" if isinstance(value, Mapping | list) else f" (got {value!r:.80})"
-    if problem["type"] == "string_pattern_mismatch":
-        message = "has characters that it may not have"
-    return InputError(f"{message[0].lower()}{message[1:]}{shown}.", field=field, hint=_ABOUT)
+    problem = first_problem(error)
+    field, text = ".".join([where, *problem.path]), problem.text
+    if problem.kind == "string_pattern_mismatch":
+        text = f"has characters that it may not have (got {problem.value!r:.80})"
+    hint = hint if problem.kind == "extra_forbidden" else _ABOUT
+    return InputError(f"{text}.", field=field, hint=hint)

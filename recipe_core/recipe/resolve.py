@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.hardware.request import HardwareRequest, is_profile_path, read_profile
+from recipe_core.hardware.request import HardwareRequest, is_profile_path, read_profile, split_count
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request, redecide
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.options import LAYERS, Layer, passing_on, shared_environment
@@ -65,13 +65,10 @@ def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -
 
     ``files``: the name may be the path of a profile (``mine.yaml:8``), which is read.
     """
-    name, colon, count = text.partition(":")
+    name, count = split_count(text, field)
     custom = read_profile(name) if files and is_profile_path(name) else None
     profile = device_profile(custom or name)
-    if colon and not (count.isdecimal() and 0 < int(count[:9]) <= 1 << 20):
-        message = f"{text!r} is not a device or device:count."
-        raise InputError(message, field=field, hint="For example mi300x:8.")
-    total = int(count) if colon else profile.node.devices
+    total = count or profile.node.devices
     per_node = min(total, profile.node.devices)
     nodes = math.ceil(total / per_node)
     return HardwareRequest(device=custom or profile.name, per_node=per_node, nodes=nodes)

@@ -10,11 +10,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import BundleError
+from recipe_core.base.problems import first_problem
 from recipe_core.recipe.figures import Claim, check_estimate
 from recipe_core.recipe.lock import Lock
 from recipe_core.recipe.options import Layer
@@ -125,10 +126,8 @@ def _check_split(split: dict[str, Any]) -> dict[str, Any]:
     try:
         CandidateRequest.model_validate_json(to_json(split, indent=None), strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        unknown = first["type"] == "extra_forbidden"
-        message = "is not a known field" if unknown else first["msg"]
-        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {message}") from None
+        problem = first_problem(error)
+        raise ValueError(f"{problem.field}: {problem.message}") from None
     return split
 
 
@@ -146,11 +145,7 @@ def _check_changes(changes: dict[str, Any]) -> dict[str, Any]:
     return changes
 
 
-class _Part(BaseModel):
-    model_config = DESCRIBED
-
-
-class ModelFacts(_Part):
+class ModelFacts(DescribedModel):
     """The model as it was counted."""
 
     id: str
@@ -175,7 +170,7 @@ class ModelFacts(_Part):
     """The model's config.json; left out for models of the catalog, which has it."""
 
 
-class EngineFacts(_Part):
+class EngineFacts(DescribedModel):
     """The engine at its pinned version, and every option it is started with."""
 
     name: str
@@ -191,7 +186,7 @@ class EngineFacts(_Part):
     """Options that the engine is started with, by name, computed ones and the user's."""
 
 
-class DeviceFacts(_Part):
+class DeviceFacts(DescribedModel):
     """The device the recipe was computed for, and how many of them it uses."""
 
     name: str
@@ -223,7 +218,7 @@ class DeviceFacts(_Part):
     """Devices that it uses in each node; left out in recipes of older forms."""
 
 
-class Fallback(_Part):
+class Fallback(DescribedModel):
     """What to do where the recipe cannot run."""
 
     kind: Literal["other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"]
@@ -247,7 +242,7 @@ class Fallback(_Part):
     name ends in its unit."""
 
 
-class Recipe(_Part):
+class Recipe(DescribedModel):
     """Everything a bundle is made from."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -347,11 +342,8 @@ class Recipe(_Part):
         try:
             return cls.model_validate(migrated)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            message = first["msg"].removeprefix("Value error, ")
-            if first["type"] == "extra_forbidden":
-                message = "is not a known field"
-            where = ": ".join(filter(None, (".".join(map(str, first["loc"])), message)))
+            problem = first_problem(error)
+            where = ": ".join(filter(None, (problem.field, problem.message)))
             hint = "Build the bundle again."
             raise BundleError(f"recipe.yaml: {where}.", hint=hint) from None
 

@@ -7,23 +7,19 @@ sets (mappings) or adds (lists).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
 from packaging.requirements import InvalidRequirement, Requirement
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.hardware.profile import Vendor
 from recipe_core.recipe.options import Layer
 
 Whole = Annotated[int, Field(ge=1)]
 Names = tuple[str, ...]
-
-
-class _Data(BaseModel):
-    model_config = DESCRIBED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +38,7 @@ class Machine:
     version: str
 
 
-class Range(_Data):
+class Range(DescribedModel):
     """From ``at_least`` to ``at_most``, both included; an end left out is open."""
 
     at_least: Whole | None = None
@@ -63,7 +59,7 @@ class Range(_Data):
         return self.at_most is None or value <= self.at_most
 
 
-class When(_Data):
+class When(DescribedModel):
     """Conditions, all of which must hold; none at all is the default."""
 
     vendor: Vendor | None = None
@@ -128,23 +124,7 @@ def _is_version(text: str, machine: Machine) -> bool:
     )
 
 
-class Settings(_Data):
-    """What variants change."""
-
-    candidate: dict[str, Any] = {}
-    """Fields of the split, by name."""
-
-    options: dict[str, Any] = {}
-    """Options of the engine, by name."""
-
-    environment: dict[str, str] = {}
-    """Environment variables, by name."""
-
-    notes: Names = ()
-    """What a reader should know, a sentence each."""
-
-
-class _Set(_Data):
+class _Set(DescribedModel):
     candidate: dict[str, Any] = {}
     """Fields of the split to set, by name."""
 
@@ -155,12 +135,19 @@ class _Set(_Data):
     """Environment variables to set, by name."""
 
 
-class _Add(_Data):
+class Settings(_Set):
+    """What variants change."""
+
+    notes: Names = ()
+    """What a reader should know, a sentence each."""
+
+
+class _Add(DescribedModel):
     notes: Names = ()
     """Notes to add; those that are there already are not repeated."""
 
 
-class _Remove(_Data):
+class _Remove(DescribedModel):
     candidate: Names = ()
     """Names of fields of the split to remove."""
 
@@ -177,11 +164,8 @@ class _Remove(_Data):
 MAPPINGS = ("candidate", "options", "environment")
 
 
-class Change(_Data):
-    """What is removed, then set or added.
-
-    Changes one after another are one change (``then``), however they are grouped.
-    """
+class Change(DescribedModel):
+    """What is removed, then set or added."""
 
     remove: _Remove = _Remove()
     """What is removed first."""
@@ -202,34 +186,13 @@ class Change(_Data):
 
     def applied(self, to: Settings) -> Settings:
         """The settings after this change."""
-        mappings = {name: self._mapping(name, getattr(to, name)) for name in MAPPINGS}
-        notes = [note for note in to.notes if note not in self.remove.notes]
-        return Settings(**mappings, notes=_unique_names(notes, self.add.notes))
-
-    def _mapping(self, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        values = _drop_names(values, getattr(self.remove, name))
-        return {**values, **getattr(self.set, name)}
-
-    def then(self, later: Change) -> Change:
-        sets = {name: later._mapping(name, getattr(self.set, name)) for name in MAPPINGS}
-        removed = {}
+        mappings = {}
         for name in MAPPINGS:
-            keys = _unique_names(getattr(self.remove, name), getattr(later.remove, name))
-            removed[name] = tuple(key for key in keys if key not in sets[name])
-        added = [note for note in self.add.notes if note not in later.remove.notes]
-        return Change(
-            remove=_Remove(**removed, notes=_unique_names(self.remove.notes, later.remove.notes)),
-            set=_Set(**sets),
-            add=_Add(notes=_unique_names(added, later.add.notes)),
-        )
-
-
-def _drop_names(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name not in names}
-
-
-def _unique_names(first: Iterable[str], second: Iterable[str]) -> Names:
-    return tuple(dict.fromkeys([*first, *second]))
+            removed = getattr(self.remove, name)
+            unchanged = {k: value for k, value in getattr(to, name).items() if k not in removed}
+            mappings[name] = unchanged | getattr(self.set, name)
+        notes = [note for note in to.notes if note not in self.remove.notes]
+        return Settings(**mappings, notes=tuple(dict.fromkeys([*notes, *self.add.notes])))
 
 
 class Variant(Change):

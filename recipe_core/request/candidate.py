@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Count, Degree, KvDtype, Text, Tokens, WeightDtype
 from recipe_core.request.serving_workload import Speculative
 
@@ -14,10 +14,8 @@ Interval = Annotated[int, Field(ge=1, le=1000)]
 Window = Annotated[float, Field(ge=0, le=1000, allow_inf_nan=False)]
 
 
-class PoolRequest(BaseModel):
+class PoolRequest(DescribedModel):
     """The prefill pool of a disaggregated deployment."""
-
-    model_config = DESCRIBED
 
     tp: Degree
     """Tensor-parallel ranks of one copy."""
@@ -39,10 +37,8 @@ class PoolRequest(BaseModel):
         return self.tp * self.pp * self.dp * self.replicas
 
 
-class _Degrees(BaseModel):
+class _Degrees(DescribedModel):
     """What splits of both kinds have: an engine or framework, and degrees of parallelism."""
-
-    model_config = DESCRIBED
 
     engine: Text | None = None
     """Engine or training framework, by name; left out, that of ``options.engines``, else the

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.texts import Name
 from recipe_core.base.types import Text
 
@@ -29,10 +29,8 @@ Samples = Annotated[int, Field(ge=1, le=1 << 20)]
 Length = Annotated[int, Field(ge=16, le=1 << 20)]
 
 
-class Calibration(BaseModel):
+class Calibration(DescribedModel):
     """Texts that pass through the model while scales or rounding are chosen."""
-
-    model_config = DESCRIBED
 
     samples: Samples | None = None
     """Texts that are used; left out, what the method usually takes. Methods without calibration
@@ -47,10 +45,8 @@ class Calibration(BaseModel):
     your own traffic where accuracy counts."""
 
 
-class Verify(BaseModel):
+class Verify(DescribedModel):
     """How the result is held against the base afterwards."""
-
-    model_config = DESCRIBED
 
     text: Name | None = None
     """File of text whose perplexity is measured; left out, the text of the bundle."""
@@ -68,10 +64,8 @@ class Verify(BaseModel):
     """Smallest share of the base's perplexity that counts as good: base over result."""
 
 
-class Compression(BaseModel):
+class Compression(DescribedModel):
     """A checkpoint that the bundle makes itself: ``python launch.py compress``."""
-
-    model_config = DESCRIBED
 
     technique: Text | None = None
     """What is made, by its name in ``recipe_core/accuracy/techniques.yaml``
@@ -95,9 +89,8 @@ class Compression(BaseModel):
     model and technique."""
 
     @model_validator(mode="after")
-    def _gguf_has_its_makers(self) -> Self:
+    def _gguf_has_its_maker(self) -> Self:
         gguf = (self.technique or "").startswith("gguf_")
-        if gguf and self.tool not in ("auto", "llama-cpp", "embedded"):
-            message = f"technique {self.technique} is made by llama-cpp or embedded"
-            raise ValueError(f"{message}, not {self.tool}")
+        if gguf and self.tool not in ("auto", "llama-cpp"):
+            raise ValueError(f"technique {self.technique} is made by llama-cpp, not {self.tool}")
         return self

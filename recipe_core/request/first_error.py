@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.documented import field_of, models_in
+from recipe_core.base.documented import models_at
 from recipe_core.base.errors import InputError
+from recipe_core.base.problems import Problem, first_problem
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
-def first_error(
-    error: ValidationError, value: Mapping[str, Any], model: type[BaseModel]
-) -> InputError:
-    """The first problem as one sentence: field, value, what is wrong, and the fix."""
-    details = error.errors(include_url=False)
-    problem = next((p for p in details if p["type"] == "extra_forbidden"), details[0])
-    path = [str(step) for step in problem["loc"] if step not in _NO_FIELD]
-    field = ".".join(path) or None
-    if problem["type"] == "missing":
+def validate_plain(
+    value: Any, model: type[Model], example: str = "docs/reference/request.md"
+) -> Model:
+    """Return plain values as a document; ``example`` is the page that shows one.
+
+    Raises:
+        InputError: for the first problem: the field, its value, what is wrong, and the fix.
+    """
+    if not isinstance(value, Mapping):
+        kind = type(value).__name__
+        message = f"a request is an object with model, hardware and workload, not {kind}."
+        raise InputError(message, hint=f"See {example} for an example.")
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _first_error(first_problem(error), value, model) from None
+
+
+def _first_error(problem: Problem, value: Mapping[str, Any], model: type[BaseModel]) -> InputError:
+    hint = None
+    path = [step for step in problem.path if step not in _NO_FIELD]
+    if problem.kind == "missing":
         hint = "Add it; see docs/reference/request.md for an example."
-        return InputError("is missing.", field=field, hint=hint)
-    if problem["type"] == "extra_forbidden":
+    elif problem.kind == "extra_forbidden":
         hint = f"Known here: {', '.join(_known_fields(path[:-1], value, model))}."
-        return InputError("is not a known field.", field=field, hint=hint)
-    message = problem["msg"].removeprefix("Value error, ")
-    entry = problem.get("input")
-    shown = "" if isinstance(entry, Mapping | list | tuple | BaseModel) else f" (got {entry!r:.80})"
-    return InputError(f"{message[0].lower() + message[1:]}{shown}.", field=field)
+    return InputError(f"{problem.text}.", field=".".join(path) or None, hint=hint)
 
 
 # Steps of an error's place that name a choice of the schema.
@@ -46,9 +57,7 @@ _NO_FIELD = (
 
 def _known_fields(path: list[str], value: Mapping[str, Any], model: type[BaseModel]) -> list[str]:
     """Names of the fields that the object at ``path`` may have."""
-    if not path:
-        return list(model.model_fields)
-    models = list(models_in(field_of(model, ".".join(path)).annotation))
+    models = models_at(model, path)
     if path == ["workload"]:
         kind = value["workload"].get("kind", "serving")
         models = [m for m in models if kind in get_args(m.model_fields["kind"].annotation)]

@@ -14,27 +14,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
+from recipe_core.base.documented import models_in
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import cluster
 from recipe_core.hardware.request import HardwareRequest
-from recipe_core.request.candidate import CandidateRequest, PoolRequest
+from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import Goal, timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Limits, Objective
-from recipe_core.request.over_time import OverTime, Start
+from recipe_core.request.over_time import OverTime
 from recipe_core.request.packed import MAX_TEXT, is_packed, shorter, unpack_values
-from recipe_core.request.phases import Evaluation
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import Options, PlanRequest
-from recipe_core.request.serving_workload import LOADS, MediaItems, ServingWorkload, Speculative
-from recipe_core.request.supervision import Supervision
-from recipe_core.request.training_workload import Loading, Rollout, TrainingWorkload
+from recipe_core.request.serving_workload import LOADS, ServingWorkload
+from recipe_core.request.training_workload import TrainingWorkload
 
 VERSION = "1"
 MAX_VALUE = MAX_TEXT
@@ -67,21 +67,8 @@ PRIVATE = ("options.engine_options", "options.environment", "options.kv_offload"
 WHOLE = ("model", "hardware.device", *PRIVATE)
 _PLAIN = re.compile(r"[\w.\-]+")
 
-# Fields with fields of their own.
-_PARTS: dict[str, type[BaseModel]] = {
-    "workload.loading": Loading,
-    "workload.evaluation": Evaluation,
-    "workload.rollout": Rollout,
-    "workload.speculative": Speculative,
-    "workload.images": MediaItems,
-    "workload.audio": MediaItems,
-    "workload.over_time": OverTime,
-    "candidate.speculative": Speculative,
-    "candidate.prefill": PoolRequest,
-    "options.scaling": Scaling,
-    "options.start": Start,
-    "options.supervision": Supervision,
-}
+# Documents in a request of which a link has no fields.
+_CLOSED = ("options.compression", "options.simulated", "options.kv_offload")
 
 
 def _usual_values(
@@ -104,43 +91,35 @@ _USUAL = {
 }
 
 
-def _dotted(prefix: str, *schemas: type[BaseModel]) -> list[str]:
-    """Dotted names of the fields that are one value each."""
-    names = [f"{prefix}.{name}" for schema in schemas for name in schema.model_fields]
-    out: list[str] = []
-    for name in names:
-        out += _dotted(name, _PARTS[name]) if name in _PARTS else [name]
+def _dotted(prefix: str, *schemas: type[BaseModel]) -> dict[str, str]:
+    """Dotted names of the fields that are one value each, and their types as text."""
+    out: dict[str, str] = {}
+    for name, field in chain.from_iterable(schema.model_fields.items() for schema in schemas):
+        path, kind = f"{prefix}.{name}", str(field.annotation).lower()
+        part = next(models_in(field.annotation), None)
+        if part is None or path in _CLOSED or "tuple" in kind:
+            out.setdefault(path, kind)
+        else:
+            out |= _dotted(path, part)
     return out
 
 
-_FIELDS = [
-    "model",
-    *_dotted("hardware", HardwareRequest),
-    *_dotted("workload", ServingWorkload, TrainingWorkload),
-    "objective.optimize",
-    *(f"objective.weights.{goal}" for goal in get_args(Goal)),
-    "objective.orientation",
-    "objective.accuracy_of",
-    "objective.confidence",
-    *_dotted("objective.limits", Limits),
-    *_dotted("options", Options),
-    *_dotted("candidate", CandidateRequest),
-]
+_TYPES = {
+    "model": "",
+    **_dotted("hardware", HardwareRequest),
+    **_dotted("workload", ServingWorkload, TrainingWorkload),
+    "objective.optimize": "",
+    **{f"objective.weights.{goal}": "" for goal in get_args(Goal)},
+    "objective.orientation": "",
+    "objective.accuracy_of": "",
+    "objective.confidence": "",
+    **_dotted("objective.limits", Limits),
+    **_dotted("options", Options),
+    **_dotted("candidate", CandidateRequest),
+}
 # Every query parameter, in the order of the schema.
-FIELDS = tuple(name for name in dict.fromkeys(_FIELDS) if name not in PRIVATE)
-_LISTS = tuple(
-    f"{part}.{name}"
-    for part, schema in (
-        ("options", Options),
-        ("workload", ServingWorkload),
-        ("workload", TrainingWorkload),
-        ("workload.over_time", OverTime),
-        ("options.scaling", Scaling),
-        ("candidate", CandidateRequest),
-    )
-    for name, field in schema.model_fields.items()
-    if "tuple" in str(field.annotation).lower()
-)
+FIELDS = tuple(name for name in _TYPES if name not in PRIVATE)
+_LISTS = tuple(name for name, kind in _TYPES.items() if "tuple" in kind)
 
 
 # --- request → query ---

@@ -25,18 +25,17 @@ from recipe_core.base.units import (
     accuracy_text,
     amount_text,
     days,
-    flop_rate_text,
     gib,
     in_days,
     in_hours,
     joules,
+    per_second,
     seconds_text,
     significant,
     token_rate_text,
     usd,
     utilisation,
     watts,
-    whole_percent_text,
 )
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 
@@ -61,8 +60,17 @@ class Unit:
     show: Callable[[float], str]
 
 
+# Functions with names, which workers send as such.
 def _usd_monthly(usd_per_hour: float) -> str:
     return usd(usd_per_hour * HOURS_PER_MONTH)
+
+
+def _flop_rate(value: float) -> str:
+    return per_second(value, "FLOP")
+
+
+def _whole_percent(share: float) -> str:
+    return f"{share:.0%}"
 
 
 UNITS: Mapping[str, Unit] = {
@@ -74,11 +82,13 @@ UNITS: Mapping[str, Unit] = {
     "days": Unit("days", 1 / DAY_S, in_days),
     "days_or_hours": Unit("", 1.0, days),
     "tokens_per_s": Unit("tok/s", 1.0, token_rate_text),
-    "flops_per_s": Unit("FLOP/s", 1.0, flop_rate_text),
+    "flops_per_s": Unit("FLOP/s", 1.0, _flop_rate),
     "usd": Unit("$", 1.0, usd),
-    "usd_monthly": Unit("$", HOURS_PER_MONTH, _usd_monthly),
+    "usd_monthly": Unit(
+        "$", HOURS_PER_MONTH, lambda usd_per_hour: usd(usd_per_hour * HOURS_PER_MONTH)
+    ),
     "gibibytes": Unit("GiB", 1 / GIB, gib),
-    "percent": Unit("%", 100.0, whole_percent_text),
+    "percent": Unit("%", 100.0, _whole_percent),
     "utilisation": Unit("%", 100.0, utilisation),
     "accuracy": Unit("%", 100.0, accuracy_text),
     "accuracy_bound": Unit("%", 100.0, accuracy_bound),

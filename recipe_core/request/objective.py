@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Count, Positive
 from recipe_core.request.metrics import Goal
 
@@ -29,10 +29,8 @@ Orientation = Literal["latency", "balanced", "throughput"]
 GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
 
 
-class Limits(BaseModel):
+class Limits(DescribedModel):
     """What an acceptable plan must keep. A limit left out does not bind."""
-
-    model_config = DESCRIBED
 
     ttft_ms: Positive | None = None
     """Longest mean time to first token, queueing included, in milliseconds; the percentile's where
@@ -83,10 +81,8 @@ class Limits(BaseModel):
     splits, which takes some seconds."""
 
 
-class Objective(BaseModel):
+class Objective(DescribedModel):
     """What to optimise, and the limits that come first."""
-
-    model_config = DESCRIBED
 
     optimize: Goal = "throughput"
     """What counts most: ``throughput`` (tokens per second), ``latency`` (of a whole request),

@@ -9,15 +9,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
-
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import default_engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.edit import change, select_split, shared_candidate
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.link import MAX_VALUE, START_LOADS
 from recipe_core.request.metrics import Goal
 from recipe_core.request.objective import Objective
@@ -141,10 +139,7 @@ def market_of(query: Mapping[str, str]) -> tuple[Market, list[str]]:
 
 def _parse_market(values: Mapping[str, Any]) -> Market:
     """The market of plain values, with its devices looked up."""
-    try:
-        market = Market.model_validate(values)
-    except ValidationError as error:
-        raise first_error(error, values, Market) from None
+    market = validate_plain(values, Market)
     for name in (*market.devices, *(owned.device for owned in market.owned)):
         device_profile(name)
     return market

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Positive, Text, Tokens
 
 
-class Start(BaseModel):
+class Start(DescribedModel):
     """Where a start begins, and what shortens it."""
-
-    model_config = DESCRIBED
 
     node: Literal["new", "ready"] = "new"
     """Whether a node has to be provisioned first, as in an autoscaled cluster of a cloud."""
@@ -43,10 +41,8 @@ class Start(BaseModel):
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
-class Simulated(BaseModel):
+class Simulated(DescribedModel):
     """What ``options.scaling`` came to when it was simulated; ``recipe simulate -o`` writes it."""
-
-    model_config = DESCRIBED
 
     of: Text
     """Digest of what was simulated: model, device, split, load, limits on time, policy and start.
@@ -77,10 +73,8 @@ MOST_RATES = 20_160
 Rate = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
 
-class LengthPoint(BaseModel):
+class LengthPoint(DescribedModel):
     """Some of the requests: how long their prompts and answers are, and how many they are."""
-
-    model_config = DESCRIBED
 
     input_tokens: Tokens
     """Length of their prompts, in tokens."""
@@ -92,10 +86,8 @@ class LengthPoint(BaseModel):
     """How many requests they stand for, in any unit."""
 
 
-class OverTime(BaseModel):
+class OverTime(DescribedModel):
     """When requests come: a named shape, rates by the hour, or what a trace showed."""
-
-    model_config = DESCRIBED
 
     shape: Text | None = None
     """Published shape of a week, by name (``recipe trace --shapes`` lists them): relative rates,

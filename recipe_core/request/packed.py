@@ -15,6 +15,7 @@ import json
 import re
 import zlib
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -32,50 +33,9 @@ LEGIBLE = 600
 _FORM = re.compile(r"~(\d{1,9})\.([A-Za-z0-9_-]*)")
 _LOOKS = re.compile(r"~\d{1,9}\.")
 
-# What is most frequent stands last: near matches take fewer bits.
-_DICTIONARY = (
-    # configs of models
-    b'{"_name_or_path":"config","architectures":["ForCausalLM"],"attention_bias":false,'
-    b'"first_k_dense_replace":3,"kv_lora_rank":512,"q_lora_rank":1536,"qk_nope_head_dim":128,'
-    b'"qk_rope_head_dim":64,"v_head_dim":128,"n_routed_experts":256,"n_shared_experts":1,'
-    b'"num_local_experts":128,"num_experts":128,"num_experts_per_tok":8,"moe_intermediate_size":'
-    b'2048,"sliding_window":4096,"layer_types":["full_attention","sliding_attention"],'
-    b'"quantization_config":{"quant_method":"fp8","weight_block_size":[128,128],'
-    b'"modules_to_not_convert":["lm_head"]},"head_dim":128,"hidden_size":4096,'
-    b'"intermediate_size":14336,"max_position_embeddings":131072,"model_type":"qwen3",'
-    b'"num_attention_heads":32,"num_hidden_layers":36,"num_key_value_heads":8,'
-    b'"tie_word_embeddings":false,"torch_dtype":"bfloat16","vocab_size":151936}'
-    # profiles of devices
-    b'{"schema_version":1,"name":"my-h100-sxm","title":"NVIDIA","based_on":"h100-sxm","vendor":'
-    b'"nvidia","runtime":"cuda","architecture":"sm_90","aliases":[],"memory_bytes":{"value":'
-    b'85520809984.0,"source":"sheet","status":"measured","note":""},"reserved_bytes":{"value":'
-    b'"memory_bandwidth_bytes_per_s":{"value":3350000000000.0,"source":"sheet","status":'
-    b'"datasheet"},"peak_flops_per_s":{"bf16":{"value":989400000000000.0,"source":"sheet","status":'
-    b'"datasheet"},"fp16":{"value":"fp8":{"value":"int8":{"value":"fp32":{"value":'
-    b'"weight_dtypes":["fp32","bf16","fp16","fp8","fp8-block","int8","int4","mxfp4","nvfp4"],'
-    b'"kv_dtypes":["bf16","fp16","fp8"],"tdp_watts":{"value":700.0,"idle_watts":{"value":70.0,'
-    b'"source":"estimate","status":"assumed"},"node":{"devices":8,"fabric":"nvlink4","alternatives":'
-    b'[],"network":"ib-ndr-400","host_memory_bytes":{"value":"roofline":{"moe":{"mla_prefill":'
-    b'{"mla_decode":{"attention_prefill":{"attention_decode":{"gemm":{"bf16":'
-    b'{"compute_efficiency":0.797,"memory_efficiency":0.869,"row_efficiency":0.5,"overhead_s":'
-    b'3.33e-06,"smoothing":1.0,"sort_s":0.0,"source":"fits","status":"fitted","note":"n 2252, '
-    b'median error 4.8%"},"any":{"compute_efficiency":0."sources":{"ours":{"title":"","date":'
-    b'"2026-","url":"https://","command":"python '
-    # choices that are kept: fields of links
-    b'"objective.optimize":"cost","objective.limits.tpot_ms":"40","objective.limits.ttft_ms":"2000",'
-    b'"options.nodes":"any","options.weight_dtypes":"auto,fp8","options.engines":"sglang",'
-    b'"workload.kind":"training","workload.method":"lora","workload.sequence_length":"4096",'
-    b'"workload.global_batch":"256","workload.tokens":"10000000000","candidate.engine":"torchtitan",'
-    b'"candidate.precision":"bf16","candidate.virtual_stages":"1","candidate.zero_stage":"1",'
-    b'"candidate.micro_batch":"1","candidate.recompute":"none","hardware.usd_per_device_hour":"2.5",'
-    b'"hardware.nodes":"2","hardware.per_node":"8","hardware.device":"h200-sxm","hardware.device":'
-    b'"mi300x","model":"deepseek-ai/DeepSeek-V3","model":"Qwen/Qwen3-32B","model":'
-    b'"meta-llama/Llama-3.1-70B-Instruct","workload.input_tokens":"1024","workload.output_tokens":'
-    b'"256","workload.concurrency":"64","candidate.engine":"vllm","candidate.tp":"8",'
-    b'"candidate.pp":"1","candidate.dp":"1","candidate.ep":"1","candidate.cp":"1",'
-    b'"candidate.weight_dtype":"bf16","candidate.kv_dtype":"bf16","candidate.max_batched_tokens":'
-    b'"8192"}],["'
-)
+# Texts of configs, profiles and kept choices; what is most frequent stands last: near matches take
+# fewer bits. Links of before are read with it, so the file never changes.
+_DICTIONARY = Path(__file__).with_name(f"packed_v{VERSION}.txt").read_bytes()
 
 
 def pack_values(value: Any) -> str:

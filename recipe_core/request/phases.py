@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Count, Degree, Positive, Tokens
 
 
-class Phase(BaseModel):
+class Phase(DescribedModel):
     """A part of a training run with its own batch, sequence length or context parallelism."""
-
-    model_config = DESCRIBED
 
     tokens: Positive
     """Tokens of the phase."""
@@ -33,10 +31,8 @@ class Phase(BaseModel):
     devices; left out, the split's."""
 
 
-class Evaluation(BaseModel):
+class Evaluation(DescribedModel):
     """Forward passes over held-out tokens, every so many steps."""
-
-    model_config = DESCRIBED
 
     every_steps: Count
     """Optimizer steps from one evaluation to the next."""

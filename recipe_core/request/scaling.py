@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.documented import DescribedModel
+from recipe_core.base.errors import InputError, look_up
 from recipe_core.base.types import Positive
 
 Policy = Literal[
@@ -37,10 +37,8 @@ Step = Annotated[int, Field(ge=1, le=4096)]
 TO_ZERO = ("schedule", "predictive", "keda", "kpa", "skyserve", "ray-serve", "llm-d")
 
 
-class Trigger(BaseModel):
+class Trigger(DescribedModel):
     """A figure that replicas are scaled by, and its target for one replica."""
-
-    model_config = DESCRIBED
 
     metric: Metric
     """What is measured: requests that wait (``waiting``) or run (``running``), both
@@ -51,10 +49,8 @@ class Trigger(BaseModel):
     """Its value for one replica at which their number is right."""
 
 
-class Period(BaseModel):
+class Period(DescribedModel):
     """A part of the week with a number of replicas of its own."""
-
-    model_config = DESCRIBED
 
     from_hour: Annotated[int, Field(ge=0, le=167)]
     """First hour of the week, 0 is Monday at midnight."""
@@ -72,10 +68,8 @@ class Period(BaseModel):
         return self
 
 
-class Scaling(BaseModel):
+class Scaling(DescribedModel):
     """A policy and its parameters. A replica is one server: what answers at one address."""
-
-    model_config = DESCRIBED
 
     policy: Policy = "keda"
     """Whose rule: a ``fixed`` number, a ``schedule``, a forecast (``predictive``), Kubernetes'
@@ -171,10 +165,7 @@ def policies_named(names: Any) -> tuple[Policy, ...] | None:
         )
     out: list[Policy] = []
     for name in names:
-        policy = next((policy for policy in POLICIES if policy == name), None)
-        if policy is None:
-            message, hint = unknown("policy", name, POLICIES)
-            raise InputError(message, field="policies", hint=hint)
+        policy = look_up("policy", name, {policy: policy for policy in POLICIES}, "policies")
         if policy not in out:
             out.append(policy)
     if not out:

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, model_validator
 
-from recipe_core.base.documented import DESCRIBED, description_of
+from recipe_core.base.documented import DescribedModel, description_of
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest, Window
 from recipe_core.request.compression import Compression
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
 from recipe_core.request.over_time import Simulated, Start
@@ -29,10 +29,8 @@ from recipe_core.request.training_workload import TrainingWorkload
 Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="kind")]
 
 
-class Options(BaseModel):
+class Options(DescribedModel):
     """What the search may vary; each choice is combined with every split."""
-
-    model_config = DESCRIBED
 
     engines: tuple[Text, ...] = ()
     """Engines to judge, by name; none named: the preferred one of the device."""
@@ -133,10 +131,8 @@ def no_search(objective: Objective, options: Options) -> str | None:
     return None
 
 
-class PlanRequest(BaseModel):
+class PlanRequest(DescribedModel):
     """Model, hardware, workload and objective: all that a plan, an estimate or a bundle needs."""
-
-    model_config = DESCRIBED
 
     model: Text | dict[str, Any]
     """Model: an id of the catalog or the hub (``owner/name``, ``owner/name@revision``), dimensions
@@ -183,22 +179,13 @@ class PlanRequest(BaseModel):
         Raises:
             InputError: naming the first wrong field and what it takes.
         """
-        if not isinstance(value, Mapping):
-            kind = type(value).__name__
-            raise InputError(
-                f"a request is an object with model, hardware and workload, not {kind}.",
-                hint="See docs/reference/request.md for an example.",
-            )
-        if value.get("hardware") == "any":
+        if isinstance(value, Mapping) and value.get("hardware") == "any":
             raise InputError(
                 "is any, where one cluster is needed.",
                 field="hardware",
                 hint="Size it first (recipe size), or name a device.",
             )
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise first_error(error, value, cls) from None
+        return validate_plain(value, cls)
 
     @property
     def is_training(self) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError
 from recipe_core.base.texts import Name
 from recipe_core.base.types import Count, Positive, Share, Spread, Task, Text, Tokens
@@ -17,10 +17,8 @@ from recipe_core.engines.memory import Through
 from recipe_core.request.over_time import OverTime
 
 
-class PrefixReuse(BaseModel):
+class PrefixReuse(DescribedModel):
     """A size of a cache, and the share of prompt tokens that it would have held."""
-
-    model_config = DESCRIBED
 
     cache_tokens: Positive
     """Size of the cache, in tokens of all requests together."""
@@ -49,10 +47,8 @@ def check_curve(points: Sequence[PrefixReuse]) -> None:
 Gib = Annotated[float, Field(gt=0, le=1 << 30, allow_inf_nan=False)]
 
 
-class KvStore(BaseModel):
+class KvStore(DescribedModel):
     """A store of KV blocks behind the host's memory."""
-
-    model_config = DESCRIBED
 
     tier: Text
     """Kind of storage, by the name of its tier (``hw_profiles/storage/``): its rates and latency
@@ -75,10 +71,8 @@ class KvStore(BaseModel):
         return self
 
 
-class KvOffload(BaseModel):
+class KvOffload(DescribedModel):
     """Tiers below the cache of the devices: what is evicted there is found again here."""
-
-    model_config = DESCRIBED
 
     through: Through | None = None
     """What moves the blocks: the engine itself (``native``), ``lmcache`` or SGLang's ``hicache``;
@@ -105,10 +99,8 @@ class KvOffload(BaseModel):
         return self
 
 
-class Speculative(BaseModel):
+class Speculative(DescribedModel):
     """Speculative decoding: tokens are drafted, then verified in one step."""
-
-    model_config = DESCRIBED
 
     tokens: Annotated[int, Field(ge=1, le=16)]
     """Tokens drafted per step."""
@@ -126,10 +118,8 @@ class Speculative(BaseModel):
     """Checkpoint of an ``eagle`` draft. An estimate does without; a launch needs it."""
 
 
-class MediaItems(BaseModel):
+class MediaItems(DescribedModel):
     """Images, or pieces of sound, in every prompt besides its text."""
-
-    model_config = DESCRIBED
 
     per_request: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """Items in a prompt, on average."""
@@ -148,10 +138,8 @@ POOLED: tuple[Task, ...] = ("embed", "score")
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 
 
-class ServingWorkload(BaseModel):
+class ServingWorkload(DescribedModel):
     """Requests to be served: how long they are and how they arrive."""
-
-    model_config = DESCRIBED
 
     kind: Literal["serving"] = "serving"
     """Kind of workload: ``serving``, also where it is left out, or ``training``."""

@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Positive, Text
 from recipe_core.hardware.profile import Commitment, Vendor
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.first_error import first_error
+from recipe_core.request.first_error import validate_plain
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import Options, PlanRequest, Workload, needs_load
 
@@ -26,11 +26,7 @@ MOST_DEVICES = 64
 Names = Annotated[tuple[Text, ...], Field(max_length=64)]
 
 
-class _Part(BaseModel):
-    model_config = DESCRIBED
-
-
-class Owned(_Part):
+class Owned(DescribedModel):
     """Machines that one has already."""
 
     device: Text | dict[str, Any]
@@ -46,7 +42,7 @@ class Owned(_Part):
     """What an hour of a device costs you, in US dollars; left out, its power at its limit."""
 
 
-class Market(_Part):
+class Market(DescribedModel):
     """The hardware to choose from. What is left out does not narrow the choice."""
 
     devices: Annotated[tuple[Text | dict[str, Any], ...], Field(max_length=64)] = ()
@@ -88,14 +84,14 @@ class Market(_Part):
     """Machines that you have; they are chosen from as well."""
 
 
-class AnyHardware(_Part):
+class AnyHardware(DescribedModel):
     """Hardware that is not decided yet."""
 
     any: Market = Market()
     """What to choose from."""
 
 
-class GrowthRequest(_Part):
+class GrowthRequest(DescribedModel):
     """How the load grows."""
 
     per_month: Annotated[float, Field(gt=-1, le=10)]
@@ -105,7 +101,7 @@ class GrowthRequest(_Part):
     """Months to look ahead."""
 
 
-class AvailabilityRequest(_Part):
+class AvailabilityRequest(DescribedModel):
     """How often enough replicas have to be up."""
 
     target: Annotated[float, Field(gt=0, lt=1)] = 0.999
@@ -119,7 +115,7 @@ class AvailabilityRequest(_Part):
     rented machine which is replaced."""
 
 
-class PurchaseRequest(_Part):
+class PurchaseRequest(DescribedModel):
     """What buying would cost, against renting."""
 
     usd_per_device: Positive | None = None
@@ -189,7 +185,7 @@ Hardware = Annotated[
 ]
 
 
-class SizeRequest(_Part):
+class SizeRequest(DescribedModel):
     """Model, workload and objective: which hardware, how many of it, at what cost."""
 
     model: Text | dict[str, Any]
@@ -264,16 +260,7 @@ class SizeRequest(_Part):
         Raises:
             InputError: naming the first wrong field and what it takes.
         """
-        if not isinstance(value, Mapping):
-            raise InputError(
-                f"a request is an object with model, hardware and workload, not "
-                f"{type(value).__name__}.",
-                hint="See docs/guide/size.md for an example.",
-            )
-        try:
-            return cls.model_validate(value)
-        except ValidationError as error:
-            raise first_error(error, value, cls) from None
+        return validate_plain(value, cls, "docs/guide/size.md")
 
     @property
     def market(self) -> Market:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 
 DAY_S = 86_400
 Within = Annotated[int, Field(ge=1, le=7 * DAY_S)]
@@ -29,10 +29,8 @@ LAUNCHERS = (
 )
 
 
-class Supervision(BaseModel):
+class Supervision(DescribedModel):
     """When what runs is started again, how often, and how it is stopped."""
-
-    model_config = DESCRIBED
 
     crash_budget: Annotated[int, Field(ge=1, le=1000)] = 5
     """Restarts within ``window_s`` after which a server or a run is given up. Controllers that

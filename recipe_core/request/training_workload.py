@@ -6,18 +6,16 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from recipe_core.base.documented import DESCRIBED
+from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError
 from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
 from recipe_core.request.phases import Evaluation, Phases
 
 
-class Loading(BaseModel):
+class Loading(DescribedModel):
     """How training data reaches the devices."""
-
-    model_config = DESCRIBED
 
     workers: Annotated[int, Field(ge=1, le=1024)] = 2
     """Loader processes per replica."""
@@ -43,10 +41,8 @@ Attention = Literal["flash", "flash2", "flash3", "cudnn", "eager"]
 REINFORCED = ("grpo", "ppo")
 
 
-class Rollout(BaseModel):
+class Rollout(DescribedModel):
     """How answers are sampled in every step of reinforcement learning, and scored."""
-
-    model_config = DESCRIBED
 
     prompts: Count
     """Prompts of a step."""
@@ -147,10 +143,8 @@ class Rollout(BaseModel):
         return self.prompt_tokens + self.response_tokens
 
 
-class TrainingWorkload(BaseModel):
+class TrainingWorkload(DescribedModel):
     """A training run: what is trained, on how much, in which steps."""
-
-    model_config = DESCRIBED
 
     kind: Literal["training"]
     """Kind of workload: ``serving``, also where it is left out, or ``training``."""

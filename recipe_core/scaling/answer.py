@@ -19,7 +19,9 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.bounds import always_peak, clairvoyant
+from recipe_core.scaling.fleet import StartTime
 from recipe_core.scaling.parameter_spaces import space_of
+from recipe_core.scaling.policies.rows import policy_row
 from recipe_core.scaling.result import (
     Bounds,
     Checked,
@@ -42,12 +44,10 @@ SEEDS = (0, 1, 2)
 SEARCHED_DAYS = 1.0
 # Days that are simulated again under other chances.
 RANGE_DAYS = 1.0
-# Policies that no autoscaler runs as they are: they are compared, and never chosen.
-UNWRITTEN: tuple[Policy, ...] = ("predictive",)
 # Difference between the shares by requests and by flows that is worth a note.
 FAR = 0.05
-# Simulations of the best policies: the whole time, a day by seeds, with quick and slow starts.
-REPLAYS = 1 + len(SEEDS) + 2
+# Simulations of the best policies: the whole time, and a day by seeds.
+REPLAYS = 1 + len(SEEDS)
 
 
 def simulate_over_time(
@@ -126,19 +126,10 @@ def _replay_finalists(
     best: dict[Policy, tuple[Scaling, Replays]] = {}
     for scaling, outcome in zip(all_scalings, simulation.outcomes(all_scalings), strict=True):
         replay, best_pair = Replays(outcome), best.get(scaling.policy)
-        if best_pair is None or _replay_sort_key(replay, attainment) < _replay_sort_key(
-            best_pair[1], attainment
-        ):
+        if best_pair is None or replay.order(attainment) < best_pair[1].order(attainment):
             best[scaling.policy] = (scaling, replay)
     budget.count_step()
     return _with_ranges(simulation, best)
-
-
-def _replay_sort_key(replay: Replays, attainment: float) -> tuple[float, ...]:
-    """Sorts the better first, as in the search."""
-    if replay.attainment >= attainment:
-        return (0.0, replay.rented_s, -replay.attainment)
-    return (1.0, -replay.attainment, replay.rented_s)
 
 
 def _with_ranges(
@@ -147,13 +138,17 @@ def _with_ranges(
     """The best ones with what chances make of their hardest day."""
     day = simulation.part(RANGE_DAYS)
     scalings = [scaling for scaling, _ in best.values()]
-    start = day.fleet.start
-    runs = []
-    for seed in SEEDS:
+    usual, count = day.fleet.start, len(scalings)
+    starts = [usual, *(StartTime(time_s, time_s, time_s) for time_s in (usual.low_s, usual.high_s))]
+    first, *more_seeds = SEEDS
+    # Quick and slow starts meet the arrivals of the first seed, so that they are columns of it.
+    outcomes = day.outcomes(
+        scalings * len(starts), seed=first, starts=[start for start in starts for _ in scalings]
+    )
+    runs = [outcomes[at : at + count] for at in range(0, len(outcomes), count)]
+    budget.count_step()
+    for seed in more_seeds:
         runs.append(day.outcomes(scalings, seed=seed))
-        budget.count_step()
-    for seconds in (start.low_s, start.high_s):
-        runs.append(day.outcomes(scalings, fleet=day.with_start(seconds)))
         budget.count_step()
     columns = zip(*runs, strict=True)
     return {
@@ -183,7 +178,7 @@ def _build_over_time_answer(
     bounds: Bounds,
 ) -> OverTimeAnswer:
     fleet, attainment = simulation.fleet, deployment.attainment
-    ordered = sorted(replays.values(), key=lambda pair: _replay_sort_key(pair[1], attainment))
+    ordered = sorted(replays.values(), key=lambda pair: pair[1].order(attainment))
     best = _pick_scaling_policy(ordered, attainment)
     policies = []
     for scaling, replay in ordered:
@@ -222,7 +217,7 @@ def _pick_scaling_policy(
 ) -> Policy | None:
     """The cheapest policy that reaches the wanted share and that a bundle can hold."""
     for scaling, replay in ordered:
-        if replay.attainment >= attainment and scaling.policy not in UNWRITTEN:
+        if replay.attainment >= attainment and policy_row(scaling.policy).targets:
             return scaling.policy
     return None
 
@@ -271,7 +266,11 @@ def _over_time_notes(
             notes += _worst_hour_notes(policy.name, policy.checked)
     if best_policy is not None and best_policy.scaling is not None:
         notes += _gateway_metric_notes(best_policy.scaling)
-        cheaper = [policy for policy in policies if policy.name in UNWRITTEN and policy.meets]
+        cheaper = [
+            policy
+            for policy in policies
+            if policy.meets and policy.scaling and not policy_row(policy.scaling.policy).targets
+        ]
         notes += [
             f"{policy.name} would cost {policy.gpu_hours / best_policy.gpu_hours:.0%} of "
             f"{best_policy.name}; no autoscaler runs it as it is, so that it is not chosen."

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import inf, log
+from math import exp, inf, log
 from typing import Protocol
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,25 @@ class Signals:
     kv_usage: Float
     arrived: Float
     times_s: Callable[[], tuple[Float, Float]]
+
+    def take(self, columns: Int) -> Signals:
+        """Return the figures of some columns."""
+
+        def times_s() -> tuple[Float, Float]:
+            ttft_s, tpot_s = self.times_s()
+            return ttft_s[columns], tpot_s[columns]
+
+        return Signals(
+            self.at_s,
+            self.hour,
+            self.ready[columns],
+            self.starting[columns],
+            self.running[columns],
+            self.waiting[columns],
+            self.kv_usage[columns],
+            self.arrived[columns],
+            times_s,
+        )
 
 
 class Controller(Protocol):
@@ -140,10 +159,9 @@ class Fleet:
     """All that a simulation needs besides the load and the policy.
 
     devices: of one replica. usd_per_hour: of the devices of one replica while it is ordered,
-    starting, up or draining (None: unknown). kept_s: seconds for which a node is paid after its
-    replica ended. limits_s: seconds by figure (``ttft_s``, ``tpot_s``, ``request_latency_s``) that
-    a request must keep to count. rent: devices that are paid for a number of replicas of so many
-    devices (``Cluster.rented``); left out, their own.
+    starting, up or draining (None: unknown). limits_s: seconds by figure (``ttft_s``, ``tpot_s``,
+    ``request_latency_s``) that a request must keep to count. rent: devices that are paid for a
+    number of replicas of so many devices (``Cluster.rented``); left out, their own.
     """
 
     service: Service
@@ -151,7 +169,6 @@ class Fleet:
     devices: int
     usd_per_hour: float | None
     limits_s: Mapping[str, float]
-    kept_s: float = 0.0
     events: Events = field(default_factory=Events)
     rent: Callable[[Float, int], Float] | None = None
 
@@ -209,19 +226,20 @@ class Chance:
         self._reach(number + 1)
         events = fleet.events
         fails, reclaimed = self._waits[number]
+        start, normal = fleet.start, float(self.normals(number, 1)[0])
         return Draw(
-            float(self.starts_s(fleet.start, number, 1)[0]),
+            start.seconds * exp(start_log_spread(start) * normal),
             _seconds_until_event(fails, events.failures_per_hour),
             _seconds_until_event(reclaimed, events.reclaims_per_hour),
         )
 
-    def starts_s(self, start: StartTime, first: int, count: int) -> Float:
-        """Seconds of the starts of so many orders, from number ``first`` on."""
+    def normals(self, first: int, count: int) -> Float:
+        """Return how late so many orders start, from number ``first`` on, in standard deviations.
+
+        Those of the logarithm of a start's seconds.
+        """
         self._reach(first + count)
-        spread = start_log_spread(start)
-        if spread == 0.0:
-            return np.full(count, start.seconds)
-        return start.seconds * np.exp(spread * self._normal[first : first + count])
+        return self._normal[first : first + count]
 
     def available(self, share: float) -> bool:
         """Whether capacity for an order exists, at random by its share."""

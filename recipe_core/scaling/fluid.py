@@ -12,11 +12,13 @@ between replicas of a group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.attainment import GROUPS, Shares, shares_of
-from recipe_core.scaling.fleet import Chance, Controller, Fleet, Service, Signals
+from recipe_core.scaling.fleet import Chance, Controller, Fleet, Service, Signals, StartTime
 from recipe_core.scaling.groups import (
     CELLS,
     EXPECTED,
@@ -48,6 +50,7 @@ def simulate_flow(
     seed: int = 0,
     interval_s: float | None = None,
     step_s: float | None = None,
+    starts: Sequence[StartTime] = (),
 ) -> list[Outcome]:
     """What happens to fleets under a load, one outcome a column.
 
@@ -60,6 +63,7 @@ def simulate_flow(
         seed: of arrivals, starts and events.
         interval_s: of the series; default a minute, of long times more.
         step_s: of the flow; default 1 to 10 s, by the whole time.
+        starts: of the columns, in place of the fleet's.
     """
     interval_s = interval_s or max(60.0, load.span_s / INTERVALS)
     dt_s = step_s or float(np.clip(load.span_s / STEPS, SHORTEST_S, LONGEST_S))
@@ -72,6 +76,7 @@ def simulate_flow(
         seed,
         interval_s,
         interval_steps,
+        starts or [fleet.start] * columns,
     )
     return run.outcomes()
 
@@ -88,6 +93,7 @@ class _Flow:
         seed: int,
         interval_s: float,
         interval_steps: int,
+        starts: Sequence[StartTime],
     ) -> None:
         columns = len(begin)
         self.fleet, self.load, self.controller = fleet, load, controller
@@ -97,7 +103,7 @@ class _Flow:
         self.steps = self.intervals * interval_steps
         self.groups = Groups(self.shares.curve, begin)
         chance = Chance(seed)
-        self.starting = Starting(fleet.start, self.dt_s, columns, chance)
+        self.starting = Starting(starts, self.dt_s, chance)
         self.starting.begin(begin)
         self.tally = Tally(fleet, self.shares, columns, self.intervals, interval_steps, self.dt_s)
         self.desired = begin.astype(float)
@@ -201,7 +207,6 @@ class _Flow:
             cancelled, ended = split_reduction(desired, signals.ready, signals.starting)
             if cancelled.any():
                 self.starting.cancel(step, cancelled)
-                self._pay_kept(step, cancelled)
             if ended.any():
                 self._end(step, ended)
 
@@ -219,7 +224,6 @@ class _Flow:
         in_flight = self.groups.remove(count)
         rest_s = (self.steps - step) * self.dt_s
         self._pay(count, np.minimum(self._drain_s.seconds(in_flight), rest_s))
-        self._pay_kept(step, count)
         self._close(step)
         return in_flight
 
@@ -229,10 +233,6 @@ class _Flow:
         if dark.any():
             self._closed = np.where(dark & (self._closed < 0), step, self._closed)
             self._any_closed = True
-
-    def _pay_kept(self, step: int, count: Float) -> None:
-        rest_s = (self.steps - step) * self.dt_s
-        self._pay(count, min(self.fleet.kept_s, rest_s))
 
     def _pay(self, ended: Float, seconds: Float | float) -> None:
         self.tally.pay(self.groups.ready + self.starting.count, ended, seconds)
@@ -281,7 +281,10 @@ class _Flow:
             (drawn[0], events.failures_per_hour, 0.0),
             (drawn[1], events.reclaims_per_hour, events.notice_s),
         ):
-            chance = -np.expm1(-self.groups.ready * per_hour / 3600.0 * self.dt_s)
+            mean = self.groups.ready * (per_hour / 3600.0 * self.dt_s)
+            if drawn_one >= mean.max():  # a chance is below its mean
+                continue
+            chance = -np.expm1(-mean)
             lost = (drawn_one < chance).astype(float)
             if lost.any():
                 self._lose(step, lost, notice_s)
@@ -298,7 +301,6 @@ class _Flow:
         self._again = self._again + again
         rest_s = (self.steps - step) * self.dt_s
         self._pay(lost, min(notice_s, rest_s))
-        self._pay_kept(step, lost)
         self._close(step)
 
 

@@ -12,6 +12,9 @@ limits are read from (their tables hold what is random), and a random one, which
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import exp
+
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
@@ -160,13 +163,19 @@ def _in_flight_after_step(x: Float, reached: Float, ends: Float, dt_s: float) ->
 class Starting:
     """Orders that are not ready yet, by the step at which they will be, of all columns."""
 
-    def __init__(self, start: StartTime, dt_s: float, columns: int, chance: Chance) -> None:
-        longest_s = max(start.seconds, start.high_s) * np.exp(_LATEST * start_log_spread(start))
+    def __init__(self, starts: Sequence[StartTime], dt_s: float, chance: Chance) -> None:
+        columns = len(starts)
+        self._seconds = np.array([start.seconds for start in starts])
+        self._spread = np.array([start_log_spread(start) for start in starts])
+        longest_s = max(
+            max(start.seconds, start.high_s) * exp(_LATEST * start_log_spread(start))
+            for start in {*starts}
+        )
         self._length = int(np.ceil(longest_s / dt_s)) + 2
         self._ring = np.zeros((self._length, columns))
         self._any = [False] * self._length
         self.count = np.zeros(columns)
-        self._start, self._dt_s, self._chance = start, dt_s, chance
+        self._dt_s, self._chance = dt_s, chance
         self._ordered = np.zeros(columns, dtype=np.int64)
 
     def begin(self, count: Float) -> None:
@@ -179,8 +188,9 @@ class Starting:
         within = np.arange(len(columns)) - np.repeat(np.cumsum(count) - count, count)
         numbers = self._ordered[columns] + within
         first = int(numbers.min())
-        seconds = self._chance.starts_s(self._start, first, int(numbers.max()) - first + 1)
-        steps = np.ceil(seconds[numbers - first] / self._dt_s - 0.5).astype(np.int64)
+        late = self._chance.normals(first, int(numbers.max()) - first + 1)[numbers - first]
+        seconds = self._seconds[columns] * np.exp(self._spread[columns] * late)
+        steps = np.ceil(seconds / self._dt_s - 0.5).astype(np.int64)
         places = (step + np.clip(steps, 1, self._length - 1)) % self._length
         np.add.at(self._ring, (places, columns), 1.0)
         for place in np.unique(places).tolist():

@@ -174,7 +174,7 @@ def outcome_of(
     ordered, ready, drained, ended = (
         np.array(t, dtype=float) for t in (lives.ordered, lives.ready, lives.drained, lives.ended)
     )
-    paid_from, paid_to = np.minimum(ordered, span_s), np.minimum(ended + fleet.kept_s, span_s)
+    paid_from, paid_to = np.minimum(ordered, span_s), np.minimum(ended, span_s)
     up_from, up_to = np.minimum(ready, ended), np.minimum(drained, ended)
     ready_now = mean_counts(ready, np.where(np.isfinite(ready), up_to, inf), edges)
     place = np.minimum((trace.arrival_s // interval_s).astype(np.int64), len(edges) - 2)

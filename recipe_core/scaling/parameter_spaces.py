@@ -18,6 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Float, Int
 from recipe_core.request.over_time import HOUR_S
 from recipe_core.request.scaling import Metric, Period, Policy, Scaling, Trigger
+from recipe_core.scaling.policies.rows import default_of, policy_row
 
 WEEK_HOURS = 168
 # Of delays: Kubernetes refuses longer windows.
@@ -105,10 +106,6 @@ class Space:
     at: Callable[[Point], Scaling | None]
 
 
-def space_of(policy: Policy, need: Need) -> Space:
-    return _SPACES[policy](need)
-
-
 # Policies without a metric
 
 
@@ -131,8 +128,10 @@ def _schedule_space(need: Need) -> Space:
         Axis("merge", (0.0, 0.15, 0.4), exact=True),
     )
 
+    by_share = {share: need.by_hour(share) for share in axes[1].values}
+
     def at(point: Point) -> Scaling | None:
-        hours = need.by_hour(point["share"])
+        hours = by_share[point["share"]]
         hours = np.ceil(hours * (1 + point["headroom"]) - 1e-9).astype(np.int64)
         return schedule_of(hours, lead=int(point["lead"]), merge=point["merge"])
 
@@ -180,146 +179,44 @@ def _merge_hours(hours: Int, share: float) -> Int:
     return out
 
 
-def _predictive_space(need: Need) -> Space:
-    leads = (1.0, 1.5, 2.0)
-    axes = (
-        Axis("headroom", (0.0, 0.1, 0.2, 0.35, 0.6, 1.0)),
-        Axis("lead", leads, exact=True),
-        Axis("least", _min_replica_counts(need, zero=True), integral=True, exact=True),
-        Axis("down", (0.0, 600.0)),
-    )
+def space_of(policy: Policy, need: Need) -> Space:
+    """Return the space of a policy: its own, or the axes of its row."""
+    if policy in _OWN:
+        return _OWN[policy](need)
+    row = policy_row(policy)
+    axes = tuple(_axis(name, values, need) for name, values in row.search.items())
+    metric = _followed_metric(need) if row.several else next(iter(row.metrics), None)
 
     def at(point: Point) -> Scaling:
-        return Scaling(
-            policy="predictive",
-            headroom=round(point["headroom"], 3),
-            lead_s=_whole_s(need.start_s * point["lead"]),
-            down_delay_s=_whole_s(point["down"]),
-            **_replica_bounds(need, point),
-        )
+        fields: dict[str, Any] = {"policy": policy, "triggers": ()}
+        for name, value in point.items():
+            if name == "target":
+                assert metric is not None  # noqa: S101 - a row with targets has metrics
+                fields["triggers"] = (_capacity_trigger(need, metric, value),)
+            elif name in row.metrics:
+                trigger = {"metric": name, "target": _round_target(value)}
+                fields["triggers"] += (Trigger.model_validate(trigger),)
+            elif name == "least":
+                fields |= _replica_bounds(need, int(value))
+            elif name == "lead":
+                fields["lead_s"] = _whole_s(need.start_s * value)
+            elif name == "tolerance":
+                fields[name] = None if value == default_of(policy, name) else value
+            else:
+                fields[name] = _whole_s(value) if name.endswith("_s") else round(value, 3)
+        return Scaling(**fields)
 
-    return Space("predictive", axes, at)
-
-
-# Policies that follow a metric
-
-
-def _behavior_space_of(policy: Policy) -> Callable[[Need], Space]:
-    """HPA and KEDA: a target, the fewest replicas, and how long the most of late are kept."""
-
-    def space(need: Need) -> Space:
-        metric = _followed_metric(need)
-        axes = (
-            Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
-            Axis(
-                "least", _min_replica_counts(need, zero=policy == "keda"), integral=True, exact=True
-            ),
-            Axis("down", (60.0, 300.0, 900.0, 2700.0)),
-            Axis("tolerance", (0.02, 0.1), exact=True),
-        )
-
-        def at(point: Point) -> Scaling:
-            return Scaling(
-                policy=policy,
-                triggers=(_capacity_trigger(need, metric, point["target"]),),
-                down_delay_s=_whole_s(point["down"]),
-                tolerance=None if point["tolerance"] == 0.1 else point["tolerance"],
-                **_replica_bounds(need, point),
-            )
-
-        return Space(policy, axes, at)
-
-    return space
+    return Space(policy, axes, at)
 
 
-def _kpa_space(need: Need) -> Space:
-    axes = (
-        Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
-        Axis("window", (30.0, 60.0, 180.0, 600.0)),
-        Axis("least", _min_replica_counts(need, zero=True), integral=True, exact=True),
-        Axis("down", (0.0, 300.0, 1200.0)),
-    )
-
-    def at(point: Point) -> Scaling:
-        return Scaling(
-            policy="kpa",
-            triggers=(_capacity_trigger(need, "in-flight", point["target"]),),
-            window_s=_whole_s(point["window"]),
-            down_delay_s=_whole_s(point["down"]),
-            **_replica_bounds(need, point),
-        )
-
-    return Space("kpa", axes, at)
+def _axis(name: str, values: tuple[float, ...], need: Need) -> Axis:
+    if name == "least":
+        counts = _min_replica_counts(need, zero=values[0] == 0)
+        return Axis(name, counts, integral=True, exact=True)
+    return Axis(name, values, exact=name in ("lead", "tolerance"))
 
 
-def _delay_space_of(
-    policy: Policy, metric: Metric, up: tuple[float, ...]
-) -> Callable[[Need], Space]:
-    """SkyServe and Ray Serve: a target, and delays before replicas are ordered and ended."""
-
-    def space(need: Need) -> Space:
-        axes = (
-            Axis("target", (0.3, 0.45, 0.6, 0.75, 0.9, 1.1)),
-            Axis("up", up),
-            Axis("down", (120.0, 600.0, 1200.0, 3000.0)),
-            Axis("least", _min_replica_counts(need, zero=True), integral=True, exact=True),
-        )
-
-        def at(point: Point) -> Scaling:
-            return Scaling(
-                policy=policy,
-                triggers=(_capacity_trigger(need, metric, point["target"]),),
-                up_delay_s=_whole_s(point["up"]),
-                down_delay_s=_whole_s(point["down"]),
-                **_replica_bounds(need, point),
-            )
-
-        return Space(policy, axes, at)
-
-    return space
-
-
-def _dynamo_space(need: Need) -> Space:
-    axes = (
-        Axis("headroom", (0.0, 0.1, 0.25, 0.5, 1.0)),
-        Axis("least", _min_replica_counts(need, zero=False), integral=True, exact=True),
-    )
-
-    def at(point: Point) -> Scaling:
-        return Scaling(
-            policy="dynamo", headroom=round(point["headroom"], 3), **_replica_bounds(need, point)
-        )
-
-    return Space("dynamo", axes, at)
-
-
-def _llm_d_space(need: Need) -> Space:
-    axes = (
-        Axis("cache", (0.4, 0.6, 0.8, 0.9)),
-        Axis("queue", (1.0, 2.0, 5.0)),
-        Axis("least", _min_replica_counts(need, zero=False), integral=True, exact=True),
-    )
-
-    def at(point: Point) -> Scaling:
-        cache = Trigger(metric="kv-usage", target=_round_target(point["cache"]))
-        queue = Trigger(metric="waiting", target=_round_target(point["queue"]))
-        return Scaling(policy="llm-d", triggers=(cache, queue), **_replica_bounds(need, point))
-
-    return Space("llm-d", axes, at)
-
-
-_SPACES: dict[Policy, Callable[[Need], Space]] = {
-    "fixed": _fixed_space,
-    "schedule": _schedule_space,
-    "predictive": _predictive_space,
-    "hpa": _behavior_space_of("hpa"),
-    "keda": _behavior_space_of("keda"),
-    "kpa": _kpa_space,
-    "skyserve": _delay_space_of("skyserve", "request-rate", (0.0, 60.0, 300.0)),
-    "ray-serve": _delay_space_of("ray-serve", "in-flight", (0.0, 30.0, 120.0)),
-    "dynamo": _dynamo_space,
-    "llm-d": _llm_d_space,
-}
+_OWN: dict[Policy, Callable[[Need], Space]] = {"fixed": _fixed_space, "schedule": _schedule_space}
 
 
 # Values
@@ -338,9 +235,8 @@ def _min_replica_counts(need: Need, *, zero: bool) -> tuple[float, ...]:
     return tuple(float(count) for count in sorted(idle | quantiles))
 
 
-def _replica_bounds(need: Need, point: Point) -> dict[str, Any]:
+def _replica_bounds(need: Need, min_replicas: int) -> dict[str, int]:
     """Bounds of the number of replicas; the most leave room for a late start."""
-    min_replicas = int(point["least"])
     return {
         "min_replicas": min_replicas,
         "max_replicas": max(math.ceil(1.5 * need.peak), need.peak + 2, min_replicas),

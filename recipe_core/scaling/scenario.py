@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -121,61 +121,6 @@ def _simulated_time(
     return float(_device_time(load, capacity, np.array([float(devices)]))[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Reclaims:
-    """Reclaims per hour of one instance: the median of traces, and their range.
-
-    ``held_share``: share of the instances asked for that zones held. ``notice_s``: before one ends.
-    """
-
-    per_hour: float
-    low: float
-    high: float
-    held_share: float
-    notice_s: float
-    traces: int
-    basis: str
-
-
-def reclaims(architecture: str | None = None, provider: str | None = None) -> Reclaims:
-    """Reclaims in the traces of an architecture, of all GPUs where it has none.
-
-    Traces that count refused launches only say nothing of reclaims, and are left out of the rates.
-
-    Args:
-        architecture: as in ``hw_profiles/``.
-        provider: as in ``hw_profiles/offers/``; all traces count where it has none, or is None.
-    """
-    file = failure_file()
-    notices = {name: notice.value for name, notice in file.reclaim_notice_s.items()}
-    shortest = min(notices.values())
-    notice_s = shortest if provider is None else notices.get(provider, shortest)
-    if provider not in {trace.provider for trace in file.spot}:
-        provider = None
-    market = spot_market(architecture, provider)
-    traces = [
-        trace
-        for trace in file.spot
-        if (provider is None or trace.provider == provider)
-        and trace.counts != "refusals"
-        and trace.instance_hours
-    ]
-    same_architecture = [trace for trace in traces if trace.architecture == architecture]
-    rates = [
-        trace.losses / trace.instance_hours
-        for trace in same_architecture or [trace for trace in traces if trace.architecture != HOST]
-    ]
-    return Reclaims(
-        per_hour=statistics.median(rates),
-        low=min(rates),
-        high=max(rates),
-        held_share=market.held,
-        notice_s=notice_s,
-        traces=len(rates),
-        basis=market.basis,
-    )
-
-
 def events_of(
     architecture: str | None,
     *,
@@ -203,13 +148,37 @@ def events_of(
     """
     count = bounded_integer("nodes", nodes)
     node = node_failures(architecture, devices_per_node)
-    spot_reclaims = reclaims(architecture, provider) if spot else None
-    return Events(
-        failures_per_hour=count / node.mtbf_hours,
-        repair_s=repair_hours(ownership) * HOUR_S,
-        reclaims_per_hour=count * spot_reclaims.per_hour if spot_reclaims else 0.0,
-        notice_s=spot_reclaims.notice_s if spot_reclaims else 0.0,
-        available=spot_reclaims.held_share if spot_reclaims else 1.0,
+    failures = Events(count / node.mtbf_hours, repair_hours(ownership) * HOUR_S)
+    if not spot:
+        return failures
+    notices = {name: notice.value for name, notice in failure_file().reclaim_notice_s.items()}
+    known = {trace.provider for trace in failure_file().spot}
+    traces_of = provider if provider in known else None
+    return replace(
+        failures,
+        reclaims_per_hour=count * _median_reclaims(architecture, traces_of),
+        notice_s=notices.get(provider or "", min(notices.values())),
+        available=spot_market(architecture, traces_of).held,
+    )
+
+
+def _median_reclaims(architecture: str | None, provider: str | None) -> float:
+    """Reclaims per hour of one instance: the median of traces, each of which counts alike.
+
+    Traces of an architecture, of all GPUs where it has none; those that count refused launches
+    only say nothing of reclaims.
+    """
+    traces = [
+        trace
+        for trace in failure_file().spot
+        if provider in (None, trace.provider)
+        and trace.counts != "refusals"
+        and trace.instance_hours
+    ]
+    same = [trace for trace in traces if trace.architecture == architecture]
+    return statistics.median(
+        trace.losses / trace.instance_hours
+        for trace in same or [trace for trace in traces if trace.architecture != HOST]
     )
 
 

@@ -15,12 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-import numpy as np
-
 from recipe_core.base import budget
-from recipe_core.base.arrays import Float
 from recipe_core.request.scaling import Policy, Scaling
-from recipe_core.scaling.fleet import Controller, Signals
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.parameter_spaces import Axis, Space
 
@@ -53,10 +49,14 @@ class Tried:
     rented_s: float
 
     def order(self, attainment: float) -> tuple[float, ...]:
-        """Sorts the better first: those that reach the wanted share by cost, then by distance."""
-        if self.attainment >= attainment - SLACK:
-            return (0.0, self.rented_s, -self.attainment)
-        return (1.0, -self.attainment, self.rented_s)
+        return rank_outcome(self.attainment, self.rented_s, attainment)
+
+
+def rank_outcome(attainment: float, rented_s: float, share: float) -> tuple[float, ...]:
+    """Return what sorts the better first: by cost where the share is reached, else by distance."""
+    if attainment >= share - SLACK:
+        return (0.0, rented_s, -attainment)
+    return (1.0, -attainment, rented_s)
 
 
 @dataclass(slots=True)
@@ -195,54 +195,3 @@ def _neighbour_values(
 
 def _move_point(point: tuple[float, ...], changes: Mapping[int, float]) -> tuple[float, ...]:
     return tuple(changes.get(number, value) for number, value in enumerate(point))
-
-
-class Together:
-    """Several policies' controllers side by side, each with its own columns.
-
-    Each is asked at its own interval, or at ``pace_s`` where that is longer: what happens within
-    seconds costs time and changes little beside cold starts of minutes.
-
-    Args:
-        controllers: each with the number of its columns, in their order.
-        pace_s: seconds from one look to the next at least.
-    """
-
-    def __init__(self, controllers: Sequence[tuple[Controller, int]], pace_s: float = 0.0) -> None:
-        shortest = min(controller.interval_s for controller, _ in controllers)
-        self.interval_s = max(shortest, pace_s)
-        self._parts: list[tuple[Controller, slice]] = []
-        first = 0
-        for controller, count in controllers:
-            self._parts.append((controller, slice(first, first + count)))
-            first += count
-        self._due_s = [0.0] * len(controllers)
-        self._wanted = np.zeros(first)
-
-    def decide(self, signals: Signals) -> Float:
-        """Replicas that should be there, one number a column."""
-        for number, (controller, columns) in enumerate(self._parts):
-            if signals.at_s < self._due_s[number] - 1e-6:
-                continue
-            every_s = max(controller.interval_s, self.interval_s)
-            self._due_s[number] = (np.floor((signals.at_s + 1e-6) / every_s) + 1) * every_s
-            self._wanted[columns] = controller.decide(_slice_signals(signals, columns))
-        return self._wanted.copy()
-
-
-def _slice_signals(signals: Signals, columns: slice) -> Signals:
-    def times_s() -> tuple[Float, Float]:
-        ttft_s, tpot_s = signals.times_s()
-        return ttft_s[columns], tpot_s[columns]
-
-    return Signals(
-        signals.at_s,
-        signals.hour,
-        signals.ready[columns],
-        signals.starting[columns],
-        signals.running[columns],
-        signals.waiting[columns],
-        signals.kv_usage[columns],
-        signals.arrived[columns],
-        times_s,
-    )

@@ -11,35 +11,34 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain
 
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.engines.spec import Engine
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S, OverTime
-from recipe_core.request.scaling import Metric, Policy, Scaling
+from recipe_core.request.scaling import Policy, Scaling
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.attainment import capacity_per_s, replicas_for
-from recipe_core.scaling.fleet import Controller, Fleet
+from recipe_core.scaling.fleet import Controller, Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.outcome import Outcome
 from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need, needed_replicas
-from recipe_core.scaling.policies import controller_of
+from recipe_core.scaling.policies import BATCHES, controller_of
+from recipe_core.scaling.policies.controller import Together
+from recipe_core.scaling.policies.rows import policy_row, reported_metrics
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.result import Checked
 from recipe_core.scaling.scenario import Deployment
-from recipe_core.scaling.search import Together
 from recipe_core.scaling.service import curve_of, max_requests_inside
 from recipe_core.scaling.traces.loads import Load, build_load, draw_requests
 
 # Of the flow.
 STEP_S = 30.0
+# Policies whose windows are those of a forecast, which all columns share.
+FORECASTS: tuple[Policy, ...] = ("predictive", "dynamo")
 # From one look of a policy to the next at least, where all are simulated side by side.
 PACE_S = 60.0
-# Policies whose replicas are machines of their own: a service of SkyPilot launches each as a
-# cluster. Those of the others share machines where there is room.
-OWN_MACHINES: tuple[Policy, ...] = ("skyserve",)
 # Time before the beginning that forecasts have learned, where the load repeats.
 HISTORY_DAYS = 14.0
 
@@ -74,23 +73,24 @@ class Simulation:
             kv_usage=min(in_flight / max_requests_inside(fleet.service, load.lengths), 1.0),
             start_s=fleet.start.seconds,
             start_hour=load.start_hour,
-            gauges=gauges_of(deployment.plan.setting(deployment.row).engine),
+            gauges=frozenset(
+                reported_metrics(deployment.plan.setting(deployment.row).engine.metrics)
+            ),
         )
         return cls(fleet, load, need, _load_history(deployment), series_interval_of(load.span_s))
 
     def outcomes(
-        self, scalings: Sequence[Scaling], *, seed: int = 0, fleet: Fleet | None = None
+        self, scalings: Sequence[Scaling], *, seed: int = 0, starts: Sequence[StartTime] = ()
     ) -> list[Outcome]:
         """What comes of policies, one a column, under the same arrivals and starts.
 
         Args:
             scalings: those of one policy stand together.
             seed: of starts and events.
-            fleet: in place of the deployment's, with other starts.
+            starts: of the policies, in place of the fleet's.
         """
-        fleet = fleet or self.fleet
         outcomes = simulate_flow(
-            fleet,
+            self.fleet,
             self.load,
             self.controller(scalings),
             columns=len(scalings),
@@ -98,35 +98,41 @@ class Simulation:
             seed=seed,
             interval_s=self.interval_s,
             step_s=STEP_S,
+            starts=starts,
         )
-        alone = float(fleet.rented(np.ones(1))[0])
+        alone = float(self.fleet.rented(np.ones(1))[0])
         return [
             replace(outcome, rented_s=outcome.replica_s * alone)
-            if scaling.policy in OWN_MACHINES
+            if policy_row(scaling.policy).own_machines
             else outcome
             for scaling, outcome in zip(scalings, outcomes, strict=True)
         ]
 
     def controller(self, scalings: Sequence[Scaling]) -> Controller:
         """The controllers of policies side by side."""
-        batches = [list(same) for _, same in groupby(scalings, key=_batch_key)]
-        return Together([(self.batch(batch), len(batch)) for batch in batches], PACE_S)
+        batches: dict[tuple[object, ...], list[int]] = {}
+        order = {policy: place for place, policy in enumerate(chain(*BATCHES))}
+        for column in sorted(range(len(scalings)), key=lambda at: order[scalings[at].policy]):
+            batches.setdefault(_batch_key(scalings[column]), []).append(column)
+        return Together(
+            [
+                (self.batch([scalings[column] for column in columns]), np.array(columns))
+                for columns in batches.values()
+            ],
+            PACE_S,
+        )
 
-    def batch(
-        self, scalings: Sequence[Scaling], start_hour: int | None = None, before_s: float = 0.0
-    ) -> Controller:
-        """The controller of policies of one kind.
+    def batch(self, scalings: Sequence[Scaling], before_s: float = 0.0) -> Controller:
+        """The controller of one batch of policies.
 
         Args:
-            scalings: alike in policy and interval.
-            start_hour: hour of the week at its beginning; that of the load unless given.
+            scalings: as ``controller_of`` takes them.
             before_s: seconds of the load that have passed before it begins.
         """
         return controller_of(
             scalings,
             capacity_per_s=self.need.capacity_per_s,
             start_s=self.fleet.start.seconds,
-            start_hour=self.load.start_hour if start_hour is None else start_hour,
             history=self._history_to(before_s),
             slots=round(self.need.in_flight),
             limits_s=self.fleet.limits_s,
@@ -153,11 +159,6 @@ class Simulation:
         need = replace(self.need, replicas=replicas, start_hour=load.start_hour)
         return replace(self, load=load, need=need, history=self._history_to(from_s))
 
-    def with_start(self, seconds: float) -> Fleet:
-        """The fleet with starts that take so long, all of them."""
-        start = replace(self.fleet.start, seconds=seconds, low_s=seconds, high_s=seconds)
-        return replace(self.fleet, start=start)
-
     def _history_to(self, at_s: float) -> Load | None:
         past, count = self.history, int(at_s // self.load.interval_s)
         if not count:
@@ -169,11 +170,11 @@ class Simulation:
 
 
 def _batch_key(scaling: Scaling) -> tuple[object, ...]:
-    return (scaling.policy, scaling.interval_s, scaling.window_s if _learns(scaling) else None)
-
-
-def _learns(scaling: Scaling) -> bool:
-    return scaling.policy in ("predictive", "dynamo")
+    """What policies that one controller decides have in common: a stated interval is of one."""
+    batch = next(batch for batch in BATCHES if scaling.policy in batch)
+    of_one = scaling.policy if scaling.interval_s is not None else None
+    forecasts = scaling.window_s if batch[0] in FORECASTS else None
+    return (batch, of_one, scaling.interval_s, forecasts)
 
 
 def _initial_replicas(scaling: Scaling, needed_first: int, hour: int) -> int:
@@ -204,20 +205,6 @@ def _period_s(over_time: OverTime) -> float:
     if over_time.shape is not None:
         return WEEK_S
     return len(over_time.rates) * over_time.interval_s
-
-
-def gauges_of(engine: Engine) -> frozenset[Metric]:
-    """What autoscalers can follow of an engine."""
-    metrics = engine.metrics
-    if metrics is None:
-        return frozenset()
-    names: dict[Metric, tuple[str | None, ...]] = {
-        "waiting": (metrics.waiting,),
-        "running": (metrics.running,),
-        "in-flight": (metrics.waiting, metrics.running),
-        "kv-usage": (metrics.kv_usage,),
-    }
-    return frozenset(metric for metric, parts in names.items() if all(parts))
 
 
 def load_part(load: Load, from_s: float, to_s: float) -> Load:
@@ -280,7 +267,7 @@ def check_worst_hour(simulation: Simulation, scaling: Scaling, outcome: Outcome)
     by_requests = simulate_requests(
         simulation.fleet,
         trace,
-        simulation.batch([scaling], part.start_hour, before_s=warm_s),
+        simulation.batch([scaling], before_s=warm_s),
         begin=begin,
         seed=SEED,
         interval_s=INTERVAL_S,

@@ -21,6 +21,7 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.scaling.fleet import Fleet
 from recipe_core.scaling.outcome import HOUR_S, MONTH_S, Outcome, Series
+from recipe_core.scaling.policies.rows import policy_row, replica_bounds_of
 from recipe_core.scaling.result import (
     Against,
     Band,
@@ -33,7 +34,7 @@ from recipe_core.scaling.result import (
     WorstInterval,
 )
 from recipe_core.scaling.scenario import with_load
-from recipe_core.scaling.simulated import OWN_MACHINES
+from recipe_core.scaling.search import rank_outcome
 from recipe_core.scaling.traces.loads import Load
 from recipe_core.scaling.traces.trace import Rates, Trace
 
@@ -50,15 +51,9 @@ def rented_devices(place: Cluster, scaling: Scaling, replicas: int, devices: int
         replicas: how many.
         devices: of each.
     """
-    if scaling.policy in OWN_MACHINES:
+    if policy_row(scaling.policy).own_machines:
         return replicas * int(place.rented(1, devices))
     return int(place.rented(replicas, devices))
-
-
-def replica_bounds_of(scaling: Scaling) -> tuple[int, int]:
-    """Fewest and most replicas of a policy; all of them where their number is fixed."""
-    low = scaling.max_replicas if scaling.policy == "fixed" else scaling.min_replicas
-    return low, scaling.max_replicas
 
 
 def rented_replicas(request: PlanRequest, place: Cluster, devices: int) -> RentedReplicas:
@@ -213,6 +208,9 @@ class Replays:
     def rented_s(self) -> float:
         """Seconds of devices that were paid."""
         return self.outcome.rented_s
+
+    def order(self, attainment: float) -> tuple[float, ...]:
+        return rank_outcome(self.attainment, self.rented_s, attainment)
 
     def shares(self) -> Band:
         """The share with its range: what chances change on the hardest day, in proportion.

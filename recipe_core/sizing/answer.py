@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any
 
@@ -201,7 +201,7 @@ class Answer:
         return {
             **self.rows(device, [device.best])[0],
             "request": row_plan_request(device, device.best).to_json()["hardware"],
-            "largest_load": load.to_json() if load else None,
+            "largest_load": {**asdict(load), "limited_by": list(load.limited_by)} if load else None,
             "beats_best": self.sizing.beats_best(device),
             "usd_per_device_hour_to_win": self.sizing.price_to_win(device),
             "wins_at": self._wins_at(device),
@@ -224,7 +224,7 @@ class Answer:
         growths = self.growth.growths if self.growth else {}
         grown = growths.get(self._key(device))
         parts = {
-            "growth": grown.to_json() if grown else None,
+            "growth": asdict(grown) if grown else None,
             "availability": availability_of(request, device, row),
             "purchase": purchase_of(request, device, row, load),
         }

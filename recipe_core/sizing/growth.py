@@ -12,15 +12,9 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.errors import InputError
-from recipe_core.base.numbers import bounded_float, bounded_integer
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.sizing.device_sizing import SizedDevice
 
-HORIZON_MONTHS = 36
-LONGEST_HORIZON = 120
-# A month; in 120 months a load stays a float.
-LARGEST_GROWTH = 10.0
 NO_STEP = -1
 
 
@@ -36,15 +30,6 @@ class Step:
     units: int
     capacity: float
     usd_per_hour: float
-
-    def __post_init__(self) -> None:
-        bounded_integer("count", self.count)
-        bounded_integer("units", self.units, maximum=100_000_000)
-        bounded_float("capacity", self.capacity, above=0)
-        bounded_float("usd_per_hour", self.usd_per_hour, minimum=0)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +54,6 @@ class Growth:
     total_usd: float | None
     """Of all months; None where the ladder ends before."""
 
-    def to_json(self) -> dict[str, Any]:
-        """Its fields; the ladder as a list of steps."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -89,73 +70,38 @@ class Choices:
     def to_json(self) -> dict[str, Any]:
         """Its fields; ``growths`` by name, ``changes`` as ``[{"month": …, "cheapest": …}]``."""
         return {
-            "growths": {name: growth.to_json() for name, growth in self.growths.items()},
+            "growths": {name: asdict(growth) for name, growth in self.growths.items()},
             "cheapest": self.cheapest,
             "cheapest_by_month": list(self.cheapest_by_month),
             "changes": [{"month": month, "cheapest": name} for month, name in self.changes],
         }
 
 
-def load_by_month(load: float, growth_per_month: float, months: int = HORIZON_MONTHS) -> Float:
+def load_by_month(load: float, growth_per_month: float, months: int) -> Float:
     """``load · (1 + growth_per_month)^m`` for months 0 to ``months - 1``.
 
     Args:
         load: now, in any unit.
         growth_per_month: a share, above -1; negative where the load falls.
         months: of the horizon.
-
-    Raises:
-        InputError: for values out of range.
     """
-    start = bounded_float("load", load, above=0)
-    factor = 1 + bounded_float(
-        "growth_per_month", growth_per_month, above=-1, maximum=LARGEST_GROWTH
-    )
-    return np.asarray(
-        start * factor ** np.arange(bounded_integer("months", months, maximum=LONGEST_HORIZON))
-    )
-
-
-def grow_ladder(
-    ladder: Sequence[Step], load: float, growth_per_month: float, months: int = HORIZON_MONTHS
-) -> Growth:
-    """One choice through the months: the cheapest step that carries each month's load.
-
-    Of equally dear steps the one with the least capacity. As a load rises, neither price nor
-    capacity of the step in use ever falls.
-
-    Args:
-        ladder: its steps, sorted by ``count``.
-        load: now, in the unit of the steps' ``capacity``.
-        growth_per_month: a share, negative where the load falls; steps are then handed back.
-        months: of the horizon.
-
-    Raises:
-        InputError: for values out of range, or a ladder that is empty or not sorted.
-    """
-    steps = _check_ladder("ladder", ladder)
-    return _grow_steps(steps, load_by_month(load, growth_per_month, months), growth_per_month)
+    return np.asarray(load * (1 + growth_per_month) ** np.arange(months))
 
 
 def grow_ladders(
-    ladders: Mapping[str, Sequence[Step]],
-    load: float,
-    growth_per_month: float,
-    months: int = HORIZON_MONTHS,
+    ladders: Mapping[str, Sequence[Step]], load: float, growth_per_month: float, months: int
 ) -> Choices:
-    """Several choices by name, the cheapest of them in total and in each month.
+    """Several choices by name (one at least), the cheapest of them in total and in each month.
 
-    Raises:
-        InputError: as ``grow_ladder``, or where there is no choice.
+    Args:
+        ladders: their steps, each sorted by ``count``.
+        load: now, in the unit of the steps' ``capacity``.
+        growth_per_month: a share, negative where the load falls; steps are then handed back.
+        months: of the horizon.
     """
-    if not ladders:
-        raise InputError("has no choices.", field="ladders", hint="Give one at least.")
-    sorted_ladders = {
-        name: _check_ladder(f"ladders.{name}", ladder) for name, ladder in ladders.items()
-    }
     loads = load_by_month(load, growth_per_month, months)
     growths = {
-        name: _grow_steps(steps, loads, growth_per_month) for name, steps in sorted_ladders.items()
+        name: grow_ladder(tuple(steps), loads, growth_per_month) for name, steps in ladders.items()
     }
     names = list(growths)
     costs = np.array([growth.usd_by_month for growth in growths.values()], dtype=float)
@@ -179,23 +125,12 @@ def grow_ladders(
     )
 
 
-def _check_ladder(field: str, ladder: Sequence[Step]) -> tuple[Step, ...]:
-    """The ladder as it is; raises where it is empty or its counts do not rise."""
-    steps = tuple(ladder)
-    if not steps:
-        raise InputError("has no steps.", field=field, hint="Give one at least.")
-    counts = [step.count for step in steps]
-    for place in range(1, len(counts)):
-        if counts[place] <= counts[place - 1]:
-            raise InputError(
-                f"has a step of {counts[place]} after one of {counts[place - 1]}.",
-                field=field,
-                hint="Sort its steps by count, each count once.",
-            )
-    return steps
+def grow_ladder(ladder: tuple[Step, ...], load: Float, growth_per_month: float) -> Growth:
+    """One choice through the months: the cheapest step that carries each month's load.
 
-
-def _grow_steps(ladder: tuple[Step, ...], load: Float, growth_per_month: float) -> Growth:
+    Of equally dear steps the one with the least capacity. As a load rises, neither price nor
+    capacity of the step in use ever falls.
+    """
     used = _cheapest_steps(ladder, load)
     prices = np.array([step.usd_per_hour for step in ladder]) * HOURS_PER_MONTH
     carried = used != NO_STEP

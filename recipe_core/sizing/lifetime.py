@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.base.numbers import LARGEST_COUNT, LONGEST_MONTHS, bounded_float, bounded_integer
+from recipe_core.base.numbers import LARGEST_COUNT, LONGEST_MONTHS
 from recipe_core.hardware.prices import HOURS_PER_MONTH, OwnershipCost
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.splits import row_request
@@ -54,12 +54,8 @@ class MonthlyCost:
 
 
 def monthly_cost(cost: OwnershipCost, devices: int = 1) -> MonthlyCost:
-    """Return what ``devices`` cost in a month of 730 hours, written off over their life.
-
-    Raises:
-        InputError: for a number of devices that is not positive.
-    """
-    hours = bounded_integer("devices", devices) * HOURS_PER_MONTH
+    """Return what ``devices`` cost in a month of 730 hours, written off over their life."""
+    hours = devices * HOURS_PER_MONTH
     return MonthlyCost(
         capital_usd=cost.standing_capital_usd_per_hour * hours,
         upkeep_usd=cost.standing_upkeep_usd_per_hour * hours,
@@ -110,22 +106,18 @@ def buy_or_rent(
         devices: devices bought, or rented.
         months: of the curves.
         rented_share: share of all hours that are rented; below 1 where idle ones are handed back.
-
-    Raises:
-        InputError: for values out of range.
     """
-    horizon = bounded_integer("months", months, maximum=LONGEST_MONTHS)
     monthly = monthly_cost(cost, devices)
-    rent = _rent_per_month(rented_usd_per_hour, rented_share) * devices
+    rent = rented_usd_per_hour * HOURS_PER_MONTH * rented_share * devices
     month = np.arange(LONGEST_MONTHS + 1)
     up_front = cost.capex_usd * devices * _purchases(cost, month) + month * monthly.running_usd
     rented = month * rent
     # A rounding of sums does not move the month.
     paid = (up_front <= rented * (1 + ROUNDING)) & (month > 0)
-    shown = slice(horizon + 1)
+    shown = slice(months + 1)
     return BuyOrRent(
         devices=devices,
-        months=horizon,
+        months=months,
         monthly=monthly,
         rented_usd_per_month=rent,
         owned_up_front=tuple(up_front[shown].tolist()),
@@ -147,23 +139,14 @@ def highest_price(
     Buying has paid at the end of month m while ``capex · (bought - residual · sold + m · (upkeep +
     staff) / 12) <= m · (rent - running costs that do not depend on capex)``; the largest capex of
     all m. None where renting costs less than running a device that was a gift.
-
-    Raises:
-        InputError: for values out of range.
     """
-    horizon = bounded_integer("months", months, maximum=LONGEST_MONTHS)
     gift = monthly_cost(cost.model_copy(update={"capex_usd": 0.0}))
-    saved = _rent_per_month(rented_usd_per_hour, rented_share) - gift.running_usd
+    saved = rented_usd_per_hour * HOURS_PER_MONTH * rented_share - gift.running_usd
     if saved < 0:
         return None
-    month = np.arange(1, horizon + 1)
+    month = np.arange(1, months + 1)
     paid_per_capex = _purchases(cost, month) + month * (cost.upkeep + cost.staff) / 12
     return float(np.max(month * saved / paid_per_capex))
-
-
-def _rent_per_month(usd_per_hour: float, share: float) -> float:
-    price = bounded_float("rented_usd_per_hour", usd_per_hour, minimum=0)
-    return price * HOURS_PER_MONTH * bounded_float("rented_share", share, above=0, maximum=1)
 
 
 def _purchases(cost: OwnershipCost, month: Any) -> Float:
@@ -192,9 +175,6 @@ class Mixture:
     curve: tuple[float, ...]
     """Dollars a month with 0, 1, … units owned, up to those of the busiest hour."""
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def cheapest_mixture(
     load_by_hour: Sequence[float],
@@ -221,19 +201,14 @@ def cheapest_mixture(
             which it works unless given (``OwnershipCost.idle_usd_per_hour`` leaves power out).
 
     Raises:
-        InputError: for values out of range, not 24 of them, or no load at all.
+        InputError: where the busiest hour takes too many units.
     """
-    load = _check_hourly_loads(load_by_hour, peak_load)
-    capacity = bounded_float("capacity_per_unit", capacity_per_unit, above=0)
-    owned = bounded_float("owned_usd_per_hour", owned_usd_per_hour, minimum=0)
-    rented = bounded_float("rented_usd_per_hour", rented_usd_per_hour, minimum=0)
-    idle = owned
-    if owned_idle_usd_per_hour is not None:
-        idle = bounded_float(
-            "owned_idle_usd_per_hour", owned_idle_usd_per_hour, minimum=0, maximum=owned
-        )
-    need = _needed_units(load, capacity)
-    curve = _usd_per_month(need, owned, idle, rented)
+    load = np.array(load_by_hour, dtype=float)
+    if peak_load is not None:
+        load = load / load.max() * peak_load
+    idle = owned_usd_per_hour if owned_idle_usd_per_hour is None else owned_idle_usd_per_hour
+    need = _needed_units(load, capacity_per_unit)
+    curve = _usd_per_month(need, owned_usd_per_hour, idle, rented_usd_per_hour)
     best = int(np.argmin(curve))
     return Mixture(
         needed_units=tuple(need.tolist()),
@@ -269,27 +244,6 @@ def _usd_per_month(need: Int, owned: float, idle: float, rented: float) -> Float
         + np.maximum(need - base, 0) * rented
     )
     return np.asarray(hours.sum(axis=1) * HOURS_PER_MONTH / HOURS_OF_A_DAY)
-
-
-def _check_hourly_loads(values: Sequence[float], peak: float | None) -> Float:
-    """24 loads as an array, scaled to ``peak`` where it is given."""
-    if len(values) != HOURS_OF_A_DAY:
-        raise InputError(
-            f"has {len(values)} values.", field="load_by_hour", hint="Give one for each hour, 24."
-        )
-    load = np.array(
-        [
-            bounded_float(f"load_by_hour.{hour}", value, minimum=0)
-            for hour, value in enumerate(values)
-        ]
-    )
-    if not load.any():
-        raise InputError(
-            "is 0 in every hour.", field="load_by_hour", hint="Give a load in one hour at least."
-        )
-    if peak is None:
-        return load
-    return np.asarray(load / load.max() * bounded_float("peak_load", peak, above=0))
 
 
 Json = dict[str, Any]
@@ -428,4 +382,4 @@ def _mix_owned_and_rented(
         peak_load=workload_load(workload),
         owned_idle_usd_per_hour=idle,
     )
-    return {**cheapest.to_json(), "unit_devices": unit.units}
+    return {**asdict(cheapest), "unit_devices": unit.units}

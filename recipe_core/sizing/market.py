@@ -64,8 +64,8 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
         if profile in profiles:
             continue
         profiles.append(profile)
-        if not market.devices and not _is_usual_device(profile, market):
-            continue
+        if not market.devices and profile.vendor == "cpu" and "cpu" not in market.vendors:
+            continue  # processors are chosen from when they are named
         if (market.vendors and profile.vendor not in market.vendors) or (
             market.memory_bytes_at_least
             and profile.memory_bytes.value < market.memory_bytes_at_least
@@ -100,17 +100,13 @@ def _find_profile(name: Named, field: str) -> Device:
         raise HardwareError(error.message, field=f"{field}{inside}", hint=error.hint) from None
 
 
-def _is_usual_device(profile: Device, market: Market) -> bool:
-    """Return whether a device is chosen from without being named: processors are not."""
-    return profile.vendor != "cpu" or "cpu" in market.vendors
-
-
 def _named_cluster_choice(hardware: HardwareRequest) -> Choice:
     place = cluster(hardware)
     is_full_node = hardware.per_node >= place.device.node.devices
     machine = Machine(hardware, hardware.devices, is_full_node or hardware.nodes > 1)
     priced = place.usd_per_device_hour is not None
-    return Choice(place.device, (machine,), priced, "" if priced else _no_price_text(place.device))
+    why = "" if priced else f"no price of {place.device.title} is known"
+    return Choice(place.device, (machine,), priced, why)
 
 
 def _owned_choice(owned: Owned, profile: Device, market: Market) -> Choice:
@@ -240,10 +236,6 @@ def _fabric_joins(profile: Device, per_node: int) -> bool:
     if inside.spans_nodes:
         return per_node <= profile.node.devices
     return inside.joins(per_node)
-
-
-def _no_price_text(profile: Device) -> str:
-    return f"no price of {profile.title} is known"
 
 
 def _no_offer_text(profile: Device, device_offers: Sequence[Offer], market: Market) -> str:

@@ -60,15 +60,6 @@ class LargestLoad:
     limited_by: tuple[str, ...]
     monotone: bool
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "value": self.value,
-            "field": self.field,
-            "bounded": self.bounded,
-            "limited_by": list(self.limited_by),
-            "monotone": self.monotone,
-        }
-
 
 def largest_load(plan: Plan, row: int) -> LargestLoad:
     """The largest load that the split of a row carries within the limits of its plan.

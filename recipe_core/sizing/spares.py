@@ -10,7 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError
-from recipe_core.base.numbers import LARGEST_COUNT, bounded_float, bounded_integer
+from recipe_core.base.numbers import LARGEST_COUNT
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import (
     NodeFailures,
@@ -34,14 +34,10 @@ def node_availability(mtbf_hours: float, repair_hours: float) -> float:
     """The share of time that a node is up: ``MTBF / (MTBF + MTTR)``.
 
     Args:
-        mtbf_hours: mean time between failures of a node, in hours of being up.
+        mtbf_hours: mean time between failures of a node, in hours of being up, above 0.
         repair_hours: mean time from a failure until the node's replicas serve again, in hours.
-
-    Raises:
-        InputError: for hours that are not positive (repairs may take none).
     """
-    mtbf = bounded_float("mtbf_hours", mtbf_hours, above=0)
-    return mtbf / (mtbf + bounded_float("repair_hours", repair_hours, minimum=0))
+    return mtbf_hours / (mtbf_hours + repair_hours)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +46,20 @@ class Domains:
 
     Several replicas share a node, or one spans several; nodes are filled one after the other, so
     that only the last may have room.
-
-    Raises:
-        InputError: for counts that are not positive, or where both are more than one.
     """
 
     replicas: int
     replicas_per_node: int = 1
     nodes_per_replica: int = 1
 
-    def __post_init__(self) -> None:
-        for field in ("replicas", "replicas_per_node", "nodes_per_replica"):
-            bounded_integer(field, getattr(self, field))
-        if self.replicas_per_node > 1 and self.nodes_per_replica > 1:
-            raise InputError(
-                f"is {self.nodes_per_replica} beside {self.replicas_per_node} replicas per node.",
-                field="nodes_per_replica",
-                hint="A replica spans several nodes or shares one: set one of both to 1.",
-            )
-
     @classmethod
     def of(cls, replicas: int, devices_per_replica: int, devices_per_node: int) -> Domains:
-        """Replicas packed by their devices; one that spans nodes has them for itself.
-
-        Raises:
-            InputError: for counts that are not positive.
-        """
-        devices = bounded_integer("devices_per_replica", devices_per_replica)
-        node = bounded_integer("devices_per_node", devices_per_node)
-        return cls(replicas, max(node // devices, 1), -(-devices // node))
+        """Replicas packed by their devices; one that spans nodes has them for itself."""
+        return cls(
+            replicas,
+            max(devices_per_node // devices_per_replica, 1),
+            -(-devices_per_replica // devices_per_node),
+        )
 
     def resized(self, replicas: int) -> Domains:
         return Domains(replicas, self.replicas_per_node, self.nodes_per_replica)
@@ -92,12 +73,8 @@ def expected_share(domains: Domains, availability: float) -> float:
     """The expected share of replicas that are up: ``availability ** nodes_per_replica``.
 
     ``availability``: share of time that a node is up, from 0 to 1.
-
-    Raises:
-        InputError: for an availability outside.
     """
-    share = bounded_float("availability", availability, minimum=0, maximum=1)
-    return float(share**domains.nodes_per_replica)
+    return float(availability**domains.nodes_per_replica)
 
 
 def up_distribution(domains: Domains, availability: float) -> Float:
@@ -105,9 +82,6 @@ def up_distribution(domains: Domains, availability: float) -> Float:
 
     Full nodes are binomial, each with all of its replicas; the last node, where it is not full,
     is convolved with them.
-
-    Raises:
-        InputError: as ``expected_share``.
     """
     share = expected_share(domains, availability)
     full, rest = divmod(domains.replicas, domains.replicas_per_node)
@@ -133,13 +107,8 @@ def _binomial_probabilities(n: int, share: float) -> Float:
 
 
 def chance_up_at_least(domains: Domains, availability: float, k: int) -> float:
-    """The probability that at least ``k`` replicas are up; 0 for more than there are.
-
-    Raises:
-        InputError: as ``expected_share``, or for a negative ``k``.
-    """
-    up = up_distribution(domains, availability)
-    return min(1.0, float(up[bounded_integer("k", k, minimum=0) :].sum()))
+    """The probability that at least ``k`` replicas are up; 0 for more than there are."""
+    return min(1.0, float(up_distribution(domains, availability)[k:].sum()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,24 +158,23 @@ def find_spares(needed: Domains, availability: float, target: float | None) -> S
             of those that are up is at least N.
 
     Raises:
-        InputError: for values out of range, or where 100,000 replicas miss the target.
+        InputError: where 100,000 replicas miss the target.
     """
-    goal = None if target is None else bounded_float("target", target, above=0, below=1)
     n, share = needed.replicas, expected_share(needed, availability)
 
     def chance(k: int) -> float:
         return chance_up_at_least(needed.resized(n + k), availability, n)
 
     def enough(k: int) -> bool:
-        if goal is None:
+        if target is None:
             return (n + k) * share >= n * (1 - ROUNDING)
-        return chance(k) >= goal - ROUNDING_OF_CHANCE
+        return chance(k) >= target - ROUNDING_OF_CHANCE
 
     low, high = -1, 0
     while not enough(high):
         if n + high == LARGEST_COUNT:
             raise InputError(
-                f"{goal or share:g} is not reached with {LARGEST_COUNT:,} replicas on nodes that "
+                f"{target or share:g} is not reached with {LARGEST_COUNT:,} replicas on nodes that "
                 f"are up {availability:.4g} of the time.",
                 field="target",
                 hint="Lower it, or repair faster.",
@@ -222,7 +190,7 @@ def find_spares(needed: Domains, availability: float, target: float | None) -> S
         replicas=fleet.replicas,
         nodes_needed=needed.nodes,
         nodes=fleet.nodes,
-        target=goal,
+        target=target,
         node_availability=float(availability),
         expected_share=share,
         up_probability=chance(high),
@@ -250,9 +218,6 @@ class Spot:
     """That serve without losses."""
     extra_devices: int
     """To ask for beside them, so that as many serve on average."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def price_spot(
@@ -283,36 +248,28 @@ def price_spot(
         held_share: share of the instances asked for that the market gives.
 
     Raises:
-        InputError: for values out of range, or where next to nothing would serve.
+        InputError: where next to nothing would serve.
     """
-    rate = bounded_float("reclaims_per_hour", reclaims_per_hour, minimum=0)
-    seconds = bounded_float("restart_s", restart_s, minimum=0)
-    share = bounded_float("held", held_share, above=0, maximum=1)
-    price = None if usd_per_hour is None else bounded_float("usd_per_hour", usd_per_hour, minimum=0)
-    needed_devices, size = (
-        bounded_integer("devices", devices),
-        bounded_integer("devices_per_instance", devices_per_instance),
-    )
-    spanned = bounded_integer("instances_per_replica", instances_per_replica)
-    useful = math.exp(-spanned * rate * seconds / 3600)
-    if useful * share < LEAST_USEFUL:
+    useful = math.exp(-instances_per_replica * reclaims_per_hour * restart_s / 3600)
+    serving = useful * held_share
+    if serving < LEAST_USEFUL:
         raise InputError(
-            f"{rate:g} leaves {useful * share:.1g} of the capacity to serve with restarts of "
-            f"{seconds:g} s.",
+            f"{reclaims_per_hour:g} leaves {serving:.1g} of the capacity to serve with restarts of "
+            f"{restart_s:g} s.",
             field="reclaims_per_hour",
             hint="Take on-demand instances, or start faster.",
         )
-    instances = math.ceil(needed_devices / (useful * share) / size - ROUNDING)
+    instances = math.ceil(devices / serving / devices_per_instance - ROUNDING)
     return Spot(
-        reclaims_per_hour=rate,
-        restart_s=seconds,
-        held=share,
+        reclaims_per_hour=reclaims_per_hour,
+        restart_s=restart_s,
+        held=held_share,
         useful_share=useful,
-        lost_share=1 - useful * share,
-        usd_per_hour=price,
-        usd_per_useful_hour=None if price is None else price / useful,
-        devices=needed_devices,
-        extra_devices=max(instances * size - needed_devices, 0),
+        lost_share=1 - serving,
+        usd_per_hour=usd_per_hour,
+        usd_per_useful_hour=None if usd_per_hour is None else usd_per_hour / useful,
+        devices=devices,
+        extra_devices=max(instances * devices_per_instance - devices, 0),
     )
 
 
@@ -402,4 +359,4 @@ class Upkeep:
             instances_per_replica=self.domains(replicas, devices).nodes_per_replica,
             held_share=market.held,
         )
-        return {**capacity.to_json(), "basis": market.basis}
+        return {**asdict(capacity), "basis": market.basis}

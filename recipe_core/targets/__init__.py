@@ -20,6 +20,7 @@ from recipe_core.targets import (
     kserve_llm,
     kubernetes,
     llm_d,
+    monitoring,
     ray_serve,
     skypilot,
     slurm,
@@ -29,13 +30,6 @@ from recipe_core.targets import (
 from recipe_core.targets.context import Context, Image
 
 Target = Callable[[Context], dict[str, str]]
-
-
-def _monitoring_target_files(context: Context) -> dict[str, str]:
-    # monitoring imports pod names from this package: importing it above would be a cycle
-    from recipe_core.targets.monitoring import stack
-
-    return stack.monitoring_files(context)
 
 
 SERVING: Mapping[str, Target] = {
@@ -51,7 +45,7 @@ SERVING: Mapping[str, Target] = {
     "slurm": slurm.slurm_files,
     "skypilot": skypilot.skypilot_files,
     "ray-serve": ray_serve.ray_serve_files,
-    "monitoring": _monitoring_target_files,
+    "monitoring": monitoring.monitoring_files,
 }
 # Targets that only recipes with a policy of scaling have.
 OF_POLICIES: Mapping[Policy, Mapping[str, Target]] = {

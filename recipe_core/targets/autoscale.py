@@ -14,7 +14,7 @@ from recipe_core.engines.release import Metrics
 from recipe_core.targets import kubernetes
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units
-from recipe_core.targets.monitoring.rules import (
+from recipe_core.targets.monitoring import (
     KV_SCALE,
     alert_thresholds,
     engine_metrics,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
 from recipe_core.base import texts
 from recipe_core.base.errors import InputError
 from recipe_core.launch.process import Launch, Process
+from recipe_core.launch.templates import fill_template, read_templates
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.splits import row_key
 from recipe_core.recipe.decision import decide
@@ -27,56 +29,9 @@ from recipe_core.targets.node_script import (
     wrap_words,
 )
 
+TITLES_FILE = Path(__file__).with_name("titles.yaml")
 # Titles of targets for people.
-TITLES = {
-    "systemd": "systemd",
-    "docker": "Docker or Podman",
-    "compose": "Compose",
-    "kubernetes": "Kubernetes",
-    "kubernetes-keda": "Kubernetes, KEDA",
-    "kubernetes-hpa": "Kubernetes, HPA",
-    "knative": "Knative",
-    "dynamo-planner": "Dynamo's planner",
-    "kserve": "KServe",
-    "kserve-llm": "KServe, LLMInferenceService",
-    "llm-d": "llm-d",
-    "slurm": "Slurm",
-    "skypilot": "SkyPilot",
-    "ray-serve": "Ray Serve",
-    "monitoring": "Monitoring",
-    "kubeflow-trainjob": "Kubeflow TrainJob",
-    "kubeflow-pytorchjob": "Kubeflow PyTorchJob",
-    "jobset": "JobSet",
-    "volcano": "Volcano",
-}
-# By the end of a main file's path: the commands that start and stop it.
-_MAIN = {
-    "@.service": (
-        'systemctl --user link "$PWD/{0}" && systemctl --user start {instance}',
-        "systemctl --user stop {instance}",
-    ),
-    "docker/run.sh": ("bash {0}", "docker rm --force $(docker ps --quiet --filter name={name})"),
-    "compose/compose.yaml": (
-        "RECIPE_USER=$(id -u):$(id -g) docker compose -f {0} up --detach",
-        "docker compose -f {0} down",
-    ),
-    "slurm/job.sbatch": ("sbatch {0}", "scancel --name {name}"),
-    "skypilot/service.yaml": ("sky serve up --secret {key} {0}", "sky serve down {name}"),
-    "skypilot/task.yaml": ("sky {verb} {0}", "sky {stop} {name}"),
-    "ray-serve/serve.yaml": ("serve deploy {0}", "serve shutdown"),
-    "llm-d/values.yaml": (
-        "kubectl apply -k {parent}/objects && "
-        "helm install {name} llm-d-modelservice/llm-d-modelservice -f {0}",
-        "helm uninstall {name}; kubectl delete -k {parent}/objects",
-    ),
-    "kustomization.yaml": ("kubectl apply -k {parent}", "kubectl delete -k {parent}"),
-}
-_VERBS = {
-    "serving": {"verb": "launch --cluster {name}", "stop": "down"},
-    "training": {"verb": "jobs launch", "stop": "jobs cancel --name"},
-}
-
-
+TITLES: Mapping[str, str] = read_templates(TITLES_FILE)["titles"]
 # The folder of what Helm's chart does not make.
 BESIDE = "targets/llm-d/objects/"
 
@@ -97,19 +52,17 @@ def target_uses(paths: Iterable[str], name: str, kind: str, key: str | None = No
     ``name`` is the recipe's DNS label, ``kind`` serving or training, ``key`` the variable with the
     API key that callers need.
     """
-    uses = []
-    verbs = {word: text.format(name=name) for word, text in _VERBS[kind].items()}
+    uses, table = [], read_templates(TITLES_FILE)
+    words = {"name": name, "key": key or ""}
+    words |= fill_template(table["verbs"][kind], words)
+    words["instance"] = f'"{name}@$(systemd-escape --path "$PWD").service"'
     for path in sorted(paths):
-        for ending, (start, stop) in _MAIN.items():
+        for ending, commands in table["commands"].items():
             is_beside = path.startswith(BESIDE)  # is started by the command of another file
             if path.startswith("targets/") and path.endswith(ending) and not is_beside:
-                parent = path.rpartition("/")[0]
-                instance = f'"{name}@$(systemd-escape --path "$PWD").service"'
-                words = verbs | {"name": name, "parent": parent, "instance": instance}
-                words["key"] = key or ""
+                places = {**words, "path": path, "parent": path.rpartition("/")[0]}
                 title = TITLES[path.split("/")[1]]
-                commands = (start.format(path, **words), stop.format(path, **words))
-                uses.append(Use(title, path, *commands))
+                uses.append(Use(title, path, *fill_template(commands, places)))
     return uses
 
 
@@ -175,7 +128,7 @@ def node_commands(context: Context, addresses: Sequence[str]) -> list[NodeComman
 
 def first_command(launch: Launch, model: str) -> str:
     """The command of a launch's first process, with default parameters; it loads ``model``."""
-    return wrap_words(first_words(launch, model), WIDTH, "    ")
+    return wrap_typed_words(first_words(launch, model))
 
 
 def first_words(launch: Launch, model: str) -> list[str]:
@@ -205,9 +158,8 @@ def _process_command(context: Context, process: Process, addresses: Sequence[str
     values = _process_values(
         context.launch, process, context.parameters, context.model_source, addresses
     )
-    return _wrap_process_command(
-        process, values, visible_devices_setting(context, process) if len(neighbours) > 1 else []
-    )
+    settings = visible_devices_setting(context, process) if len(neighbours) > 1 else []
+    return wrap_typed_words(_process_words(process, values, settings))
 
 
 def _process_values(
@@ -224,12 +176,6 @@ def _process_values(
         "root": ".",
         "run": "run",
     }
-
-
-def _wrap_process_command(
-    process: Process, values: Values, device_settings: Sequence[str] = ()
-) -> str:
-    return wrap_words(_process_words(process, values, device_settings), WIDTH, "    ")
 
 
 def _process_words(

@@ -13,6 +13,7 @@ from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units, port_values
 from recipe_core.targets.node_script import IN_COMPOSE, PLAIN, VISIBLE, Syntax, fill_placeholders
+from recipe_core.targets.objects import make_script
 from recipe_core.targets.pod import (
     CACHE,
     HOME,
@@ -25,28 +26,6 @@ from recipe_core.targets.pod import (
 )
 from recipe_core.targets.resources import GIB
 
-_BEGIN = """#!/bin/bash
-# Argument: docker (the default) or podman.
-set -euo pipefail
-cd "$(dirname "$0")/../.."
-engine="${1:-docker}\""""
-_USER = """# Who reads this bundle; not root, whose rights no engine needs.
-user="$(id -u):$(id -g)"
-[ "$user" != 0:0 ] || user={usual}
-user="${{RECIPE_USER:-$user}}\""""
-_GPUS = """gpus() {  # docker wants the list in quotes of its own, podman CDI device names
-    if [ "$engine" = docker ]; then
-        devices=(--gpus "\\"device=$1\\"")
-    else
-        IFS=, read -r -a numbers <<< "$1"
-        devices=("${numbers[@]/#/--device=nvidia.com/gpu=}")
-    fi
-}"""
-_LOGS = """if [ "$engine" = docker ]; then
-    logs=(--log-driver json-file --log-opt max-size=%(size)sm --log-opt max-file=%(files)s)
-else  # podman keeps one file, of the size of docker's together
-    logs=(--log-driver k8s-file --log-opt max-size=%(all)sm)
-fi"""
 LOG_MB, LOG_FILES = 100, 3  # an engine logs every request; nothing else bounds a container's log
 SCRIPT = "targets/docker/run.sh"
 BUNDLE = "../.."  # from a target's folder
@@ -63,19 +42,27 @@ def docker_files(context: Context) -> dict[str, str]:
         NoAnswer: for several nodes, or where no image is known.
     """
     check_single(context)
-    logs = _LOGS % {"size": LOG_MB, "files": LOG_FILES, "all": LOG_MB * LOG_FILES}
-    lines = [_BEGIN, *([_GPUS] if context.vendor == "nvidia" else []), logs]
-    if variable := context.key_variable:
-        lines.append(f': "${{{variable}:?{key_message(variable)}}}"')
-    lines.append(_USER.format(usual=USER_GROUP))
+    commands = []
     if owned := owned_volumes(context):
-        lines.append(f'"$engine" run {_join_option_lines(_chown_words(context, owned))}')
+        commands.append(f'"$engine" run {_join_option_lines(_chown_words(context, owned))}')
     for p in in_start_order(context):
-        lines += [
+        commands += [
             *_device_choice_line(context, p),
             f'"$engine" run {_join_option_lines(_docker_run_words(context, p))}',
         ]
-    return {SCRIPT: "\n".join(lines) + "\n"}
+    key = context.key_variable
+    script = make_script(
+        "run",
+        nvidia=context.vendor == "nvidia",
+        log_mb=LOG_MB,
+        log_files=LOG_FILES,
+        logs_mb=LOG_MB * LOG_FILES,
+        key=key,
+        key_message=key_message(key) if key else "",
+        usual=USER_GROUP,
+        commands="\n".join(commands),
+    )
+    return {SCRIPT: script}
 
 
 def check_single(context: Context) -> None:
@@ -271,6 +258,15 @@ def device_groups(context: Context) -> list[str]:
     return [str(group) for group in context.parameters.device_groups]
 
 
+def given_files(context: Context, process: Process) -> list[str]:
+    """Files of devices that a container is given all of; none where it is given some by number."""
+    if not process.devices:
+        return []
+    if context.vendor == "amd":
+        return ["/dev/kfd", "/dev/dri"]
+    return ["/dev/dri"] if context.runtime == "xpu" else []
+
+
 def _docker_run_words(context: Context, process: Process) -> list[str]:
     """Words of one ``docker run``, without the program."""
     values = container_values(context, process)
@@ -312,11 +308,9 @@ def _docker_run_words(context: Context, process: Process) -> list[str]:
 def _docker_devices(context: Context, process: Process) -> list[str]:
     if not process.devices or context.vendor == "cpu":
         return []
-    groups = [word for group in device_groups(context) for word in ("--group-add", group)]
-    if context.vendor == "amd":
-        return ["--device=/dev/kfd", "--device=/dev/dri", *groups]
-    if context.runtime == "xpu":
-        return ["--device=/dev/dri", *groups]
+    if files := given_files(context, process):
+        groups = [word for group in device_groups(context) for word in ("--group-add", group)]
+        return [*(f"--device={file}" for file in files), *groups]
     return [_Shell('"${devices[@]}"')]
 
 

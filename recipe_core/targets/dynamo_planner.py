@@ -6,15 +6,14 @@ this file (``--config``), or a DynamoGraphDeploymentRequest has it under ``featu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.request.scaling import Scaling
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.policies.dynamo import PREDICTOR
+from recipe_core.scaling.policies.predictive import PREDICTOR
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import replica_devices
 from recipe_core.targets.scale.policy import refuse_fields, refuse_policy, whole_seconds
@@ -38,7 +37,7 @@ def planner_settings(context: Context, scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for pools, and for what the planner cannot be told.
     """
-    refuse_fields(scaling, ("tolerance", *TIMES), WHERE)
+    refuse_fields(scaling, WHERE, ("headroom",))
     if any(process.role in _POOLS for process in context.launch.processes):
         raise NoAnswer(
             "the planner scales each pool by itself; what was simulated keeps them together.",
@@ -75,19 +74,6 @@ def _down_sensitivity(scaling: Scaling) -> dict[str, int]:
             hint=f"Set {round(scaling.tolerance, 2):g}.",
         )
     return {"load_scaling_down_sensitivity": round(percent)}
-
-
-def read_planner_settings(settings: Mapping[str, Any]) -> Scaling:
-    """The policy that settings were written from."""
-    fields = {field: settings[name] for field, name in TIMES.items() if name in settings}
-    if "load_scaling_down_sensitivity" in settings:
-        fields["tolerance"] = 1 - settings["load_scaling_down_sensitivity"] / 100
-    return Scaling(
-        policy="dynamo",
-        min_replicas=settings["min_endpoint"],
-        max_replicas=settings["max_gpu_budget"] // settings["decode_engine_num_gpu"],
-        **fields,
-    )
 
 
 FILE = "targets/dynamo-planner/planner.yaml"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
@@ -9,7 +10,8 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.targets import kubernetes, pod, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units, port_of
-from recipe_core.targets.pod import object_metadata
+from recipe_core.targets.objects import make_object
+from recipe_core.targets.pod import object_metadata, recipe_object
 from recipe_core.targets.scale.kserve import revision_annotations, service_scaling, without_refused
 from recipe_core.targets.scale.policy import refuse_policy
 from recipe_core.targets.supervise import set_probe_port
@@ -26,25 +28,42 @@ def kserve_files(context: Context) -> dict[str, str]:
         NoAnswer: where a copy is more than one container, no image is known, or KServe cannot be
             told the policy of scaling.
     """
+    shape = _single_container(context, "an InferenceService")
+    copies = context.supervision.available_of(kubernetes.initial_copies(context, shape))
+    knative = service_scaling(context, copies).knative
+    ports = pod.served_ports(context)
+    objects = {"inferenceservice.yaml": inference_service(context, shape)}
+    return _service_files(context, FOLDER, objects, POD_LABEL, ports, knative=knative)
+
+
+def _single_container(context: Context, kind: str) -> Unit:
     shape = launch_units(context.launch)[0]
     if context.nodes > 1 or len(shape.leader) > 1:
         raise NoAnswer(
-            "an InferenceService has one container; this recipe needs several per copy.",
+            f"{kind} has one container; this recipe needs several per copy.",
             hint="Use the Kubernetes target.",
         )
-    min_available = context.supervision.available_of(kubernetes.initial_copies(context, shape))
-    pods = {"matchLabels": {POD_LABEL: pod.object_name(context)}}
-    objects = {
-        "inferenceservice.yaml": inference_service(context, shape),
-        "disruption.yaml": kubernetes.disruption_budget(context, "", pods, min_available),
-        "network.yaml": pod.network_policy(
-            context,
-            pods["matchLabels"],
-            pod.served_ports(context),
-            knative=service_scaling(context, min_available).knative,
-        ),
+    return shape
+
+
+def _service_files(
+    context: Context,
+    path: str,
+    objects: dict[str, dict[str, Any]],
+    pod_label: str,
+    ports: Sequence[int],
+    *,
+    knative: bool,
+) -> dict[str, str]:
+    """Files of a service with its budget and network policy, for pods with a label of its name."""
+    shape = launch_units(context.launch)[0]
+    copies = context.supervision.available_of(kubernetes.initial_copies(context, shape))
+    pods = {pod_label: pod.object_name(context)}
+    beside = {
+        "disruption.yaml": kubernetes.disruption_budget(context, "", {"matchLabels": pods}, copies),
+        "network.yaml": pod.network_policy(context, pods, ports, knative=knative),
     }
-    return service_folder_files(context, FOLDER, objects)
+    return service_folder_files(context, path, {**objects, **beside})
 
 
 def service_folder_files(
@@ -57,39 +76,36 @@ def service_folder_files(
     return {f"{path}/{name}": to_yaml(value) for name, value in files.items()}
 
 
+def _service_pod(context: Context, shape: Unit, container: str, **port: str) -> dict[str, Any]:
+    """A pod whose only container answers at the port that both kinds of service expect."""
+    values = pod.pod_values(context, head="127.0.0.1", index="0")
+    spec = pod.pod_spec(context, shape.leader, values)
+    (server,) = spec["containers"]
+    number = port_of(context, shape.leader[0])
+    server |= {"name": container, "ports": [{"name": "http1", "containerPort": number, **port}]}
+    set_probe_port(server, number)
+    return spec
+
+
 def inference_service(context: Context, shape: Unit) -> dict[str, Any]:
     """The InferenceService: with the request's policy, else without KServe's autoscaler.
 
     CPU load, its autoscaler's metric, says little about an engine.
     """
-    values = pod.pod_values(context, head="127.0.0.1", index="0")
-    spec = pod.pod_spec(context, shape.leader, values)
-    container = pod.process_container(context, shape.leader[0], values, name=CONTAINER)
-    container["ports"] = [
-        {
-            "name": "http1",
-            "containerPort": port_of(context, shape.leader[0]),
-            "protocol": "TCP",
-        }
-    ]
-    set_probe_port(container, port_of(context, shape.leader[0]))
     count = kubernetes.initial_copies(context, shape)
-    rollout = {"type": "RollingUpdate", "rollingUpdate": supervise.rollout_limits(context, count)}
     scaled = service_scaling(context, count)
-    predictor = {
-        **scaled.fields,
-        "deploymentStrategy": rollout,
-        **spec,
-        "restartPolicy": "Always",
-        "containers": [container],
-    }
-    metadata = object_metadata(context, annotations=scaled.annotations)
-    return {
-        "apiVersion": "serving.kserve.io/v1beta1",
-        "kind": "InferenceService",
-        "metadata": metadata,
-        "spec": {"predictor": without_refused(predictor) if scaled.knative else predictor},
-    }
+    predictor = make_object(
+        "predictor",
+        scaling=scaled.fields,
+        update=supervise.rollout_limits(context, count),
+        pod=_service_pod(context, shape, CONTAINER, protocol="TCP"),
+    )
+    return recipe_object(
+        context,
+        "inference-service",
+        metadata=object_metadata(context, annotations=scaled.annotations),
+        predictor=without_refused(predictor) if scaled.knative else predictor,
+    )
 
 
 KNATIVE_FOLDER = "targets/knative"
@@ -104,23 +120,13 @@ def knative_files(context: Context) -> dict[str, str]:
         NoAnswer: where the request chose no policy ``kpa``, a copy is more than one container, no
             image is known, or Knative cannot be told the policy.
     """
-    shape = launch_units(context.launch)[0]
-    if context.nodes > 1 or len(shape.leader) > 1:
-        raise NoAnswer(
-            "a Knative Service has one container; this recipe needs several per copy.",
-            hint="Use the Kubernetes target.",
-        )
-    min_available = context.supervision.available_of(kubernetes.initial_copies(context, shape))
-    pods = {"matchLabels": {KNATIVE_POD_LABEL: pod.object_name(context)}}
     objects = {
-        "service.yaml": knative_service(context),
-        "disruption.yaml": kubernetes.disruption_budget(context, "", pods, min_available),
-        "network.yaml": pod.network_policy(context, pods["matchLabels"], (), knative=True),
+        "service.yaml": knative_service(context, _single_container(context, "a Knative Service"))
     }
-    return service_folder_files(context, KNATIVE_FOLDER, objects)
+    return _service_files(context, KNATIVE_FOLDER, objects, KNATIVE_POD_LABEL, (), knative=True)
 
 
-def knative_service(context: Context) -> dict[str, Any]:
+def knative_service(context: Context, shape: Unit) -> dict[str, Any]:
     """The Service; its revisions have the policy as annotations."""
     scaling = context.scaling
     if scaling is None:
@@ -130,24 +136,6 @@ def knative_service(context: Context) -> dict[str, Any]:
             hint="Set options.scaling with policy kpa.",
         )
     refuse_policy(scaling, ("kpa",), "Knative")
-    shape = launch_units(context.launch)[0]
-    values = pod.pod_values(context, head="127.0.0.1", index="0")
-    spec = without_refused(pod.pod_spec(context, shape.leader, values))
-    (server,) = spec["containers"]
-    port = port_of(context, shape.leader[0])
-    server["name"] = KNATIVE_CONTAINER
-    server["ports"] = [{"name": "http1", "containerPort": port}]
-    set_probe_port(server, port)
-    template = {
-        "metadata": {
-            "labels": pod.pod_labels(context),
-            "annotations": revision_annotations(scaling),
-        },
-        "spec": spec,
-    }
-    return {
-        "apiVersion": "serving.knative.dev/v1",
-        "kind": "Service",
-        "metadata": object_metadata(context),
-        "spec": {"template": template},
-    }
+    spec = without_refused(_service_pod(context, shape, KNATIVE_CONTAINER))
+    annotations = revision_annotations(scaling)
+    return recipe_object(context, "knative-service", annotations=annotations, pod=spec)

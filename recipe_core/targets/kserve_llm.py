@@ -19,13 +19,13 @@ from recipe_core.targets import kserve, kubernetes, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
 from recipe_core.targets.node_script import Values, Variable
-from recipe_core.targets.pod import object_metadata, pod_labels
+from recipe_core.targets.objects import make_object
+from recipe_core.targets.pod import pod_labels, recipe_object
 from recipe_core.targets.scale import llm_d
 from recipe_core.targets.scale.policy import most_copies, refuse_policy
 from recipe_core.targets.supervise import set_probe_port
 
 FOLDER = "targets/kserve-llm"
-VERSION = "serving.kserve.io/v1alpha2"
 ENGINE, PROGRAM = "vllm", ("vllm", "serve")
 CONTAINER = "main"  # the name that presets give the engine's container
 # KServe's services expect a server at the first, its sidecar the decoding server at the second.
@@ -78,32 +78,20 @@ def llm_inference_service(context: Context) -> dict[str, Any]:
     units = by_role(context.launch)
     if units is None:
         raise NoAnswer("its servers differ; this object replicates a single one.", hint=OTHER)
-    router: dict[str, Any] = {"route": {}, "gateway": {}}
     context = replace(context, apart="prefill" in units)  # each pool has pods of its own
-    # The engine itself loads the model, into the claim, under the recipe's name for it.
-    spec: dict[str, Any] = {
-        "model": {"uri": _model_uri(context), "name": context.launch.api_model},
-        "storageInitializer": {"enabled": False},
-    }
-    if "prefill" in units:
-        spec |= _pool_workload(context, units["decode"], BEHIND_SIDECAR)
-        spec["prefill"] = _pool_workload(context, units["prefill"], PORT)
-        router["scheduler"] = {}
-    else:
-        spec |= _pool_workload(context, units["server"], PORT)
-        if context.scaling is not None:
-            needs_scheduler = most_copies(context, units["server"]) > 1
-        else:
-            needs_scheduler = kubernetes.initial_copies(context, units["server"]) > 1
-        if needs_scheduler:
-            router["scheduler"] = {}
-    spec["router"] = router
-    return {
-        "apiVersion": VERSION,
-        "kind": "LLMInferenceService",
-        "metadata": object_metadata(context),
-        "spec": _escape_templates(spec),
-    }
+    server = units.get("server")
+    copies_of = kubernetes.initial_copies if context.scaling is None else most_copies
+    spec = make_object(
+        "llm-inference-spec",
+        uri=_model_uri(context),
+        model=context.launch.api_model,
+        pool=_pool_workload(context, server, PORT)
+        if server
+        else _pool_workload(context, units["decode"], BEHIND_SIDECAR),
+        prefill=None if server else _pool_workload(context, units["prefill"], PORT),
+        scheduler={} if server is None or copies_of(context, server) > 1 else None,
+    )
+    return recipe_object(context, "llm-inference-service", spec=_escape_templates(spec))
 
 
 def _model_uri(context: Context) -> str:
@@ -126,17 +114,15 @@ def _pool_workload(context: Context, unit: Unit, port: int) -> dict[str, Any]:
         raise NoAnswer(
             "each node of a server answers requests, but KServe calls only the first.", hint=OTHER
         )
-    return {
-        **_pool_replicas(context, unit),
-        "parallelism": _parallelism_degrees(unit),
-        # The recipe's model name is the only one; a preset would route by a second name.
-        "annotations": {
-            "serving.kserve.io/model-based-routing-enabled": "false",
-            **rdma.network_attachments(context),
-        },
-        "template": _preset_pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
-        **({"worker": _preset_pod(on_port, worker, sidecar=False)} if worker else {}),
-    }
+    pool: dict[str, Any] = make_object(
+        "llm-pool",
+        replicas=_pool_replicas(context, unit),
+        parallelism=_parallelism_degrees(unit),
+        attachments=rdma.network_attachments(context),
+        leader=_preset_pod(on_port, unit.leader, sidecar=port == BEHIND_SIDECAR),
+        worker=_preset_pod(on_port, worker, sidecar=False) if worker else None,
+    )
+    return pool
 
 
 def _pool_replicas(context: Context, unit: Unit) -> dict[str, Any]:

@@ -11,17 +11,20 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import Process
-from recipe_core.targets import pod, rdma, storage, supervise
+from recipe_core.targets import pod, rdma, supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import NODE, Pod, Unit, launch_units, port_name, port_of, same_pod
 from recipe_core.targets.node_script import Variable
+from recipe_core.targets.objects import make_object
 from recipe_core.targets.pod import (
     kustomization,
     label_name,
     object_metadata,
     object_name,
     pod_labels,
+    recipe_object,
 )
+from recipe_core.targets.resources import cache_gib
 from recipe_core.targets.scale.policy import fewest_copies, in_copies, most_copies
 from recipe_core.targets.supervise import container_probes
 
@@ -61,7 +64,7 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
         f"{workload_kind(unit)}{unit_suffix(unit)}": unit_workload(context, unit) for unit in units
     }
     for unit in units:
-        if unit.answers and _needs_own_service(unit):
+        if unit.answers and unit.name and not any(p.role == "router" for p in unit.leader):
             values[f"service{unit_suffix(unit)}"] = unit_service(context, unit, unit_suffix(unit))
     values["service"] = unit_service(context, entry_unit(units), "")
     values |= mounted_objects(context)
@@ -72,11 +75,51 @@ def kubernetes_objects(context: Context) -> dict[str, dict[str, Any]]:
 def mounted_objects(context: Context) -> dict[str, dict[str, Any]]:
     """Return what pods mount, by file name: the claim for weights (or the user's), bundle files."""
     values = {}
-    if storage.makes_weights(context):
-        values["storage"] = storage.weights_claim(context)
+    if makes_weights(context):
+        values["storage"] = weights_claim(context)
     if context.mounted:
         values["files"] = pod.files_map(context)
     return values
+
+
+def makes_weights(context: Context) -> bool:
+    """Return whether the recipe claims a volume for weights: no folder, no other claim."""
+    return bool(pod.claim_name(context)) and not context.parameters.model_cache
+
+
+def weights_claim(context: Context) -> dict[str, Any]:
+    """The claim for the weights."""
+    name = object_name(context, "-models")
+    return volume_claim(context, name, cache_gib(context), shared=is_shared(context))
+
+
+def is_shared(context: Context) -> bool:
+    """Return whether more than one pod mounts a volume of the recipe."""
+    if context.kind == "training":
+        return context.nodes > 1
+    return (
+        sum(most_copies(context, unit) * len(unit.pods) for unit in launch_units(context.launch))
+        > 1
+    )
+
+
+def shares_a_claim(context: Context) -> bool:
+    """Return whether several pods mount a volume that the recipe claims."""
+    claims = context.kind == "training" or makes_weights(context)
+    return claims and is_shared(context)
+
+
+def volume_claim(context: Context, name: str, size_gib: int, *, shared: bool) -> dict[str, Any]:
+    """A PersistentVolumeClaim, mounted by several nodes if ``shared``."""
+    parameters = context.parameters
+    return recipe_object(
+        context,
+        "claim",
+        metadata=object_metadata(context) | {"name": name},
+        access="ReadWriteMany" if shared else "ReadWriteOnce",
+        storage_class=(parameters.shared_class if shared else parameters.storage_class) or None,
+        size_gib=size_gib,
+    )
 
 
 def unit_suffix(unit: Unit) -> str:
@@ -92,16 +135,9 @@ def entry_unit(units: Sequence[Unit]) -> Unit:
     return next((unit for unit in units if any(p.role == "router" for p in unit.leader)), units[0])
 
 
-def _needs_own_service(unit: Unit) -> bool:
-    return bool(unit.name) and not any(p.role == "router" for p in unit.leader)
-
-
 def unit_workload(context: Context, unit: Unit) -> dict[str, Any]:
-    return (
-        _deployment_object(context, unit)
-        if len(unit.pods) == 1
-        else _leader_worker_set(context, unit)
-    )
+    make_workload = _deployment_object if len(unit.pods) == 1 else _leader_worker_set
+    return make_workload(context, unit)
 
 
 def initial_copies(context: Context, unit: Unit) -> int:
@@ -112,28 +148,25 @@ def initial_copies(context: Context, unit: Unit) -> int:
 
 def _deployment_object(context: Context, unit: Unit) -> dict[str, Any]:
     count = initial_copies(context, unit)
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": workload_metadata(context, unit_suffix(unit)),
-        "spec": {
-            "replicas": count,
-            "selector": {"matchLabels": pod_labels(context) | {ROLE: leader_role(unit)}},
-            "strategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": supervise.rollout_limits(context, count),
-            },
-            "progressDeadlineSeconds": progress_s(context, unit),
-            "template": _role_template(
-                context,
-                unit.leader,
-                leader_role(unit),
-                head="127.0.0.1",
-                restartPolicy="Always",
-                **_spread_constraints(context, count),
-            ),
-        },
-    }
+    spread = make_object("spread-constraint", labels=pod_labels(context))  # where there is room
+    template = _role_template(
+        context,
+        unit.leader,
+        leader_role(unit),
+        head="127.0.0.1",
+        restartPolicy="Always",
+        topologySpreadConstraints=[spread] if count > 1 else None,
+    )
+    return recipe_object(
+        context,
+        "deployment",
+        metadata=workload_metadata(context, unit_suffix(unit)),
+        copies=count,
+        labels=pod_labels(context) | {ROLE: leader_role(unit)},
+        update=supervise.rollout_limits(context, count),
+        progress_s=progress_s(context, unit),
+        template=template,
+    )
 
 
 def progress_s(context: Context, unit: Unit) -> int:
@@ -161,27 +194,16 @@ def _leader_worker_set(context: Context, unit: Unit) -> dict[str, Any]:
         **_worker_addresses(context, unit),
     }
     count = initial_copies(context, unit)
-    return {
-        "apiVersion": "leaderworkerset.x-k8s.io/v1",
-        "kind": "LeaderWorkerSet",
-        "metadata": workload_metadata(context, unit_suffix(unit)),
-        "spec": {
-            "replicas": count,
-            "startupPolicy": "LeaderCreated",
-            "rolloutStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdateConfiguration": supervise.rollout_limits(context, count),
-            },
-            "leaderWorkerTemplate": {
-                "size": len(unit.pods),
-                "restartPolicy": "RecreateGroupOnPodRestart",
-                "leaderTemplate": _role_template(
-                    context, unit.leader, leader_role(unit), **addresses
-                ),
-                "workerTemplate": _role_template(context, worker, worker_role(unit), **addresses),
-            },
-        },
-    }
+    return recipe_object(
+        context,
+        "leaderworkerset",
+        metadata=workload_metadata(context, unit_suffix(unit)),
+        copies=count,
+        update=supervise.rollout_limits(context, count),
+        size=len(unit.pods),
+        leader=_role_template(context, unit.leader, leader_role(unit), **addresses),
+        worker=_role_template(context, worker, worker_role(unit), **addresses),
+    )
 
 
 def _worker_addresses(context: Context, unit: Unit) -> dict[str, str]:
@@ -220,7 +242,7 @@ def _role_template(
         **_answering_addresses(context),
         **addresses,
     }
-    fields = {key: value for key, value in more.items() if key not in addresses}
+    fields = {key: more[key] for key in POD_FIELDS if more.get(key) is not None}
     spec = pod.pod_spec(context, processes, values, **fields)
     return rdma.attached_pod_template(context, pod_labels(context) | {ROLE: role}, spec)
 
@@ -234,19 +256,6 @@ def _answering_addresses(context: Context) -> dict[str, str]:
             if process.answers:
                 addresses[f"at{process.port_offset}"] = f"{host}:{port_of(context, process)}"
     return addresses
-
-
-def _spread_constraints(context: Context, count: int) -> dict[str, Any]:
-    """Spread copies over nodes where there is room."""
-    if count == 1:
-        return {}
-    rule = {
-        "maxSkew": 1,
-        "topologyKey": "kubernetes.io/hostname",
-        "whenUnsatisfiable": "ScheduleAnyway",
-        "labelSelector": {"matchLabels": pod_labels(context)},
-    }
-    return {"topologySpreadConstraints": [rule]}
 
 
 def workload_metadata(context: Context, suffix: str = "") -> dict[str, Any]:
@@ -269,24 +278,11 @@ def entry_processes(unit: Unit) -> list[Process]:
 def unit_service(context: Context, unit: Unit, name: str) -> dict[str, Any]:
     """One address in the cluster for all copies of a unit; ``name`` follows the recipe's."""
     ports = [
-        {
-            "name": port_name(p),
-            "port": port_of(context, p),
-            "targetPort": port_name(p),
-        }
+        {"name": port_name(p), "port": port_of(context, p), "targetPort": port_name(p)}
         for p in entry_processes(unit)
     ]
-    spec = {
-        "type": "ClusterIP",
-        "selector": pod_labels(context) | {ROLE: leader_role(unit)},
-        "ports": ports,
-    }
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": object_metadata(context, name),
-        "spec": spec,
-    }
+    labels = pod_labels(context) | {ROLE: leader_role(unit)}
+    return recipe_object(context, "service", name, labels=labels, ports=ports)
 
 
 def disruption_budgets(context: Context, units: Sequence[Unit]) -> dict[str, dict[str, Any]]:
@@ -326,20 +322,17 @@ def _role_budget(
     context: Context, name: str, roles: Sequence[str], min_available: int
 ) -> dict[str, Any]:
     role_rule = {"key": ROLE, "operator": "In", "values": list(roles)}
-    role_selector = {"matchLabels": pod_labels(context) | {ROLE: roles[0]}}
-    roles_selector = {"matchLabels": pod_labels(context), "matchExpressions": [role_rule]}
-    return disruption_budget(
-        context, name, role_selector if len(roles) == 1 else roles_selector, min_available
-    )
+    labels, alone = pod_labels(context), len(roles) == 1
+    selector: dict[str, Any] = {"matchLabels": labels | ({ROLE: roles[0]} if alone else {})}
+    if not alone:
+        selector["matchExpressions"] = [role_rule]
+    return disruption_budget(context, name, selector, min_available)
 
 
 def disruption_budget(
     context: Context, name: str, selector: dict[str, Any], min_available: int
 ) -> dict[str, Any]:
     """A PodDisruptionBudget: drains of nodes wait while fewer pods would be left."""
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": object_metadata(context, name),
-        "spec": {"minAvailable": min_available, "selector": selector},
-    }
+    return recipe_object(
+        context, "disruption-budget", name, selector=selector, min_available=min_available
+    )

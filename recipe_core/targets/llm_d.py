@@ -8,10 +8,11 @@ from recipe_core.base import texts
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.launch.process import SCRIPT
-from recipe_core.targets import kubernetes, pod, storage
+from recipe_core.targets import kubernetes, pod
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, launch_units
-from recipe_core.targets.pod import object_name
+from recipe_core.targets.pod import object_name, recipe_object
+from recipe_core.targets.resources import cache_gib
 from recipe_core.targets.supervise import PROBES
 
 FOLDER = "targets/llm-d"
@@ -27,6 +28,7 @@ EXTRA = (
     "priorityClassName",
     "terminationGracePeriodSeconds",
 )
+FIELDS = ("image", "command", "ports", "resources", *PROBES, "securityContext")
 OWN_VOLUMES = ("shm", "home", "tmp", "run", "files")  # the chart makes the one for the weights
 
 
@@ -78,51 +80,28 @@ def chart_values(context: Context, shape: Unit) -> dict[str, Any]:
             "the chart loads a model from the hub or a claim, not from a folder on the nodes.",
             field="parameters.model",
         )
-    artifacts = {
-        "name": context.launch.api_model,
-        "uri": f"hf://{context.model_source}",
-        "size": f"{storage.cache_gib(context)}Gi",
-        "mountPath": pod.CACHE,
-        "labels": {"llm-d.ai/inferenceServing": "true", MODEL_LABEL: object_name(context)},
-    }
-    return {
-        "fullnameOverride": object_name(context),
-        "modelArtifacts": artifacts,
-        "multinode": False,
-        "accelerator": {"type": TYPES[context.runtime], "dra": False},
-        "routing": {"servicePort": context.parameters.port, "proxy": {"enabled": False}},
-        "decode": _decode_pool(
-            context, shape, {"tensor": tensor, "data": data, "dataLocal": data, "workers": 1}
-        ),
-        "prefill": {"create": False, "replicas": 0},
-    }
-
-
-def _decode_pool(context: Context, shape: Unit, parallelism: dict[str, int]) -> dict[str, Any]:
-    values = pod.pod_values(context, head="127.0.0.1", index="0")
-    spec = pod.pod_spec(context, shape.leader, values)
+    spec = pod.pod_spec(context, shape.leader, pod.pod_values(context, head="127.0.0.1", index="0"))
     (server,) = spec["containers"]
-    fields = ("image", "command", "ports", "resources", *PROBES, "securityContext")
-    # texts in here the chart renders as templates
-    lifecycle = {"extraConfig": {"lifecycle": server["lifecycle"]}}
-    container = {
-        "name": ENGINE,
-        "modelCommand": "custom",
-        **{key: server[key] for key in fields},
-        **lifecycle,
-        # the chart sets HF_HOME itself, to where it mounts the model
-        "env": [_escape_entry(entry) for entry in server["env"] if entry["name"] != "HF_HOME"],
-        "mountModelVolume": True,
-        "volumeMounts": [mount for mount in server["volumeMounts"] if mount["name"] in OWN_VOLUMES],
-    }
-    return {
-        "create": True,
-        "replicas": kubernetes.initial_copies(context, shape),
-        "parallelism": parallelism,
-        "extraConfig": {key: spec[key] for key in EXTRA if key in spec},
-        "containers": [container],
-        "volumes": [volume for volume in spec["volumes"] if volume["name"] in OWN_VOLUMES],
-    }
+    # the chart sets HF_HOME itself, to where it mounts the model
+    env = [_escape_entry(entry) for entry in server["env"] if entry["name"] != "HF_HOME"]
+    return recipe_object(
+        context,
+        "llm-d-values",
+        model=context.launch.api_model,
+        source=context.model_source,
+        cache_gib=cache_gib(context),
+        type=TYPES[context.runtime],
+        port=context.parameters.port,
+        copies=kubernetes.initial_copies(context, shape),
+        tensor=tensor,
+        data=data,
+        pod_fields={key: spec[key] for key in EXTRA if key in spec},
+        container={key: server[key] for key in FIELDS},
+        lifecycle=server["lifecycle"],
+        env=env,
+        mounts=[mount for mount in server["volumeMounts"] if mount["name"] in OWN_VOLUMES],
+        volumes=[volume for volume in spec["volumes"] if volume["name"] in OWN_VOLUMES],
+    )
 
 
 def _escape_entry(entry: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from recipe_core.base.documents import read_shipped
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.provenance import Sourced
 from recipe_core.hardware.cluster import device_profile
+from recipe_core.targets.objects import make_object
 
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
 
@@ -123,14 +124,7 @@ def node_affinity(profile: str, vendor: str, runtime: str) -> dict[str, Any] | N
     values = [label for label in labels if _LABEL_VALUE.fullmatch(label)]
     if convention.label is None or not values:
         return None
-    rule = {"key": convention.label, "operator": "In", "values": values}
-    return {
-        "nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": [rule]}]
-            }
-        }
-    }
+    return dict(make_object("node-affinity", label=convention.label, labels=values))
 
 
 def _shipped_aliases(profile: str) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from recipe_core.launch.process import Process, engine_words
 from recipe_core.payload.launcher.sections import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_values
+from recipe_core.targets.objects import make_script
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,32 +87,8 @@ VISIBLE = {
     "rocm": "HIP_VISIBLE_DEVICES",
     "xpu": "ZE_AFFINITY_MASK",
 }
-NO_KEY = 2  # as wrong input ends
 NOT_FOUND = 127  # as shells end where a program is missing: trying again helps nobody
 _INDENT = "    "
-
-_BEGIN = """#!/bin/bash
-# The processes of one node. Arguments: the addresses of all nodes, in order.
-set -euo pipefail
-root=$PWD
-run=${RECIPE_RUN:-$root/run}
-mkdir -p "$run"
-"""
-_NODES = """nodes=("$@")
-"""
-_END = """# A node fails with the first of its processes, and stops the others.
-# One that is told to stop waits for what its processes still do.
-trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
-trap 'kill $(jobs -p) 2>/dev/null || true; wait; exit 0' TERM
-wait -n
-"""
-_SPLIT = """# Device numbers count within those the scheduler assigned.
-IFS=, read -r -a devices <<< "${CUDA_VISIBLE_DEVICES:-%s}"
-"""
-_ROCM = """# HIP counts within ROCR_VISIBLE_DEVICES. Slurm also sets CUDA_VISIBLE_DEVICES, which
-# would filter once more.
-unset CUDA_VISIBLE_DEVICES
-"""
 
 
 def node_script(context: Context, number: str, *, visible_given: bool = False) -> str:
@@ -121,41 +98,35 @@ def node_script(context: Context, number: str, *, visible_given: bool = False) -
     node divide those.
     """
     processes = context.launch.processes
-    shared = any(len(node_processes) > 1 for node_processes in _by_node(processes).values())
-    cases = [
-        f"{node})\n{_node_case(context, node_processes, visible_given=visible_given)}{_INDENT};;\n"
-        for node, node_processes in _by_node(processes).items()
-    ]
-    uses_nodes = any("nodes[" in case for case in cases)
-    return "".join(
-        [
-            _BEGIN,
-            _NODES if uses_nodes else "",
-            _devices_given(context, shared=shared) if visible_given else "",
-            _key_check(context),
-            _folder_commands(processes),
-            _program_checks(processes),
-            f'case "${number}" in\n',
-            *cases,
-            "esac\n",
-            _END if shared else "",
-        ]
-    )
-
-
-def _by_node(processes: Sequence[Process]) -> dict[int, list[Process]]:
-    return {
+    by_node = {
         node: [p for p in processes if p.node == node]
         for node in sorted({p.node for p in processes})
     }
-
-
-def _devices_given(context: Context, *, shared: bool) -> str:
-    """Say how processes find the devices that the scheduler assigned to the job."""
-    if context.runtime == "rocm":
-        return _ROCM
-    devices = ",".join(map(str, range(context.devices_per_node)))
-    return _SPLIT % devices if shared and context.runtime == "cuda" else ""
+    shared = any(len(of_node) > 1 for of_node in by_node.values())
+    cases = []
+    for node, of_node in by_node.items():
+        alone = len(of_node) == 1
+        commands = [
+            _node_command(context, p, alone=alone, visible_given=visible_given) for p in of_node
+        ]
+        cases.append(f"{node})\n{''.join(commands)}{_INDENT};;\n")
+    variable = context.key_variable
+    script = make_script(
+        "node",
+        number=number,
+        uses_nodes=any("nodes[" in case for case in cases),
+        visible_given=visible_given,
+        rocm=context.runtime == "rocm",
+        cuda=context.runtime == "cuda",
+        shared=shared,
+        devices=",".join(map(str, range(context.devices_per_node))),
+        variable=variable,
+        key_needed=texts.quote_shell(f"{variable} is not set: export the key that callers send"),
+        folders=_folder_commands(processes),
+        programs=_program_checks(processes),
+        cases="".join(cases),
+    )
+    return script + (make_script("shared_end") if shared else "")
 
 
 def listening_host(context: Context, process: Process | None = None) -> str:
@@ -169,15 +140,6 @@ def listening_host(context: Context, process: Process | None = None) -> str:
     if called or (context.key_variable and is_loopback(host)):
         return "0.0.0.0"  # noqa: S104 - other nodes call it
     return host
-
-
-def _key_check(context: Context) -> str:
-    """A check that the key is there, before anything answers without it."""
-    variable = context.key_variable
-    if variable is None:
-        return ""
-    message = texts.quote_shell(f"{variable} is not set: export the key that callers send")
-    return f'[ -n "${{{variable}:-}}" ] || {{ echo {message} >&2; exit {NO_KEY}; }}\n'
 
 
 def _folder_commands(processes: Sequence[Process]) -> str:
@@ -200,14 +162,6 @@ def _program_checks(processes: Sequence[Process]) -> str:
         check = f"command -v {texts.quote_shell(name)} >/dev/null"
         lines.append(f"{check} || {{ echo {message} >&2; exit {NOT_FOUND}; }}\n")
     return "".join(lines)
-
-
-def _node_case(context: Context, processes: Sequence[Process], *, visible_given: bool) -> str:
-    alone = len(processes) == 1
-    return "".join(
-        _node_command(context, process, alone=alone, visible_given=visible_given)
-        for process in processes
-    )
 
 
 def _node_command(context: Context, process: Process, *, alone: bool, visible_given: bool) -> str:

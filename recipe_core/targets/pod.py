@@ -13,6 +13,7 @@ from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, port_name, port_of, port_values
 from recipe_core.targets.names import cluster_names, node_affinity
 from recipe_core.targets.node_script import IN_KUBERNETES, Values, Variable, fill_placeholders
+from recipe_core.targets.objects import make_object
 from recipe_core.targets.resources import HOME_GIB, TMP_GIB, container_resources, run_gib
 from recipe_core.targets.supervise import container_probes
 
@@ -46,13 +47,22 @@ def object_metadata(context: Context, suffix: str = "", **more: Any) -> dict[str
     }
 
 
+def recipe_object(
+    context: Context, kind: str, suffix: str = "", /, **values: Any
+) -> dict[str, Any]:
+    """An object of the recipe, by its name in ``objects.yaml``; ``suffix`` ends its own name."""
+    common = {
+        "name": object_name(context),
+        "metadata": object_metadata(context, suffix),
+        "labels": pod_labels(context),
+    }
+    filled: dict[str, Any] = make_object(kind, **{**common, **values})
+    return filled
+
+
 def kustomization(resources: list[str]) -> dict[str, Any]:
     """The list of files that ``kubectl apply -k`` reads."""
-    return {
-        "apiVersion": "kustomize.config.k8s.io/v1beta1",
-        "kind": "Kustomization",
-        "resources": resources,
-    }
+    return dict(make_object("kustomization", resources=resources))
 
 
 def pod_values(
@@ -92,28 +102,37 @@ def mounted_model(context: Context) -> str:
     return context.model_source
 
 
-def pod_spec(context: Context, pod: Pod, values: Values, **more: Any) -> dict[str, Any]:
-    """The specification of a pod; ``more`` is added to it (a restart policy)."""
+def pod_spec(context: Context, pod: Pod, values: Values, **fields: Any) -> dict[str, Any]:
+    """The specification of a pod; ``fields`` are added to it (a restart policy)."""
     # a router alone needs no node with devices
     computes = context.vendor == "cpu" or any(process.devices for process in pod)
-    affinity = node_affinity(context.device, context.vendor, context.runtime) if computes else None
-    spot = cluster_names().spot.get(context.spot or "") if computes else None
-    spot_selector = {spot.label: spot.value} if spot else {}
-    selector = {**spot_selector, **context.parameters.node_selector}
-    priority = context.parameters.priority_class
-    return {
-        "automountServiceAccountToken": False,
-        **rdma.pod_fields(context),
-        "securityContext": pod_security(context, root=bool(rdma.rdma_resources(context, pod))),
-        **({"affinity": affinity} if affinity else {}),
-        **({"nodeSelector": selector} if selector else {}),
-        **(pod_tolerations(context) if computes else {}),
-        **({"priorityClassName": priority} if priority else {}),
-        "containers": [process_container(context, process, values) for process in pod],
-        "volumes": pod_volumes(context, pod),
-        "terminationGracePeriodSeconds": supervise.grace_s(context),
-        **more,
-    }
+    names = cluster_names()
+    spot = names.spot.get(context.spot or "") if computes else None
+    selector = {spot.label: spot.value} if spot else {}
+    # nodes are tainted by names of the resource, and as spot
+    taints = (names.of(context.vendor, context.runtime).resource, spot.label if spot else None)
+    return dict(
+        make_object(
+            "pod",
+            host_network=rdma.pod_fields(context),
+            security=pod_security(context, root=bool(rdma.rdma_resources(context, pod))),
+            affinity=node_affinity(context.device, context.vendor, context.runtime)
+            if computes
+            else None,
+            selector={**selector, **context.parameters.node_selector} or None,
+            tolerations=[
+                {"key": key, "operator": "Exists", "effect": "NoSchedule"}
+                for key in taints
+                if key is not None and computes
+            ]
+            or None,
+            priority=context.parameters.priority_class,
+            containers=[process_container(context, process, values) for process in pod],
+            volumes=pod_volumes(context, pod),
+            grace_s=supervise.grace_s(context),
+            fields=fields,
+        )
+    )
 
 
 def process_container(
@@ -124,39 +143,34 @@ def process_container(
     *,
     asks: bool = True,
 ) -> dict[str, Any]:
-    """One process as a container; ``asks``: whether its probes may ask it for tokens."""
+    """One process as a container; ``asks``: whether its probes may ask it for tokens.
+
+    It has no capability, but that to lock memory for devices that read it over the network. What
+    is written goes to volumes of a limited size, unless the place says otherwise.
+    """
     port = port_of(context, process)
     filled = {**values, "port": str(port)}
-    answers: dict[str, Any] = {}
-    if process.answers:
-        answers["ports"] = [{"name": port_name(process), "containerPort": port}]
-    return {
-        "name": name or label_name(process.name),
-        "image": container_image(context),
-        "command": [fill_placeholders(word, filled, IN_KUBERNETES) for word in process.argv],
-        "workingDir": ROOT if context.mounted else RUN,
-        "env": environment_entries(context, process, filled),
-        **answers,
-        "resources": container_resources(context, process),
-        "securityContext": _container_privileges(context, process),
-        **(container_probes(context, process, filled, asks=asks) if process.answers else {}),
-        # workers too: a server drains only with all of its ranks
-        **({"lifecycle": supervise.drain_hook(context)} if context.kind == "serving" else {}),
-        "volumeMounts": volume_mounts(context),
-    }
-
-
-def _container_privileges(context: Context, process: Process) -> dict[str, Any]:
-    """No capability, but that to lock memory for devices that read it over the network.
-
-    What is written goes to volumes of a limited size, unless the place says otherwise.
-    """
-    locks = {"add": [rdma.LOCKS_MEMORY]} if rdma.rdma_resources(context, (process,)) else {}
-    return {
-        "allowPrivilegeEscalation": False,
-        "capabilities": {"drop": ["ALL"], **locks},
-        "readOnlyRootFilesystem": not context.parameters.writable_root,
-    }
+    ports = [{"name": port_name(process), "containerPort": port}] if process.answers else None
+    serving = context.kind == "serving"
+    return dict(
+        make_object(
+            "container",
+            name=name or label_name(process.name),
+            image=container_image(context),
+            command=[fill_placeholders(word, filled, IN_KUBERNETES) for word in process.argv],
+            folder=ROOT if context.mounted else RUN,
+            env=environment_entries(context, process, filled),
+            ports=ports,
+            resources=container_resources(context, process),
+            capabilities=[rdma.LOCKS_MEMORY] if rdma.rdma_resources(context, (process,)) else None,
+            read_only=not context.parameters.writable_root,
+            probes=container_probes(context, process, filled, asks=asks)
+            if process.answers
+            else None,
+            drain_s=str(context.supervision.drain_s) if serving else None,
+            mounts=make_object("mounts", **_mounted(context)),
+        )
+    )
 
 
 def label_name(name: str) -> str:
@@ -192,18 +206,17 @@ def environment_entries(context: Context, process: Process, values: Values) -> l
         variables["PYTHONPATH"] = ROOT
     for key, value in process.env.items():
         variables[key] = fill_placeholders(value, values, IN_KUBERNETES)
-    entries: list[dict[str, Any]] = []
-    if any("${self}" in text for text in (*process.argv, *process.env.values())):
-        address = {"fieldRef": {"fieldPath": "status.podIP"}}
-        entries.append({"name": "POD_IP", "valueFrom": address})
-    entries += [{"name": key, "value": value} for key, value in variables.items()]
-    if secret := context.parameters.token_secret:
-        token = {"secretKeyRef": {"name": secret, "key": "token"}}
-        entries.append({"name": "HF_TOKEN", "valueFrom": token})
-    if context.key_variable and process.answers:
-        key_source = {"secretKeyRef": {"name": context.parameters.api_key_secret, "key": API_KEY}}
-        entries.append({"name": context.key_variable, "valueFrom": key_source})
-    return entries
+    texts = (*process.argv, *process.env.values())
+    return list(
+        make_object(
+            "env",
+            own_address=any("${self}" in text for text in texts),
+            variables=[{"name": key, "value": value} for key, value in variables.items()],
+            token_secret=context.parameters.token_secret,
+            key_variable=context.key_variable if process.answers else None,
+            key_secret=context.parameters.api_key_secret,
+        )
+    )
 
 
 def pod_security(context: Context, *, root: bool) -> dict[str, Any]:
@@ -212,67 +225,42 @@ def pod_security(context: Context, *, root: bool) -> dict[str, Any]:
     AMD's runtime needs system calls that the default seccomp profile blocks, and the groups that
     own its devices.
     """
-    amd, user = context.vendor == "amd", 0 if root else USER
-    return {
-        "runAsNonRoot": not root,
-        "runAsUser": user,
-        "runAsGroup": user,
-        "fsGroup": USER,
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "Unconfined" if amd else "RuntimeDefault"},
-        **({"supplementalGroups": list(context.parameters.device_groups)} if amd else {}),
-    }
-
-
-def pod_tolerations(context: Context) -> dict[str, Any]:
-    """Tolerations of what keeps other pods off nodes: taints named as the resource, and as spot."""
-    resource = cluster_names().of(context.vendor, context.runtime).resource
-    spot = cluster_names().spot.get(context.spot or "")
-    keys = [key for key in (resource, spot.label if spot else None) if key is not None]
-    tolerated = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in keys]
-    return {"tolerations": tolerated} if tolerated else {}
+    amd = context.vendor == "amd"
+    return dict(
+        make_object(
+            "pod-security",
+            plain=not root,
+            user=0 if root else USER,
+            seccomp="Unconfined" if amd else "RuntimeDefault",
+            groups=list(context.parameters.device_groups) if amd else None,
+        )
+    )
 
 
 def pod_volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
     """The weights' cache (or the model's folder), shared memory, writable folders, bundle files."""
-    shared = max(8, 4 * sum(len(process.devices) for process in pod))
-    entries: list[dict[str, Any]] = [_pod_volume("cache", claim_name(context), HOME_GIB)]
-    if context.model_is_folder:
-        folder = {"path": context.model_source, "type": "Directory"}
-        entries.append({"name": "model", "hostPath": folder})
-    entries += [
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shared}Gi"}},
-        _pod_volume("home", None, HOME_GIB),
-        _pod_volume("tmp", None, TMP_GIB),
-        _pod_volume(
-            "run", run_claim(context) if context.kind == "training" else None, run_gib(context)
-        ),
-    ]
-    if context.mounted:
-        files = {"name": object_name(context, "-files"), "items": _config_map_items(context)}
-        entries.append({"name": "files", "configMap": files})
-    return entries
+    cache, run = claim_name(context), run_claim(context) if context.kind == "training" else None
+    return list(
+        make_object(
+            "volumes",
+            **_mounted(context),
+            cache_size=None if cache else f"{HOME_GIB}Gi",
+            cache_claim=cache,
+            shared_gib=max(8, 4 * sum(len(process.devices) for process in pod)),
+            home_gib=HOME_GIB,
+            tmp_gib=TMP_GIB,
+            run_size=None if run else f"{run_gib(context)}Gi",
+            run_claim=run,
+            files_name=object_name(context, "-files"),
+        )
+    )
 
 
-def _pod_volume(name: str, claim: str | None, most_gib: int) -> dict[str, Any]:
-    """A volume in a claim, or of the pod's own life and at most so large."""
-    if claim is None:
-        return {"name": name, "emptyDir": {"sizeLimit": f"{most_gib}Gi"}}
-    return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
-
-
-def volume_mounts(context: Context) -> list[dict[str, Any]]:
-    """Return where containers mount the volumes."""
-    model = {"name": "model", "mountPath": context.model_source, "readOnly": True}
-    return [
-        {"name": "cache", "mountPath": CACHE},
-        *([model] if context.model_is_folder else []),
-        {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - the kernel's, no temporary file
-        {"name": "home", "mountPath": HOME},
-        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - the container's own
-        {"name": "run", "mountPath": RUN},
-        *([{"name": "files", "mountPath": ROOT, "readOnly": True}] if context.mounted else []),
-    ]
+def _mounted(context: Context) -> dict[str, Any]:
+    """Return what pods mount besides their own folders: the model's, and files of the bundle."""
+    files = [{"key": _config_map_key(path), "path": path} for path in context.mounted]
+    folder = context.model_source if context.model_is_folder else None
+    return {"model_folder": folder, "files": files or None}
 
 
 def claim_name(context: Context) -> str | None:
@@ -299,27 +287,15 @@ def files_map(context: Context) -> dict[str, Any]:
             f"a ConfigMap holds {CONFIG_MAP_BYTES:,}.",
             field="launch.files",
         )
-    data = {_config_map_key(path): text for path, text in context.mounted.items()}
-    return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": object_metadata(context, "-files"),
-        "data": data,
-    }
-
-
-def _config_map_items(context: Context) -> list[dict[str, str]]:
-    return [{"key": _config_map_key(path), "path": path} for path in context.mounted]
+    files = {_config_map_key(path): text for path, text in context.mounted.items()}
+    return recipe_object(context, "files", "-files", files=files)
 
 
 def _config_map_key(path: str) -> str:
     return path.replace("/", "..")
 
 
-DNS, HTTPS, API_SERVER = 53, 443, 6443
-KNATIVE = (
-    "knative-serving"  # whose activator passes requests on, and whose autoscaler asks for counts
-)
+HTTPS, API_SERVER = 443, 6443
 
 
 def served_ports(context: Context) -> list[int]:
@@ -347,38 +323,20 @@ def network_policy(
         knative: whether requests arrive through Knative's proxy, at ports of its own.
         asks_cluster: whether a container beside the engine asks the cluster for other pods.
     """
-    parameters = context.parameters
-    callers = [{"podSelector": {}}, _namespace_selector(parameters.monitoring_namespace)]
-    if parameters.gateway_namespace:
-        callers.append(_namespace_selector(parameters.gateway_namespace))
-    peers = {"podSelector": {"matchLabels": pods}}
-    entry: dict[str, Any] = {"from": callers}
-    if not knative:
-        entry["ports"] = _tcp_ports(ports)
     outside = [] if context.model_is_folder else [HTTPS]
     if asks_cluster:
         outside = [HTTPS, API_SERVER]
-    dns = {"ports": [{"protocol": protocol, "port": DNS} for protocol in ("UDP", "TCP")]}
-    spec = {
-        "podSelector": {"matchLabels": pods},
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [
-            *([entry] if context.kind == "serving" else []),
-            {"from": [peers]},
-            *([{"from": [_namespace_selector(KNATIVE)]}] if knative else []),
-        ],
-        "egress": [{"to": [peers]}, dns, *([{"ports": _tcp_ports(outside)}] if outside else [])],
-    }
-    return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": object_metadata(context),
-        "spec": spec,
-    }
-
-
-def _namespace_selector(name: str) -> dict[str, Any]:
-    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+    return recipe_object(
+        context,
+        "network-policy",
+        pods=pods,
+        ports=None if knative else _tcp_ports(ports),
+        outside=_tcp_ports(outside) or None,
+        serving=context.kind == "serving",
+        monitoring=context.parameters.monitoring_namespace,
+        gateway=context.parameters.gateway_namespace,
+        knative=knative,
+    )
 
 
 def _tcp_ports(ports: Iterable[int]) -> list[dict[str, Any]]:

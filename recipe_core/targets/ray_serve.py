@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.texts import PLACEHOLDER
-from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.request.scaling import Scaling
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
-from recipe_core.targets.monitoring.rules import warm_up_s
+from recipe_core.targets.monitoring import warm_up_s
 from recipe_core.targets.names import cluster_names
-from recipe_core.targets.scale.policy import (
-    fewest_replicas,
-    only_trigger,
-    refuse_fields,
-    refuse_policy,
-)
+from recipe_core.targets.pod import recipe_object
+from recipe_core.targets.replica_words import ReplicaWords
+from recipe_core.targets.scale.policy import only_trigger
 
-WHERE = "Ray Serve"
-# Ray Serve scales by requests that run or wait in a replica or on the way to it.
-METRIC: Metric = "in-flight"
-# By field of the policy: Ray's name (``AutoscalingConfig`` of Ray 2.5x).
-TIMES = {
-    "up_delay_s": "upscale_delay_s",
-    "down_delay_s": "downscale_delay_s",
-    "idle_s": "downscale_to_zero_delay_s",
-    "window_s": "look_back_period_s",
-    "interval_s": "metrics_interval_s",
-}
+# Ray Serve scales by requests that run or wait in a replica or on the way to it; its names are
+# those of ``AutoscalingConfig`` of Ray 2.5x.
+WORDS = ReplicaWords(
+    title="Ray Serve",
+    policy="ray-serve",
+    metric="in-flight",
+    fixed="num_replicas",
+    scaled="autoscaling_config",
+    target="target_ongoing_requests",
+    times={
+        "up_delay_s": "upscale_delay_s",
+        "down_delay_s": "downscale_delay_s",
+        "idle_s": "downscale_to_zero_delay_s",
+        "window_s": "look_back_period_s",
+        "interval_s": "metrics_interval_s",
+    },
+)
 
 
 def ray_deployment_replicas(scaling: Scaling) -> dict[str, Any]:
@@ -40,50 +42,18 @@ def ray_deployment_replicas(scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for another policy, and for what Ray Serve cannot be told.
     """
-    refuse_policy(scaling, ("fixed", "ray-serve"), WHERE)
-    if scaling.policy == "fixed":
-        return {"num_replicas": fewest_replicas(scaling)}
-    refuse_fields(scaling, ("triggers", *TIMES), WHERE)
-    trigger = only_trigger(scaling, WHERE)
-    if trigger is not None and trigger.metric != METRIC:
-        raise NoAnswer(
-            f"{WHERE} scales by {METRIC}, not by {trigger.metric}.",
-            field="options.scaling.triggers.0.metric",
-        )
+    if (fixed := WORDS.fixed_number(scaling)) is not None:
+        return fixed
+    trigger = only_trigger(scaling, WORDS.title)
+    times = {name: getattr(scaling, field) for field, name in WORDS.times.items()}
+    config = WORDS.scaled_number(scaling, trigger, times)
     if scaling.window_s == 0:
         raise NoAnswer("Ray Serve averages over more than 0 s.", field="options.scaling.window_s")
-    times = {name: getattr(scaling, field) for field, name in TIMES.items()}
-    config = {
-        "min_replicas": scaling.min_replicas,
-        "max_replicas": scaling.max_replicas,
-        **({"target_ongoing_requests": trigger.target} if trigger else {}),
-        **{name: seconds for name, seconds in times.items() if seconds is not None},
-    }
-    return {"autoscaling_config": config}
-
-
-def read_ray_deployment(config: Mapping[str, Any]) -> Scaling:
-    """The policy that a deployment's configuration was written from."""
-    if "num_replicas" in config:
-        count = config["num_replicas"]
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    scaled = config["autoscaling_config"]
-    times = {field: scaled[name] for field, name in TIMES.items() if name in scaled}
-    triggers: tuple[Trigger, ...] = ()
-    if "target_ongoing_requests" in scaled:
-        triggers = (Trigger(metric=METRIC, target=scaled["target_ongoing_requests"]),)
-    return Scaling(
-        policy="ray-serve",
-        min_replicas=scaled["min_replicas"],
-        max_replicas=scaled["max_replicas"],
-        triggers=triggers,
-        **times,
-    )
+    return config
 
 
 FILE = "targets/ray-serve/serve.yaml"
 ENGINE = "vllm"  # the only one that ray.serve.llm starts
-BUILDER = "ray.serve.llm:build_openai_app"
 # Ray's own server listens, names the model and places ranks; there the engine has none of these.
 _RAYS = {
     "host",
@@ -136,33 +106,23 @@ def _check_ray_engine(context: Context) -> None:
 
 def ray_serve_config(context: Context) -> dict[str, Any]:
     """The file that ``serve deploy`` reads."""
-    p = context.parameters
-    app = {
-        "name": "llm",
-        "route_prefix": "/",
-        "import_path": BUILDER,
-        "args": {"llm_configs": [_ray_model(context)]},
-    }
-    return {
-        "proxy_location": "EveryNode",
-        "http_options": {"host": p.host, "port": p.port},
-        "applications": [app],
-    }
-
-
-def _ray_model(context: Context) -> dict[str, Any]:
-    accelerator = cluster_names().ray.names.get(context.device)
-    environment = _ray_environment(context)
-    return {
-        "model_loading_config": {
-            "model_id": context.launch.api_model,
-            "model_source": context.model_source,
-        },
-        **({"accelerator_type": accelerator} if accelerator else {}),
-        "engine_kwargs": _ray_engine_options(context),
-        "deployment_config": {**_ray_replica_config(context), **_supervision_options(context)},
-        **({"runtime_env": {"env_vars": environment}} if environment else {}),
-    }
+    supervision = context.supervision
+    return recipe_object(
+        context,
+        "ray-serve",
+        host=context.parameters.host,
+        port=context.parameters.port,
+        model=context.launch.api_model,
+        source=context.model_source,
+        accelerator=cluster_names().ray.names.get(context.device),
+        options=_ray_engine_options(context),
+        replicas=_ray_replica_config(context),
+        period_s=supervise.hang_looks(context).period_s,
+        timeout_s=supervise.ray_timeout_s(context),
+        drain_s=supervision.drain_s,
+        starts=supervision.crash_budget,
+        environment=_ray_environment(context) or None,
+    )
 
 
 def _ray_environment(context: Context) -> dict[str, str]:
@@ -193,21 +153,6 @@ def _ray_engine_options(context: Context) -> dict[str, Any]:
     if context.nodes > 1:
         options["distributed_executor_backend"] = "ray"
     return options
-
-
-def _supervision_options(context: Context) -> dict[str, Any]:
-    """Health checks, the drain of a replica that stops, and starts that may fail.
-
-    Ray kills a replica after three checks without an answer, and makes it again without end; only
-    starts that fail are counted.
-    """
-    supervision = context.supervision
-    return {
-        "health_check_period_s": supervise.hang_looks(context).period_s,
-        "health_check_timeout_s": supervise.ray_timeout_s(context),
-        "graceful_shutdown_timeout_s": supervision.drain_s,
-        "max_constructor_retry_count": supervision.crash_budget,
-    }
 
 
 def _ray_replica_config(context: Context) -> dict[str, Any]:

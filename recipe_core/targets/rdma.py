@@ -20,6 +20,7 @@ from recipe_core.base.provenance import Sourced
 from recipe_core.launch.process import Process
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import MachineNames, cluster_names
+from recipe_core.targets.objects import make_object
 
 # Devices of each of these machines, all of which a pod takes.
 DEVICES = 8
@@ -27,8 +28,6 @@ ACCELERATOR = "cloud.google.com/gke-accelerator"
 MAIN = "networking.gke.io/default-interface"
 INTERFACES = "networking.gke.io/interfaces"
 FIELD = "parameters.gke_network"
-# Seconds that a daemon may take until it is ready, and between two looks.
-START_S, LOOK_S = 300, 5
 
 
 class Daemon(DataRow):
@@ -197,26 +196,18 @@ def _wire_container(network: GkeNetwork, container: dict[str, Any]) -> dict[str,
 
 def _daemon_container(daemon: Daemon) -> dict[str, Any]:
     """The side container, which starts before the program and ends with it."""
-    container: dict[str, Any] = {
-        "name": daemon.name,
-        "image": daemon.image,
-        "restartPolicy": "Always",
-        "command": list(daemon.command),
-        "env": [{"name": name, "value": value} for name, value in daemon.env.items()],
-        "securityContext": {
-            **_ROOT,
-            "capabilities": {"add": list(daemon.capabilities)},
-            "seccompProfile": {"type": "Unconfined"},
-        },
-        "volumeMounts": [{"name": name, "mountPath": path} for name, path in daemon.mounts.items()],
-    }
-    if daemon.ready_file is not None:
-        container["startupProbe"] = {
-            "exec": {"command": ["cat", daemon.ready_file]},
-            "periodSeconds": LOOK_S,
-            "failureThreshold": START_S // LOOK_S,
-        }
-    return container
+    return dict(
+        make_object(
+            "gke-daemon",
+            name=daemon.name,
+            image=daemon.image,
+            command=list(daemon.command),
+            env=[{"name": name, "value": value} for name, value in daemon.env.items()],
+            capabilities=list(daemon.capabilities),
+            mounts=[{"name": name, "mountPath": path} for name, path in daemon.mounts.items()],
+            ready_file=daemon.ready_file,
+        )
+    )
 
 
 def gke_note(context: Context) -> str | None:

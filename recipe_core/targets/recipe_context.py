@@ -11,7 +11,7 @@ from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe.decision import Decision
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe, dns_label
-from recipe_core.scaling.policies.table import check_scaling
+from recipe_core.scaling.policies.rows import check_scaling
 from recipe_core.targets.context import NAME_ONE, Context, Image
 from recipe_core.targets.scale.policy import refuse_other_bounds
 

@@ -1,4 +1,4 @@
-"""Resources that the container of a process asks for: devices, memory, disk."""
+"""Resources that the container of a process asks for: devices, memory, disk; sizes of claims."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ ROUTER_GIB = 2  # assumed, of a router
 # Assumed, per pod or container, in GiB: caches of compiled kernels and modules, logs and the like,
 # /tmp with the log that the node keeps; and what is asked for of them.
 HOME_GIB, RUN_GIB, TMP_GIB, ASKED_GIB = 32, 16, 16, 8
+CHECKPOINTS_KEPT = 4  # that the place of a run has room for
+# Of a checkpoint with fp32 weights and Adam's moments, where the estimate does not say.
+BYTES_PER_PARAMETER = 16
+SPARE_CACHE = 1.2  # times the weights: a partial download lies beside the finished files
 
 
 def container_resources(context: Context, process: Process) -> dict[str, Any]:
@@ -77,3 +81,16 @@ def host_gib(context: Context, devices: int) -> int:
     host_bytes = context.offloaded_bytes_per_device * devices
     host_bytes += context.launch.host_bytes * devices / context.devices_per_node
     return MEMORY_GIB_PER_DEVICE * devices + math.ceil(host_bytes / GIB)
+
+
+def cache_gib(context: Context) -> int:
+    """Size of the claim for the weights, in GiB."""
+    return context.parameters.cache_gib or math.ceil(SPARE_CACHE * context.weights_bytes / GIB) + 1
+
+
+def checkpoints_gib(context: Context) -> int:
+    """Size of what a run keeps of its checkpoints, with one that is being written, in GiB."""
+    estimated = context.estimate.get("run", {}).get("checkpoint_bytes")
+    # without an estimate: the weights' file has 2 bytes per parameter
+    size = estimated or BYTES_PER_PARAMETER / 2 * context.weights_bytes
+    return math.ceil(CHECKPOINTS_KEPT * size / GIB) + 1

@@ -6,36 +6,32 @@ task that opens no port, and is reached through an SSH tunnel.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
+from recipe_core.request.scaling import Scaling
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import launch_units
 from recipe_core.targets.names import cluster_names
 from recipe_core.targets.node_script import node_script
-from recipe_core.targets.pod import RUN, container_image, object_name
-from recipe_core.targets.scale.policy import (
-    fewest_replicas,
-    only_trigger,
-    refuse_fields,
-    refuse_policy,
-    triggers_of,
-    whole_seconds,
-)
-from recipe_core.targets.storage import cache_gib, checkpoints_gib
+from recipe_core.targets.pod import container_image, recipe_object
+from recipe_core.targets.replica_words import ReplicaWords
+from recipe_core.targets.resources import cache_gib, checkpoints_gib
+from recipe_core.targets.scale.policy import only_trigger, triggers_of, whole_seconds
 
-WHERE = "SkyServe"
 # SkyServe scales by requests per second, over a minute.
-METRIC: Metric = "request-rate"
-TIMES = {"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"}
-# What a service cannot change.
-FIXED = {name: default_of("skyserve", name) for name in ("window_s", "interval_s")}
+WORDS = ReplicaWords(
+    title="SkyServe",
+    policy="skyserve",
+    metric="request-rate",
+    fixed="replicas",
+    scaled="replica_policy",
+    target="target_qps_per_replica",
+    times={"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"},
+)
 
 
 def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
@@ -44,50 +40,13 @@ def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for another policy, and for what SkyServe cannot be told.
     """
-    refuse_policy(scaling, ("fixed", "skyserve"), WHERE)
-    if scaling.policy == "fixed":
-        return {"replicas": fewest_replicas(scaling)}
-    refuse_fields(scaling, ("triggers", *TIMES, *FIXED), WHERE)
-    for name, value in FIXED.items():
-        if getattr(scaling, name) not in (None, value):
-            raise NoAnswer(
-                f"{name} is {getattr(scaling, name):g} s; SkyServe's is {value:g} s.",
-                field=f"options.scaling.{name}",
-                hint="Leave it out.",
-            )
+    if (fixed := WORDS.fixed_number(scaling)) is not None:
+        return fixed
     (trigger, *more_triggers) = triggers_of(scaling)
     if more_triggers:
-        only_trigger(scaling, WHERE)  # raises that it knows one metric
-    if trigger.metric != METRIC:
-        raise NoAnswer(
-            f"{WHERE} scales by {METRIC}, not by {trigger.metric}.",
-            field="options.scaling.triggers.0.metric",
-        )
-    times = {name: whole_seconds(scaling, field) for field, name in TIMES.items()}
-    policy = {
-        "min_replicas": scaling.min_replicas,
-        "max_replicas": scaling.max_replicas,
-        "target_qps_per_replica": trigger.target,
-        **{name: seconds for name, seconds in times.items() if seconds is not None},
-    }
-    return {"replica_policy": policy}
-
-
-def read_sky_service(service: Mapping[str, Any]) -> Scaling:
-    """The policy that a service was written from."""
-    if "replicas" in service:
-        count = service["replicas"]
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    policy = service["replica_policy"]
-    times = {field: policy[name] for field, name in TIMES.items() if name in policy}
-    trigger = Trigger(metric=METRIC, target=policy["target_qps_per_replica"])
-    return Scaling(
-        policy="skyserve",
-        min_replicas=policy["min_replicas"],
-        max_replicas=policy["max_replicas"],
-        triggers=(trigger,),
-        **times,
-    )
+        only_trigger(scaling, WORDS.title)  # raises that it knows one metric
+    times = {name: whole_seconds(scaling, field) for field, name in WORDS.times.items()}
+    return WORDS.scaled_number(scaling, trigger, times)
 
 
 FOLDER = "targets/skypilot"
@@ -142,25 +101,24 @@ def _one_copy(context: Context) -> tuple[Context, int]:
 
 def skypilot_task(context: Context, copies: int) -> dict[str, Any]:
     """The task that runs one of ``copies``; the bundle is its working folder."""
-    # SkyPilot takes a secret's value from the environment of who starts the task
-    secrets = {"HF_TOKEN": None} if context.parameters.token_secret else {}
-    if context.key_variable:
-        secrets[context.key_variable] = None
-    service = _sky_service(context, copies) if context.kind == "serving" else {}
+    service = _sky_service(context, copies) if context.kind == "serving" else None
     if service and context.key_variable is None:
         _check_single(context, service)
-        service = {}
-    return {
-        "name": object_name(context),
-        "workdir": ".",
-        "num_nodes": context.nodes,
-        "resources": _sky_resources(context, public=bool(service)),
-        **_run_bucket(context),
-        **({"secrets": secrets} if secrets else {}),
-        **_install_setup(context),
-        "run": f"bash {FOLDER}/node.sh $SKYPILOT_NODE_IPS\n",
-        **({"service": service} if service else {}),
-    }
+        service = None
+    # SkyPilot takes a secret's value from the environment of who starts the task
+    token = ["HF_TOKEN"] if context.parameters.token_secret else []
+    secrets = dict.fromkeys([*token, *([context.key_variable] if context.key_variable else [])])
+    return recipe_object(
+        context,
+        "sky-task",
+        nodes=context.nodes,
+        **_sky_resources(context),
+        public_port=context.parameters.port if service else None,
+        bucket=context.parameters.bucket if context.kind == "training" else None,
+        secrets=secrets or None,
+        setup=_install_setup(context),
+        service=service,
+    )
 
 
 def _check_single(context: Context, service: dict[str, Any]) -> None:
@@ -181,46 +139,23 @@ def _check_single(context: Context, service: dict[str, Any]) -> None:
     )
 
 
-def _sky_resources(context: Context, *, public: bool) -> dict[str, Any]:
-    p = context.parameters
-    infra = f"{p.cloud}/{p.region}" if p.region else p.cloud
+def _sky_resources(context: Context) -> dict[str, Any]:
+    p, training = context.parameters, context.kind == "training"
     weights = 0 if context.model_is_folder else cache_gib(context)
-    checkpoints = checkpoints_gib(context) if context.kind == "training" else 0
+    cpu = context.vendor == "cpu"
     return {
-        **_sky_accelerators(context),
-        **({"infra": infra} if p.cloud else {}),
-        **({"use_spot": True} if context.spot is not None else {}),
-        **({"image_id": f"docker:{container_image(context)}"} if _has_image(context) else {}),
-        **({"ports": [p.port]} if public else {}),
-        **(_job_recovery(context) if context.kind == "training" else {}),
-        # Otherwise machines of clouds talk over plain TCP, and say nothing.
-        **({"network_tier": "best"} if context.nodes > 1 and context.vendor != "cpu" else {}),
-        "disk_size": DISK_GIB + weights + checkpoints,
+        "cpus": "4+" if cpu else None,
+        "accelerators": None if cpu else _sky_accelerators(context),
+        "infra": "/".join(filter(None, (p.cloud, p.region))) if p.cloud else None,
+        "use_spot": None if context.spot is None else True,
+        "image": container_image(context) if _has_image(context) else None,
+        "restarts": supervise.lifetime_restarts(context) if training else None,
+        "tier": "best" if context.nodes > 1 and not cpu else None,
+        "disk_gib": DISK_GIB + weights + (checkpoints_gib(context) if training else 0),
     }
 
 
-def _run_bucket(context: Context) -> dict[str, Any]:
-    """The bucket that holds the run, where one is named: nothing stays of a lost machine."""
-    bucket = context.parameters.bucket
-    if context.kind != "training" or bucket is None:
-        return {}
-    return {
-        "file_mounts": {RUN: {"source": bucket, "mode": "MOUNT_CACHED"}},
-        "envs": {"RECIPE_RUN": RUN},
-    }
-
-
-def _job_recovery(context: Context) -> dict[str, Any]:
-    """Return how often a failed run is started again; lost machines are replaced without a count.
-
-    ``recover_on_exit_codes`` is left out: torchrun ends with 1 whatever its ranks ended with.
-    """
-    return {"job_recovery": {"max_restarts_on_errors": supervise.lifetime_restarts(context)}}
-
-
-def _sky_accelerators(context: Context) -> dict[str, Any]:
-    if context.vendor == "cpu":
-        return {"cpus": "4+"}
+def _sky_accelerators(context: Context) -> dict[str, int]:
     accelerator = cluster_names().sky.names.get(context.device)
     if accelerator is None:
         raise NoAnswer(
@@ -228,42 +163,49 @@ def _sky_accelerators(context: Context) -> dict[str, Any]:
             field="hardware.device",
             hint="Use another target.",
         )
-    return {"accelerators": {accelerator: context.devices_per_node}}
+    return {accelerator: context.devices_per_node}
 
 
 def _has_image(context: Context) -> bool:
     return bool(context.parameters.image or context.image)
 
 
-def _install_setup(context: Context) -> dict[str, str]:
+def _install_setup(context: Context) -> str | None:
     """The command that installs the engine; none for an image, which contains it."""
     if _has_image(context):
-        return {}
+        return None
     if not context.install:
         container_image(context)  # raises that none is known
-    return {"setup": context.install + "\n"}
+    return context.install + "\n"
 
 
 def _sky_service(context: Context, copies: int) -> dict[str, Any]:
-    p = context.parameters
-    probe = {
-        "path": context.launch.health,
-        "initial_delay_seconds": supervise.start_s(context),
-        "timeout_seconds": max(1, context.supervision.hang_s // PROBES),
-    }
+    return recipe_object(
+        context,
+        "sky-service",
+        health=context.launch.health,
+        start_s=supervise.start_s(context),
+        timeout_s=probe_timeout_s(context),
+        replicas=_sky_replicas(context, copies),
+        port=context.parameters.port,
+    )
+
+
+def _sky_replicas(context: Context, copies: int) -> dict[str, Any]:
+    """The number of replicas: by the request's policy, else by the load of the estimate."""
+    low, high = context.parameters.min_replicas, context.parameters.max_replicas
     if context.scaling is not None:
-        return {
-            "readiness_probe": probe,
-            **sky_service_replicas(context.scaling),
-            "ports": p.port,
-        }
-    if p.min_replicas == p.max_replicas:
-        return {"readiness_probe": probe, "replicas": p.min_replicas * copies, "ports": p.port}
-    bounds = {"min_replicas": p.min_replicas * copies, "max_replicas": p.max_replicas * copies}
-    policy = bounds | {
-        "target_qps_per_replica": max(0.01, round(_requests_per_s(context) / copies, 2))
-    }
-    return {"readiness_probe": probe, "replica_policy": policy, "ports": p.port}
+        return sky_service_replicas(context.scaling)
+    if low == high:
+        return {WORDS.fixed: low * copies}
+    target = max(0.01, round(_requests_per_s(context) / copies, 2))
+    bounds = {"min_replicas": low * copies, "max_replicas": high * copies}
+    return {WORDS.scaled: {**bounds, WORDS.target: target}}
+
+
+def probe_timeout_s(context: Context) -> int:
+    """Seconds without an answer after which a probe of SkyServe has failed."""
+    return max(1, context.supervision.hang_s // PROBES)
 
 
 def _requests_per_s(context: Context) -> float:

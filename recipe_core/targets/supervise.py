@@ -18,8 +18,8 @@ from recipe_core.launch.process import Process
 from recipe_core.launch.start import limit_s
 from recipe_core.launch.training import job
 from recipe_core.payload.launcher.exposition import PATHS
-from recipe_core.payload.launcher.health import question
 from recipe_core.payload.launcher.sections import Api
+from recipe_core.payload.launcher.serving_probe import question
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_name, port_of
 from recipe_core.targets.node_script import PLAIN, Values, fill_placeholders
@@ -129,15 +129,6 @@ def _step_and_write(context: Context) -> tuple[float, float]:
     return step.get("step_s") or 0.0, run.get("checkpoint_s") or 0.0
 
 
-def drain_hook(context: Context) -> dict[str, Any]:
-    """A pod's hook that keeps the engine running until its requests are done.
-
-    Kubernetes sends a pod no new requests once it is to stop; the signal, at which engines drop
-    what runs, comes after the hook.
-    """
-    return {"preStop": {"exec": {"command": ["sleep", str(context.supervision.drain_s)]}}}
-
-
 def rollout_limits(context: Context, replicas: int) -> dict[str, int]:
     """Return how many replicas an update replaces at once. None is added: devices are not spare."""
     min_available = context.supervision.available_of(replicas)
@@ -150,6 +141,11 @@ def lifetime_restarts(context: Context) -> int:
     The crash budget, and for a run of known length the failures of devices to be expected in it.
     """
     return context.supervision.crash_budget + expected_failures(context)
+
+
+def most_failures(context: Context) -> int:
+    """Starts of a Slurm job that may fail before it is given up."""
+    return context.supervision.requeues + expected_failures(context)
 
 
 def expected_failures(context: Context) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.errors import look_up
 from recipe_core.bundle.signing import Manifest
 from recipe_core.compression.advisor.result import CompressAnswer
 from recipe_core.engines.spec import Engine, engine, engine_names
@@ -53,10 +53,8 @@ def document_schema(name: str) -> dict[str, Any]:
     Raises:
         InputError: for another name.
     """
-    if name not in _TYPES:
-        message, hint = unknown("schema", name, NAMES)
-        raise InputError(message, field="schema", hint=hint)
-    return {"$schema": DIALECT, **TypeAdapter(_TYPES[name]).json_schema()}
+    adapter = TypeAdapter(look_up("schema", name, _TYPES, "schema"))
+    return {"$schema": DIALECT, **adapter.json_schema()}
 
 
 def model_view(model: ModelSpec, entry: CatalogEntry | None = None) -> dict[str, Any]:

@@ -69,7 +69,6 @@ class Column(Generic[Row]):
         return value
 
     def text(self, row: Row) -> str:
-        """The cell of a row."""
         value = self.get(row)
         if _is_unknown(value):
             return UNKNOWN
@@ -185,7 +184,6 @@ def csv_bytes(table: pd.DataFrame) -> bytes:
 
 
 def parquet_bytes(table: pd.DataFrame) -> bytes:
-    """A table as a Parquet file."""
     file = io.BytesIO()
     table.to_parquet(file, index=False)
     return file.getvalue()

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from recipe_core.base.units import (
-    chance_text,
-    count_text,
-    days,
-    gib,
-    seconds_text,
-    significant,
-    token_rate_text,
-    usd,
-)
+from recipe_core.base.units import gib, token_rate_text
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
@@ -29,56 +20,8 @@ from recipe_core.request.metrics import Metric, column_metric, metrics_of, time_
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.plans import change_lines
+from recipe_core.views.texts import Phrases
 from recipe_core.views.verdict import split_formats_text
-
-
-def reinforcement_lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    """Lines of an estimate that samples answers; none of another one."""
-    loop = answer.get("reinforcement")
-    if not loop:
-        return
-    updates = f"{loop['updates']:,} update{'s' * (loop['updates'] > 1)}"
-    yield f"phases of a step ({loop['answers']:,} answers, {updates}):"
-    for name, label in PHASE_TITLES.items():
-        seconds = loop["phases_s"].get(name, 0.0)
-        if seconds > 0:
-            yield f"  {label:26} {seconds_text(seconds):>14}{_more(name, loop)}"
-    yield (
-        f"rollout: {loop['rollout_copies']:,} × {loop['rollout_engine']} with tp "
-        f"{loop['rollout_tp']}, {loop['rollout_in_flight']:,.0f} answers in flight each, "
-        f"{token_rate_text(loop['rollout_tokens_per_s'])} while full"
-    )
-    yield (
-        f"memory per GPU: {gib(loop['training_bytes'])} while it trains, "
-        f"{gib(loop['rollout_bytes'])} while it samples (memory share of the engine "
-        f"{loop['rollout_memory_share']:.2f}){_offloaded_text(loop)}"
-    )
-    if loop["usd_per_step"] is not None:
-        yield f"a step costs {usd(loop['usd_per_step'])}"
-
-
-def _more(name: str, loop: Mapping[str, Any]) -> str:
-    if name == "rollout" and loop["rollout_tail_s"] > 0:
-        return f"   {seconds_text(loop['rollout_tail_s'])} of it for the longest answers alone"
-    if name == "weight_sync":
-        return f"   {gib(loop['weight_sync_bytes'])}"
-    return ""
-
-
-def _offloaded_text(loop: Mapping[str, Any]) -> str:
-    if not loop["offloaded_bytes"]:
-        return ""
-    return f"; {gib(loop['offloaded_bytes'])} of states wait in the host's memory"
-
-
-# Expected failures below which nobody cares how many.
-LEAST_FAILURES = 0.001
-_CAN_RUN = {
-    True: "yes: it can run",
-    None: "uncertain: estimates do not tell whether it starts",
-    False: "no: it cannot run",
-}
-
 
 # --- figures -------------------------------------------------------------------------------------
 
@@ -180,88 +123,28 @@ def estimate_text(
 
     ``rows``: stand below it, such as the price of a device-hour.
     """
-    lines = [f"{split_name(candidate)}, {candidate['engine']}, {split_formats_text(candidate)}"]
+    head = f"{split_name(candidate)}, {candidate['engine']}, {split_formats_text(candidate)}"
     if not answer["feasible"]:
-        return "\n".join([*lines, "cannot run:", *(f"  {reason}" for reason in answer["reasons"])])
-    kind = "training" if "training" in answer else "serving"
-    lines += _align_figures(memory_facts(answer).items())
-    for row in figure_rows(kind, answer):
-        beside = ", ".join(filter(None, (range_of_row(row), row.basis)))
-        lines.append(f"  {row.label:32} {row.value:>14}   {beside}")
-    if kind == "training":
-        lines += [*_step_part_lines(answer), *reinforcement_lines(answer)]
-        lines += _whole_run_lines(answer["run"], answer["cost"])
-    return "\n".join(
-        [*lines, *_align_figures(rows), *(f"  note: {note}" for note in answer["notes"])]
-    )
+        return _PHRASES.text("estimate", head, answer, {}, (), ())
+    figures = figure_rows("training" if "training" in answer else "serving", answer)
+    return _PHRASES.text("estimate", head, answer, memory_facts(answer), figures, rows)
 
 
-def _align_figures(rows: Iterable[tuple[str, str]]) -> list[str]:
-    """Lines with the figures below each other; what follows a figure and its unit stays beside."""
-    lines = []
-    for label, text in rows:
-        figure = " ".join(text.split(" ")[:2])
-        lines.append(f"  {label:32} {figure:>14}{text[len(figure) :]}")
-    return lines
-
-
-def _step_part_lines(answer: Mapping[str, Any]) -> Iterator[str]:
-    yield "parts of a step:"
-    parts = sorted(answer["breakdown_s"]["step"].items(), key=lambda item: -item[1])
-    for name, seconds in parts:
-        share = seconds / answer["training"]["step_s"]
-        if share > 0.001:
-            label = STEP_TITLES.get(name, name)
-            yield f"  {label:32} {seconds_text(seconds):>14} {share:6.1%}"
-
-
-def _whole_run_lines(run: Mapping[str, Any], cost: Mapping[str, Any]) -> list[str]:
-    lines, phases = [], run.get("phases") or []
-    if run["wall_s"]:
-        several = f" in {len(phases)} phases" if phases else ""
-        price = f", {usd(cost['usd'])}" if cost["usd"] else ""
-        lines.append(f"run: {run['steps']:,.0f} steps{several}, {days(run['wall_s'])}{price}")
-    lines += [
-        f"  {count_text(phase['tokens']):>8} tokens in steps of {phase['global_batch']:,} × "
-        f"{phase['sequence_length']:,}: {phase['steps']:,.0f} steps of "
-        f"{seconds_text(phase['step_s'])}, {days(phase['wall_s'])}"
-        for phase in phases
-    ]
-    lines.append(
-        f"goodput {run['goodput']:.1%}, MFU of the whole run {run['mfu']:.1%}; time goes to"
-    )
-    shares = sorted(run["time_shares"].items(), key=lambda item: -item[1])
-    lines += [f"  {RUN_TITLES[name]:32} {part:>14.2%}" for name, part in shares if part > 0.00005]
-    often = (run.get("failures") or 0.0) >= LEAST_FAILURES
-    failed = f" ({significant(run['failures'])} expected in the run)" if often else ""
-    lines.append(f"a failure every {days(run['mtbf_s'])}{failed}{_spares(run)}")
-    size, interval = gib(run["checkpoint_bytes"]), seconds_text(run["checkpoint_interval_s"])
-    stall = seconds_text(run["checkpoint_stall_s"])
-    return [*lines, f"checkpoint of {size} every {interval}, which stops training for {stall}"]
-
-
-def _spares(run: Mapping[str, Any]) -> str:
-    if run.get("spares_suffice") is None:
-        return ""
-    return f"; a spare takes over with a probability of {chance_text(run['spares_suffice'])}"
+_PHRASES = Phrases(
+    "estimates",
+    range=range_of_row,
+    step_part=lambda name: STEP_TITLES.get(name, name),
+    run_part=RUN_TITLES.__getitem__,
+    phase_titles=lambda _: PHASE_TITLES.items(),
+)
 
 
 def check_text(answer: dict[str, Any]) -> str:
     """A verdict with its reasons, a better split, and changes that make it run."""
-    verdict = _CAN_RUN[answer["ok"]]
-    if answer.get("confidence") is not None:
-        sure = chance_text(answer["confidence"])
-        verdict += f"; it keeps the limits with a probability of {sure}"
-    lines = [verdict]
-    if answer["ok"] is None:
-        lines += [f"  why: {reason}" for reason in answer["reasons"]]
-    lines.append(estimate_text(answer["candidate"], answer["estimate"]))
-    if answer.get("unread"):
-        lines.append(f"not checked: {' '.join(answer['unread'])}")
-    better = answer["better"]
-    if better is not None:
-        lines.append(f"better: {split_name(better['candidate'])}: {_speed(better['estimate'])}")
-    return "\n".join([*lines, *change_lines(answer["changes"], answer["candidate"])])
+    estimate, better = estimate_text(answer["candidate"], answer["estimate"]), answer["better"]
+    changes = "\n".join(change_lines(answer["changes"], answer["candidate"]))
+    speed = "" if better is None else _speed(better["estimate"])
+    return _PHRASES.text("check", answer, estimate, changes, speed)
 
 
 def _speed(answer: Mapping[str, Any]) -> str:

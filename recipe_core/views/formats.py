@@ -6,16 +6,17 @@ Answers are those of ``Advice.to_json``, as workers send them to pages.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from recipe_core.accuracy.runners import families, runners
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import significant
 from recipe_core.compression.advisor.comparison import BEST_AT, SURELY_KEPT
-from recipe_core.compression.advisor.row import FIGURES
+from recipe_core.compression.advisor.result import FIGURES
 from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.columns import Column, terminal
+from recipe_core.views.texts import Phrases
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,28 +58,16 @@ MAX_REASON = 110
 
 def format_advice_text(answer: Json) -> str:
     """The verdict, techniques side by side, pairs, and the reasons of those without figures."""
-    lines = [formats_verdict(answer), base_sentence(answer)]
-    if note := ranking_note(answer):
-        lines.append(note)
-    lines.append("Figures are changes to the base, on its split.")
-    rows = shown_techniques(answer, every_file=True)
+    rows, pairs = shown_techniques(answer, every_file=True), answer["combinations"]
     # without the last column: names of checkpoints would fold every row
-    lines.append(terminal(rows, technique_columns()[:-1]))
-    if answer["combinations"]:
-        lines += ["Together:", terminal(answer["combinations"], PAIRS)]
-    return "\n".join([*lines, *_reason_lines(answer)])
-
-
-def _reason_lines(answer: Json) -> Iterator[str]:
+    table = terminal(rows, technique_columns()[:-1])
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in answer["formats"]:
         if row["same_split"] is None:
-            reason = (row["why"] or "")[:MAX_REASON]
-            by_reason[row["state"], reason].append(row["technique"])
-    if by_reason:
-        yield "Without figures:"
-    for (state, reason), names in by_reason.items():
-        yield f"  {', '.join(names)}: {state}. {reason}"
+            by_reason[row["state"], (row["why"] or "")[:MAX_REASON]].append(row["technique"])
+    sentences = (formats_verdict(answer), base_sentence(answer), ranking_note(answer))
+    pairs_table = terminal(pairs, PAIRS) if pairs else ""
+    return _PHRASES.text("whole", *sentences, table, pairs_table, by_reason)
 
 
 # --- sentences -----------------------------------------------------------------------------------
@@ -86,32 +75,14 @@ def _reason_lines(answer: Json) -> Iterator[str]:
 
 def formats_verdict(answer: Json) -> str:
     """The best technique by the objective, or that none runs."""
-    best, limit = best_technique(answer), answer["accuracy_limit"]
-    if best is None:
-        return "No format runs within the limits."
-    if limit is not None and not best["accuracy"]["within_limit"]:
-        return (
-            f"No format that runs here is expected to keep {limit * 100:g} % of the accuracy. "
-            f"Nearest by the objective: {best['title']}, {kept_accuracy(best)}."
-        )
-    change = figure_ratio(best, "usd_per_million_output_tokens", "best_split")
-    cost = "" if change is None else f", cost of a token {ratio_text(change)}"
-    return f"{best['title']}: accuracy kept {kept_accuracy(best)}{cost}."
+    best = best_technique(answer)
+    change = figure_ratio(best, "usd_per_million_output_tokens", "best_split") if best else None
+    return _PHRASES.sentence("verdict", best, answer["accuracy_limit"], change)
 
 
 def base_sentence(answer: Json) -> str:
     """The deployment that everything is compared with."""
-    base = answer["base"]
-    split = base["same_split"]
-    text = (
-        f"Base: {answer['model']} with {base['weight_dtype']} weights, {base['kv_dtype']} cache "
-        f"on {split['split']}, {answer['engine']['name']}, {answer['device']}"
-    )
-    if split["state"] == "cannot run":
-        text += f", which cannot run: {split['reasons'][0]}"
-    if base["split_is"] == "stated" and base["best_split"]["candidate"] != split["candidate"]:
-        text += f". Its best split is {base['best_split']['split']}"
-    return ". ".join([text, *base["notes"]]).rstrip(".") + "."
+    return _PHRASES.sentence("base", answer, answer["base"]).rstrip(".") + "."
 
 
 def ranking_note(answer: Json) -> str:
@@ -168,11 +139,13 @@ def ratio_text(ratio: float | None) -> str:
     return f"{'+' if points > 0 else '−'}{abs(points)} %"
 
 
+_PHRASES = Phrases("formats", kept=kept_accuracy, ratio=ratio_text)
+
+
 # --- tables --------------------------------------------------------------------------------------
 
 
 def best_technique(answer: Json) -> Json | None:
-    """The row that is ranked first."""
     return next((row for row in answer["formats"] if row["rank"] == 1), None)
 
 
@@ -282,7 +255,6 @@ def narrow_matrix(cells: Json, columns: int) -> Json:
 
 
 def matrix_frame(cells: Json) -> pd.DataFrame:
-    """The matrix as a table of verdicts."""
     import pandas as pd
 
     titles = techniques()

@@ -112,7 +112,6 @@ def term_help(name: str) -> str:
 
 
 def glossary_page() -> str:
-    """The page docs/reference/glossary.md."""
     lines = [
         "# Glossary",
         "",

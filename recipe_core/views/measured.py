@@ -8,17 +8,22 @@ from statistics import median
 from typing import TypeVar
 
 from recipe_core.accuracy.published import Retained
-from recipe_core.calibration.compressions import ComparedCompression, KeptCompression
-from recipe_core.calibration.lessons import Knowledge, LearnedNumber, LeftOneOut
+from recipe_core.calibration.lessons import (
+    ComparedCompression,
+    Knowledge,
+    LearnedNumber,
+    LeftOneOut,
+)
 from recipe_core.calibration.place import VARIABLE, default_path
+from recipe_core.calibration.records import StoredCompression, StoredRun
 from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
-from recipe_core.calibration.store import Entry, Overlay
+from recipe_core.calibration.store import Overlay
 from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, known_columns, terminal
 
 Row = TypeVar("Row")
-Checkpoint = tuple[KeptCompression, ComparedCompression]
+Checkpoint = tuple[StoredCompression, ComparedCompression]
 # Figures of runs, in the order in which they are shown.
 FIGURES = ("tpot_s", "ttft_s", "request_latency_s", "output_tokens_per_s", "step_s")
 SCALES = {"steps": "Decode steps", "prompts": "Prompts", "training": "Training steps"}
@@ -87,7 +92,7 @@ def _change_lines(knowledge: Knowledge) -> Iterator[str]:
 
 
 def _entry_tables(
-    knowledge: Knowledge, runs: Sequence[Entry], checkpoints: Sequence[KeptCompression]
+    knowledge: Knowledge, runs: Sequence[StoredRun], checkpoints: Sequence[StoredCompression]
 ) -> Iterator[str]:
     if runs:
         newest = list(reversed(runs))
@@ -222,26 +227,26 @@ NUMBERS: tuple[Column[LearnedNumber], ...] = (
 )
 
 
-def run_columns(*, sources: bool) -> list[Column[Entry]]:
+def run_columns(*, sources: bool) -> list[Column[StoredRun]]:
     """Columns of the runs of a calibration; ``sources``: with paths of files."""
 
-    def state(entry: Entry) -> str:
+    def state(entry: StoredRun) -> str:
         text = STATES[entry.gate.state]
         # an expired run says when in a column of its own
         return f"{text}: {entry.gate.reason}" if entry.gate.state == "held" else text
 
-    columns: list[Column[Entry]] = [
+    columns: list[Column[StoredRun]] = [
         Column("State", state, align="left"),
         Column("Run", "id", align="left"),
         Column("Name", "name", align="left"),
         Column("Device", "device", align="left"),
         Column(
             "Engine",
-            lambda entry: f"{entry.engine} {version_in_text(entry.version)}".strip(),
+            lambda entry: f"{entry.engine} {version_in_text(entry.ran)}".strip(),
             align="left",
         ),
         *map(_measured_column, FIGURES),
-        Column("Measured on", "measured.date"),
+        Column("Measured on", "date"),
         Column("Counts until", "expires", help="Drivers, images and clocks move on"),
     ]
     if sources:
@@ -249,23 +254,21 @@ def run_columns(*, sources: bool) -> list[Column[Entry]]:
     return columns
 
 
-def _measured_column(figure: str) -> Column[Entry]:
+def _measured_column(figure: str) -> Column[StoredRun]:
     metric = column_metric(figure)
-    return Column(
-        metric.title, lambda entry: getattr(entry.measured, figure, None) or None, metric.show
-    )
+    return Column(metric.title, lambda entry: getattr(entry, figure), metric.show)
 
 
 def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
     """Columns of measured checkpoints, each beside what was expected of it."""
     columns: list[Column[Checkpoint]] = [
         Column("State", lambda row: "counts" if row[0].counts else "expired", align="left"),
-        Column("Base", lambda row: row[0].measured.model, align="left"),
-        Column("Technique", lambda row: row[0].measured.technique, align="left"),
-        Column("Method", lambda row: row[0].measured.method or None, align="left"),
+        Column("Base", lambda row: row[0].model, align="left"),
+        Column("Technique", lambda row: row[0].technique, align="left"),
+        Column("Method", lambda row: row[0].method or None, align="left"),
         Column(
             "Perplexity kept",
-            lambda row: row[0].measured.retained,
+            lambda row: row[0].retained,
             "{:.2%}".format,
             help="Of the base over that of the result",
         ),
@@ -277,7 +280,7 @@ def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
         Column("In band", lambda row: IN_BAND_TEXTS[row[1].in_band]),
         Column(
             "Same answers",
-            lambda row: row[0].measured.agreement,
+            lambda row: row[0].agreement,
             "{:.1%}".format,
             help="Equal tokens of greedy answers",
         ),
@@ -295,11 +298,11 @@ def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
         ),
         Column(
             "Tokens",
-            lambda row: row[0].measured.tokens,
+            lambda row: row[0].tokens,
             "{:,.0f}".format,
             help="Of the text that was read",
         ),
-        Column("Measured on", lambda row: row[0].measured.date),
+        Column("Measured on", lambda row: row[0].date),
         Column("Counts until", lambda row: row[0].expires),
     ]
     if sources:

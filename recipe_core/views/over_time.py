@@ -12,6 +12,7 @@ from recipe_core.base.units import long_duration, percent_text, significant, tri
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Period, Scaling
 from recipe_core.request.split_key import split_name
+from recipe_core.scaling.policies.rows import policy_rows
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.size_view import dollars
 from recipe_core.views.traces import request_rate, traffic_sentence
@@ -66,20 +67,7 @@ def _saving_text(saving: Json) -> str:
 
 
 Json = Mapping[str, Any]
-POLICY_TITLES = {
-    "fixed": "Fixed number",
-    "schedule": "Schedule",
-    "predictive": "Forecast",
-    "hpa": "Kubernetes HPA",
-    "keda": "KEDA",
-    "kpa": "Knative KPA",
-    "skyserve": "SkyServe",
-    "ray-serve": "Ray Serve",
-    "dynamo": "Dynamo planner",
-    "llm-d": "llm-d autoscaler",
-    "always_peak": "Always at peak",
-    "clairvoyant": "Clairvoyant",
-}
+BOUND_TITLES = {"always_peak": "Always at peak", "clairvoyant": "Clairvoyant"}
 BOUNDS = {
     "always_peak": "as many replicas as the busiest hour needs, all the time",
     "clairvoyant": "the fewest replicas at every moment for whoever knows all arrivals beforehand",
@@ -135,7 +123,8 @@ def _best_policy(answer: Json) -> Iterator[str]:
 
 
 def policy_title(name: str) -> str:
-    return POLICY_TITLES.get(name, name)
+    titles: dict[str, str] = {policy: row.title for policy, row in policy_rows().items()}
+    return (titles | BOUND_TITLES).get(name, name)
 
 
 def week_time(at_s: float, start_hour: float = 0) -> str:

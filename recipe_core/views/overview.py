@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.units import count_text
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.limits import limit_texts
 from recipe_core.plans.remedies import change_label
@@ -18,10 +17,10 @@ from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
 from recipe_core.request.metrics import column_metric
-from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.estimates import estimate_text
+from recipe_core.views.texts import Phrases
 from recipe_core.views.verdict import goals_text, hourly_text, percent, split_formats_text
 
 if TYPE_CHECKING:
@@ -81,46 +80,13 @@ def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
         recipe: as it was made.
         chance: probability that the split keeps the limits, where a plan tells.
     """
-    c, lock = recipe.candidate, recipe.lock
-    request = recipe_request(recipe)
-    out = {
-        "Model": f"{recipe.model.id} ({count_text(recipe.model.parameters)} parameters)",
-        "Devices": _recipe_devices_text(recipe, request),
-        "Split": split_name(c),
-        "Formats": split_formats_text(c),
-        "Engine": f"{recipe.engine.title} {recipe.engine.version}".strip(),
-        "Workload": workload_name(request.workload),
-        "Optimised for": goals_text(request),
-        "Limits": "; ".join(limit_texts(request.objective.limits)) or "none",
-    }
-    out |= _confidence(request, chance)
-    if (hour := recipe.estimate["cost"].get("usd_per_hour")) is not None:
-        out["Price"] = hourly_text(hour)
-    out |= {"Longest request": f"{recipe.max_context:,} tokens"} if recipe.max_context else {}
-    if drafts := c.get("speculative"):
-        out["Speculative decoding"] = (
-            f"{drafts['tokens']} draft tokens per step, {drafts['method']}"
-        )
-    out |= {"Container": lock.image.reference} if lock and lock.image else {}
-    return out
+    request, formats = recipe_request(recipe), split_formats_text(recipe.candidate)
+    workload, limits = workload_name(request.workload), limit_texts(request.objective.limits)
+    goals = goals_text(request)
+    return _PHRASES.facts("facts", recipe, request, formats, workload, goals, limits, chance)
 
 
-def _recipe_devices_text(recipe: Recipe, request: PlanRequest) -> str:
-    """Devices that the split uses of those available: ``4 of 8 × NVIDIA H100 SXM5 80 GB``."""
-    d, total = recipe.device, request.hardware.devices
-    nodes = f" in {-(-d.count // d.per_node)} nodes" if d.per_node and d.count > d.per_node else ""
-    used = f"{d.count:,} of {total:,}" if total > d.count else f"{d.count:,}"
-    return f"{used} × {d.title}{nodes}"
-
-
-def _confidence(request: PlanRequest, chance: float | None) -> dict[str, str]:
-    confidence = request.objective.confidence
-    if not limit_texts(request.objective.limits):
-        return {}
-    parts = [] if chance is None else [percent(chance)]
-    parts += [] if confidence is None else [f"at least {confidence * 100:g} % asked for"]
-    text = ", ".join(parts)
-    return {"Limits hold with": text} if text else {}
+_PHRASES = Phrases("recipes", hourly=hourly_text, chance_percent=percent)
 
 
 def option_origins(recipe: Recipe) -> list[Origin]:
@@ -189,70 +155,35 @@ def _figure_phrases(figures: Mapping[str, float | None]) -> Iterator[str]:
 
 def build_text(recipe: Recipe, output: Path, note: str | None = None) -> str:
     """The estimate of a bundle, its place with a ``note``, and the next commands."""
-    estimate = estimate_text(recipe.candidate, recipe.estimate)
-    if scaling := recipe.estimate.get("scaling"):
-        estimate += f"\n  {'Replicas':32} {scaling_text(scaling)}"
+    estimate, scaling = estimate_text(recipe.candidate, recipe.estimate), ""
+    if policy := recipe.estimate.get("scaling"):
+        scaling = scaling_text(policy)
     written = f"{output}, {note}" if note else str(output)
-    return f"{estimate}\nwrote {written}\nnext: recipe up {output} && recipe bench {output}"
+    return _PHRASES.text("built", estimate, scaling, written, output)
 
 
 def scaling_text(scaling: Mapping[str, Any]) -> str:
     """A policy's replicas, with what they cost a month as simulated and at most."""
-    low, high = scaling["min_replicas"], scaling["max_replicas"]
-    devices = scaling["devices_per_replica"]
-    text = (
-        f"{scaling['policy']}: {low} to {high} like this, of {devices} device{'s' * (devices > 1)}"
-    )
-    simulated, maximum = scaling.get("simulated"), scaling["usd_per_month_at_most"]
-    if maximum is None:
-        return text
-    if simulated and simulated["current"]:
-        text += f"; ${simulated['usd_per_month']:,.0f} a month as simulated"
-    return f"{text}; ${maximum:,.0f} a month at most"
+    return _PHRASES.sentence("scaling", scaling)
 
 
 def lock_text(comparison: Sequence[Difference]) -> str:
-    """A lock against this machine, one line per item."""
-    words = {"same": "ok", "differs": "DIFFERS", "absent": "not here"}
-    lines = []
-    for item in comparison:
-        installed = "" if item.actual in (None, item.locked) else f", here {item.actual}"
-        lines.append(f"{words[item.level]:8}  {item.name}: {item.locked}{installed}")
-    return "\n".join(lines)
-
-
-_AS_IT_IS = "the recipe as it is; no variant is for these devices"
+    return _PHRASES.text("lock", comparison)
 
 
 def resolved_text(recipe: Recipe, resolved: Resolved) -> str:
     """The variants that apply to other hardware, and the settings that change on it."""
-    machine = f"{resolved.machine.count} × {resolved.machine.device}"
-    applied = f"variants {', '.join(resolved.applied)}" if resolved.applied else _AS_IT_IS
-    lines = [f"{recipe.name} on {machine}: {applied}"]
-    before = {
-        "candidate": recipe.candidate,
-        "options": recipe.engine.options,
-        "environment": recipe.environment,
-    }
-    for part, old in before.items():
-        new = getattr(resolved.settings, part)
-        for name in dict.fromkeys([*old, *new]):
-            if old.get(name) != new.get(name):
-                layer = resolved.provenance.get(f"{part}.{name}", "")
-                origin = f" ({layer})" if name in new else ""
-                change = f"{old.get(name, '–')} → {new.get(name, '–')}"
-                lines.append(f"  {part}.{name}: {change}{origin}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in resolved.kept_out)])
+    new = resolved.settings
+    parts = [
+        ("candidate", recipe.candidate, new.candidate),
+        ("options", recipe.engine.options, new.options),
+        ("environment", recipe.environment, new.environment),
+    ]
+    return _PHRASES.text("resolved", recipe, resolved, parts)
 
 
 def conversion_text(conversion: Conversion, output: Path | None) -> str:
     """The recipe of a conversion, and what it could not carry over."""
     recipe = conversion.recipe
-    lines = [f"{recipe.name}: {recipe.model.id} on {recipe.device.count} × {recipe.device.title}"]
-    lines.append(estimate_text(recipe.candidate, recipe.estimate))
-    if conversion.carried:
-        lines.append(f"carried over: {' '.join(conversion.carried)}")
-    lines += [f"not carried over: {item.subject} ({item.why})" for item in conversion.lost]
-    if output:
-        lines.append(f"wrote {output}")
-    return "\n".join(lines)
+    estimate = estimate_text(recipe.candidate, recipe.estimate)
+    return _PHRASES.text("converted", recipe, estimate, conversion, output)

@@ -145,5 +145,4 @@ def row_usable_bytes(plan: PlanTable, row: int) -> float:
 
 
 def capacity_bytes(plan: PlanTable, row: int) -> float:
-    """Bytes that a process can have of a device."""
     return float(plan.setting(row).cluster.device.usable_memory_bytes)

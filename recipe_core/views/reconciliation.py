@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from recipe_core.base.texts import quote_command, quote_shell
-from recipe_core.calibration.run_rows import ImportedTable
+from recipe_core.calibration.importers.rows import ImportedTable
+from recipe_core.calibration.trials.search_problem import point_text, trial_figures
 from recipe_core.calibration.trials.tune import Tuned
 from recipe_core.calibration.trials.verify import Comparison, Report
 from recipe_core.calibration.validation.reconcile import EXPLAINED, MATCH, Ends, Reconciled, Row
@@ -16,7 +16,6 @@ from recipe_core.calibration.validation.reconcile import FIGURES as RECONCILED
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, terminal
 
-TRIAL_FIGURES = ("output_tokens_per_s", "tpot_s", "ttft_s", "request_latency_s")
 STATES = ("measured", "given up", "failed", "not started")
 # Best trials of a search that are listed.
 MAX_TRIALS = 5
@@ -73,8 +72,8 @@ def tune_text(outcome: Tuned, output: Path | None = None) -> str:
     measured = [row for row in outcome.trials if row["state"] == "measured"]
     ranked = sorted(measured, key=lambda row: (not row["keeps_limits"], row["score"]))
     for row in ranked[:MAX_TRIALS]:
-        point = _changed_knobs(row["values"], recommended)
-        lines.append(f"  {_trial_figures(row['metrics'])}  {point}")
+        point = point_text(row["values"], recommended)
+        lines.append(f"  {trial_figures(row['metrics'])}  {point}")
     if gain := outcome.gain:
         mean, low, high = (f"{ratio - 1:+.1%}" for ratio in (gain.mean, gain.low, gain.high))
         lines.append(
@@ -83,31 +82,10 @@ def tune_text(outcome: Tuned, output: Path | None = None) -> str:
         )
     lines += outcome.notes
     if outcome.recipe is not None and outcome.best is not None:
-        lines.append(f"better: {_changed_knobs(outcome.best['values'], recommended)}")
+        lines.append(f"better: {point_text(outcome.best['values'], recommended)}")
         again = "-o BUNDLE --resume measures both again and writes it"
         lines.append(f"wrote {output}" if output else again)
     return "\n".join(lines)
-
-
-def _changed_knobs(values: Mapping[str, Any], recommended: Mapping[str, Any]) -> str:
-    changed = [
-        f"{name}={_knob_text(value)}"
-        for name, value in values.items()
-        if value != recommended[name]
-    ]
-    return ", ".join(changed) or "the recommended point"
-
-
-def _knob_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        degrees = [f"{name}{degree}" for name, degree in value.items() if degree > 1]
-        return "·".join(degrees) or "one device"
-    return "default" if value is None else str(value)
-
-
-def _trial_figures(metrics: Mapping[str, Any]) -> str:
-    figures = [(name, metrics.get(name)) for name in TRIAL_FIGURES]
-    return "  ".join(f"{name} {value:.4g}" for name, value in figures if value is not None)
 
 
 def imported_text(table: ImportedTable, output: Path | None, existing: int) -> str:

@@ -17,6 +17,7 @@ from recipe_core.hardware.offers import offer_terms
 from recipe_core.request.metrics import column_metric, limits_by_name, metrics_of
 from recipe_core.request.split_key import load_field_text, load_metric, split_name
 from recipe_core.views.columns import UNKNOWN, Column, known_columns
+from recipe_core.views.texts import Phrases
 
 Row = Mapping[str, Any]
 # Marks an amount that rests on a price to doubt.
@@ -82,18 +83,6 @@ def dollars(value: float) -> str:
     return f"${value:,.2f}" if value >= 0.1 else usd(value)
 
 
-def rented_devices_text(row: Row) -> str:
-    """``12 × AMD Instinct MI355X 288 GB in 2 machines of 8 (4 idle)``, spare ones included."""
-    spare = row["devices_rented"] - row["idle"] - row["count"]
-    text = f"{row['count'] + spare} × {row['title']}"
-    if row["unit_devices"] > 1:
-        machines = "machine" if row["units"] == 1 else "machines"
-        text += f" in {row['units']} {machines} of {row['unit_devices']}"
-    rest = {"spare": spare, "idle": row["idle"]}
-    beside = ", ".join(f"{count} {name}" for name, count in rest.items() if count)
-    return f"{text} ({beside})" if beside else text
-
-
 def take_label(row: Row) -> str:
     """``Take 8 × B200 SXM 180 GB``."""
     return f"Take {row['count']} × {short(row)}"
@@ -105,35 +94,12 @@ def take_label(row: Row) -> str:
 def size_verdict(answer: Row) -> tuple[bool, str]:
     """True with the best hardware, or False with the reason of the nearest device."""
     best = answer.get("best")
-    if best is not None:
-        return True, sentence(best)
-    if answer.get("unpriced"):
-        row = answer["unpriced"][0]
-        return (
-            False,
-            "No device with a price holds the limits. "
-            f"{rented_devices_text(row)} would; see below.",
-        )
-    refused = answer.get("refused") or []
-    if not refused:
-        return False, "There is no device to choose from. Widen the choice."
-    row = refused[0]
-    return False, f"No device holds the limits. Nearest is {row['title']}: {reasons(row)}."
+    return (True, sentence(best)) if best is not None else (False, _say("verdict", answer))
 
 
 def sentence(row: Row) -> str:
     """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93%``."""
-    parts = [rented_devices_text(row)]
-    if row["usd_per_hour"] is None:
-        parts.append("price unknown")
-    else:
-        parts.append(f"{money(row)} an hour ({money(row, 'month')} a month)")
-    if row.get("usd") is not None and row.get("wall_s"):
-        noun = "run" if _is_run(row) else "job"
-        parts.append(f"{money(row, 'run')} for the {noun} of {days(row['wall_s'])}")
-    if row["confidence"] is not None:
-        parts.append(f"holds the limits with {chance_text(row['confidence'])}")
-    return ", ".join(parts)
+    return _say("said", row)
 
 
 def split_sentence(row: Row) -> str:
@@ -151,17 +117,7 @@ def reasons(refused: Row) -> str:
 
 def load_sentence(row: Row) -> str:
     """The largest load that the split carries; empty where none was looked for."""
-    load = row.get("largest_load")
-    if not load:
-        return ""
-    if load["value"] is None:
-        return "It carries no load within the limits."
-    if not load["bounded"]:
-        requests = load_metric(load["field"]).label
-        return f"No limit ends the load: more {requests} only wait longer. State one on times."
-    more = "" if load["monotone"] else " Smaller loads may break a limit too."
-    text = load_field_text(load["field"], load["value"])
-    return f"It carries up to {text} within the limits.{more}"
+    return _say("load", row["largest_load"]) if row.get("largest_load") else ""
 
 
 def wins_sentence(row: Row, *, best: bool) -> str:
@@ -170,13 +126,14 @@ def wins_sentence(row: Row, *, best: bool) -> str:
     price = wins.get("usd_per_device_hour")
     if best:
         return f"It stays the cheapest up to {usd(price)} per device-hour." if price else ""
-    changes = [f"below {usd(price)} per device-hour"] if price else []
-    for name, value in wins.get("limits", {}).items():
-        rule = limits_by_name()[name]
-        changes.append(f"with {rule.label} limited to {rule.show(value / rule.factor)}")
+    limits = {limits_by_name()[name]: value for name, value in wins.get("limits", {}).items()}
+    changes = [
+        f"with {rule.label} limited to {rule.show(value / rule.factor)}"
+        for rule, value in limits.items()
+    ]
     if wins.get("load"):
         changes.append(f"with {load_field_text(row['largest_load']['field'], wins['load'])}")
-    return f"It would be the cheapest {', or '.join(changes)}." if changes else ""
+    return _say("wins", changes, price)
 
 
 def is_training(answer: Row) -> bool:
@@ -205,6 +162,28 @@ def own_runs_sentence(summary: Mapping[str, Any]) -> str:
     """That own runs corrected an answer's figures, from its ``own_runs``."""
     runs = f"{summary['used']:,} own run{'s' * (summary['used'] != 1)}"
     return f"Figures of devices that were measured are calibrated by {runs}."
+
+
+def _nines_text(probability: float) -> str:
+    """A share of time with as many nines as it has."""
+    for digits in (1, 2, 3):
+        if probability < 1 - 10.0 ** -(digits + 2):
+            return f"{probability:.{digits}%}"
+    return f"{probability:.4%}"
+
+
+PHRASES = Phrases(
+    "size",
+    device=short,
+    mark=price_doubt_mark,
+    dollars=dollars,
+    money=money,
+    nines=_nines_text,
+    wins_text=lambda row: wins_sentence(row, best=False),
+    load=lambda value, field: load_field_text(field, value),
+    requests=lambda field: load_metric(field).label,
+)
+_say = PHRASES.sentence
 
 
 # --- columns -----------------------------------------------------------------------------------
@@ -308,22 +287,11 @@ def offer_facts(row: Row) -> dict[str, str]:
     offer = row.get("offer")
     if offer is None:
         return {"Price": price_text(row)}
-    facts = {
-        "Offer": f"{offer['provider']} ({offer['name']})",
-        "Price": f"{usd(offer['usd_per_device_hour'])}{price_doubt_mark(row)} per device-hour",
-        "Region": offer["region"] or "not stated",
-        "Commitment": offer_terms(offer["commitment"], offer["term_months"]),
-        "Date and status": ", ".join([offer["date"], offer["status"]]),
-    }
-    if offer["marks"]:
-        facts["Caution"] = f"{DOUBT} {', '.join(offer['marks'])}: ask for a quote"
-    if offer["note"]:
-        facts["Note"] = offer["note"]
-    return facts
+    terms = offer_terms(offer["commitment"], offer["term_months"])
+    return PHRASES.facts("offer", offer, price_doubt_mark(row), terms)
 
 
 def sized_device_facts(row: Row) -> dict[str, str]:
-    """The split with its figures."""
     figures = row["figures"]
     facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
     for measure in metrics_of("training" if _is_run(row) else "closed").values():

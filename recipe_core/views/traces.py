@@ -5,14 +5,14 @@ Descriptions are those of ``traffic.describe``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from recipe_core.base.units import count_text, long_duration, percent_text, significant, trimmed
+from recipe_core.base.units import count_text, long_duration, percent_text, significant
 from recipe_core.request.over_time import DAY_S, HOUR_S, OverTime
 from recipe_core.scaling.traces.describe import describe_traffic
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
@@ -20,9 +20,9 @@ from recipe_core.scaling.traces.loads import Load, find_shape, shape_names, shap
 from recipe_core.scaling.traces.read import read_load
 from recipe_core.scaling.traces.trace import Rates, Trace
 from recipe_core.views.columns import Column, terminal
+from recipe_core.views.texts import Phrases
 
 Json = Mapping[str, Any]
-LENGTHS = ("mean", "p50", "p90", "p95", "p99", "max")
 SHAPES: tuple[Column[Json], ...] = (
     Column("Name", "name", align="left"),
     Column("Title", "title", align="left"),
@@ -76,7 +76,6 @@ def look_at_trace(data: bytes, name: str) -> TraceLook:
 
 
 def traffic_text(facts: Json) -> str:
-    """A description in full."""
     lines = [facts["source"]]
     lines += [f"{title}: {text}" for title, text in trace_rows(facts).items()]
     if hit := facts.get("prefix_hit"):
@@ -89,78 +88,7 @@ def traffic_text(facts: Json) -> str:
 
 
 def trace_rows(facts: Json) -> dict[str, str]:
-    return dict([*_arrival_rows(facts), *_burst_rows(facts), *_content_rows(facts)])
-
-
-def _arrival_rows(facts: Json) -> Iterator[tuple[str, str]]:
-    began = f", from {facts['began']}" if facts["began"] else ""
-    yield "Requests", f"{facts['requests']:,.0f} in {long_duration(facts['span_s'])}{began}"
-    yield "Rate", request_rate(facts["rate_per_s"])
-    if failed := facts.get("failed"):
-        share = failed / (failed + facts["requests"])
-        yield "Failed, left out", f"{failed:,.0f} ({share:.1%})"
-    if "intervals" in facts:
-        low, high = (request_rate(facts["rate"][end]) for end in ("min", "max"))
-        yield "Intervals", f"{facts['intervals']:,} of {long_duration(facts['interval_s'])}"
-        yield "Least and most", f"{low}, {high}"
-        if facts["missing"]:
-            yield "Intervals not recorded", f"{facts['missing']:,}, filled in"
-    if minute := facts.get("minute"):
-        span = f"{minute['min']:,} to {minute['max']:,}, median {minute['median']:,.0f}"
-        yield "Requests in a minute", f"{span}; {facts['second']['max']:,} in a second at most"
-
-
-def _burst_rows(facts: Json) -> Iterator[tuple[str, str]]:
-    if facts.get("interarrival_cv") is not None:
-        yield "Burstiness", f"{trimmed(facts['interarrival_cv'])} (1: Poisson)"
-    dispersion = facts.get("dispersion", {})
-    dispersions = [
-        f"{trimmed(dispersion[key])} at {title}"
-        for key, title in (("1_s", "1 s"), ("60_s", "1 min"))
-        if dispersion.get(key) is not None
-    ]
-    if dispersions:
-        yield "Index of dispersion", f"{', '.join(dispersions)} (1: Poisson)"
-    times = facts.get("times", {})
-    if times.get("rounding_s") is not None:
-        yield (
-            "Times are rounded to",
-            f"{long_duration(times['rounding_s'])} ({times['distinct']:,} different ones), "
-            "which gaps and seconds show",
-        )
-    if change := facts.get("change"):
-        yield "Change between intervals", f"{change['p50']:.0%} median, {change['p99']:.0%} p99"
-    for name, value in facts.get("correlation", {}).items():
-        if value is not None:
-            yield f"Correlation with one {name} before", f"{value:.2f}"
-
-
-def _content_rows(facts: Json) -> Iterator[tuple[str, str]]:
-    if "input_tokens" not in facts:
-        return
-    for field, title in (("input_tokens", "Prompts"), ("output_tokens", "Answers")):
-        lengths = facts[field]
-        yield f"{title} (tokens)", ", ".join(f"{name} {lengths[name]:,.0f}" for name in LENGTHS)
-    if facts["length_correlation"] is not None:
-        yield "Correlation of the two", f"{facts['length_correlation']:.2f}"
-    hit, blocks = facts["prefix_hit"], facts["blocks"]
-    if hit is None or blocks is None:
-        yield "Prefix reuse", "unknown: the trace has no hashes of prefixes"
-    else:
-        yield (
-            "Prefix reuse",
-            f"{percent_text(hit['unlimited'])} of prompt tokens in a cache without limit; "
-            f"{blocks['number']:,} blocks of {blocks['tokens']} tokens, "
-            f"{blocks['distinct']:,} different",
-        )
-    if sessions := facts["sessions"]:
-        turns, gap = sessions["turns"], sessions["gap_s"]
-        text = f"{sessions['number']:,} of {trimmed(turns['mean'])} requests on average"
-        text += f", {turns['max']:,} at most"
-        if gap is not None:
-            text += f"; {long_duration(gap['p50'])} between two, median"
-            text += f" ({long_duration(gap['p90'])} at p90)"
-        yield "Sessions", text
+    return _PHRASES.facts("facts", facts)
 
 
 def _informative_caches(hit: Json) -> list[tuple[float, float]]:
@@ -209,6 +137,9 @@ def load_facts(load: Load) -> Json:
         "mean_rate_per_s": float(load.rates.mean()),
         "peak_rate_per_s": float(load.rates.max()),
     }
+
+
+_PHRASES = Phrases("traces", rate=request_rate)
 
 
 # --- published weeks -----------------------------------------------------------------------------

@@ -12,8 +12,13 @@ from recipe_core.accuracy.accuracy import (
     combine_retained,
     estimate_retained,
 )
-from recipe_core.accuracy.band import (
+from recipe_core.accuracy.effects import Known, fitted_model
+from recipe_core.accuracy.names import named_benchmark, named_model, size_in
+from recipe_core.accuracy.published import published_figures, published_keys
+from recipe_core.accuracy.technique import techniques
+from scripts.fit.compression import (
     Losses,
+    Noise,
     Prepared,
     as_strangers,
     count_bands,
@@ -22,10 +27,6 @@ from recipe_core.accuracy.band import (
     predict_left_out,
     relative_lines,
 )
-from recipe_core.accuracy.fit import Known, fitted_model
-from recipe_core.accuracy.names import named_benchmark, named_model, size_in
-from recipe_core.accuracy.published import published_figures, published_keys
-from recipe_core.accuracy.technique import techniques
 from tests.fixtures.command_line import recipe
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -159,13 +160,13 @@ def test_lines_answer_in_their_places(tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared():
-    return Prepared.of(published_figures(), fitted_model().scatter.noise())
+    return Prepared.of(published_figures(), Noise.of(fitted_model().scatter))
 
 
 def predicted(prepared, keys):
     numbers = fitted_model()
     left = predict_left_out(
-        prepared, numbers.spreads.by_term, numbers.scatter.noise(), keys, steps=5
+        prepared, numbers.spreads.by_term, Noise.of(numbers.scatter), keys, steps=5
     )
     return left, Losses.of(prepared, left)
 

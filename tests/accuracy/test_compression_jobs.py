@@ -63,11 +63,10 @@ def test_what_cannot_be_combined_names_the_field_and_the_fix():
         assert (error.field, bool(error.hint)) == (f"options.compression.{field}", True)
     nothing = refusal(chosen, "nf4_weight_only", kind=NoAnswer)
     assert "no tool makes nf4_weight_only that vllm loads" in str(nothing)
-    # GGUF is made by llama.cpp or the bundle itself
-    assert makers("gguf_q4_k_m") == ("llama-cpp", "embedded")
+    assert makers("gguf_q4_k_m") == ("llama-cpp",)
     options = {"compression": {"technique": "gguf_q8_0", "tool": "quark"}}
     error = refusal(make_request, LLAMA, options=options, kind=RecipeError)
-    assert "llama-cpp or embedded" in str(error)
+    assert "is made by llama-cpp, not quark" in str(error)
 
 
 BASE = catalog_model("meta-llama/Llama-3.1-8B")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from recipe_core.accuracy.knowledge import support_of, support_rows
+from recipe_core.accuracy.lookup import support_of, support_rows
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import option_table
 from recipe_core.hardware.cluster import device_names

@@ -2,15 +2,9 @@
 
 import re
 
-from recipe_core.accuracy.knowledge import (
-    combination,
-    runner_matrix,
-    runners,
-    support_of,
-    support_rows,
-)
-from recipe_core.accuracy.lookup import support_entries
-from recipe_core.accuracy.runners import VOID, families, family_of, hardware_groups
+from recipe_core.accuracy.combinations import combination
+from recipe_core.accuracy.lookup import support_entries, support_of, support_rows
+from recipe_core.accuracy.runners import VOID, families, family_of, hardware_groups, runners
 from recipe_core.accuracy.technique import techniques
 from recipe_core.engines.options import FOLDER, option_table
 from recipe_core.estimates.measured.runs import published_runs
@@ -19,6 +13,7 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.serving_settings import requested_engine, serving_setting
 from recipe_core.request.schema import PlanRequest
+from scripts.support_table import runner_matrix
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 

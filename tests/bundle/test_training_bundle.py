@@ -96,7 +96,7 @@ def test_adapters_are_trained_beside_the_weights_of_a_folder(tiny_config, tmp_pa
         asked = request(split, model=str(tmp_path), hardware=CPU, **work)
         settings = json.loads(bundle_files(make_recipe(asked))["train.json"])
         rates.add(settings["optimizer"]["learning_rate"])
-        lora = {"rank": 8, "alpha": 16.0, "targets": "all", "base": "16-bit"}
+        lora = {"rank": 8, "alpha": 16.0, "targets": "all"}
         assert settings.get("lora") == (lora if "lora_rank" in work else None)
         weights = "pretrained" if "lora_rank" in work else "random"
         assert settings["model"]["weights"] == weights

@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipe_core.base.intervals import LEVELS, NORMAL, probability_below
-from recipe_core.calibration.validation import intervals
+from recipe_core.calibration.validation.comparison import compare_with_estimates
 from recipe_core.calibration.validation.sizes import size_cases, sizes_text, sizes_view
-from recipe_core.calibration.validation.validate import compare_with_estimates
+from recipe_core.calibration.validation.validate import coverage_tables, interval_coverage
 from recipe_core.estimates.bands import BandFile, better_score, normal_probability
 from recipe_core.estimates.measured.runs import published_runs
 from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import starts
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import beats, count_ties
+from scripts import interval_fit as intervals
 from tests.conftest import make_request
 from tests.fixtures.command_line import ROOT, recipe
 from tests.fixtures.rows import table
@@ -61,7 +62,7 @@ def bands_of(rows):
 @pytest.mark.parametrize("common", [0.0, 0.2])
 def test_intervals_hold_the_share_that_they_name(common):
     rows = synthetic(0.2, common=common, sources=30)
-    rated = intervals.interval_coverage(intervals.left_out_intervals(rows, GROUPS), [])
+    rated = interval_coverage(intervals.left_out_intervals(rows, GROUPS), [])
     everything = bands_of(rows)[EVERYTHING]
     for level in LEVELS:
         share = int(level) / 100
@@ -219,7 +220,7 @@ def test_splits_of_a_plan_are_compared_and_those_of_one_engine_more_surely():
 @pytest.mark.nightly
 def test_published_runs_are_inside():
     """In sample: the engines' numbers are fitted to these runs among others."""
-    tables = intervals.coverage_tables(compare_with_estimates(published_runs()).figures)
+    tables = coverage_tables(compare_with_estimates(published_runs()).figures)
     assert tables["all"].inside_80.tolist() == pytest.approx([0.8], abs=0.05)
     assert set(tables["vendors"].vendor) == {"amd", "nvidia"}
 

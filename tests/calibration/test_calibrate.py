@@ -91,7 +91,7 @@ def test_what_is_added_is_there_and_can_be_taken_back(tmp_path, name):
     assert (len(first.entries), len(both.entries)) == (2, 3)
     entry = both.entries[0]
     assert (entry.source, entry.format, entry.engine) == ("runs.csv", "table", "vllm")
-    assert (entry.device, bool(entry.version)) == ("h100-sxm", True)
+    assert (entry.device, bool(entry.ran)) == ("h100-sxm", True)
     assert entry.expires == DAY + datetime.timedelta(days=180)
     again = Overlay.at(path, today=DAY).add(incoming(measured(1.2, 2)), now=NOW)
     assert (len(again.entries), len(again.repeated_ids)) == (0, 2), "the same runs count once"

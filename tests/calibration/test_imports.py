@@ -21,17 +21,20 @@ from recipe_core.accuracy.published import Retained
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.calibration.importers.measurement import Content, parse_number
-from recipe_core.calibration.importers.registry import (
-    FORMATS,
+from recipe_core.calibration.importers.formats import (
+    all_formats,
     import_file,
     read_imported,
     recognise_format,
 )
-from recipe_core.calibration.importers.rows import build_imported_row, table_text
+from recipe_core.calibration.importers.measurement import Content, parse_number
+from recipe_core.calibration.importers.rows import (
+    build_imported_row,
+    build_imported_table,
+    table_text,
+)
 from recipe_core.calibration.residuals import learn_corrections
 from recipe_core.calibration.run_files import read_measured
-from recipe_core.calibration.run_rows import build_imported_table
 from recipe_core.estimates.measured.runs import Run, read_runs, read_training_runs
 from tests.fixtures.command_line import recipe
 from tests.fixtures.paths import DATA
@@ -60,10 +63,10 @@ def test_every_file_is_known_by_its_content_alone():
     read = set()
     for name in FIGURES:
         content = Content("x", (IMPORTS / name).read_text())
-        (matching,) = (known.name for known in FORMATS if known.recognises(content))
+        (matching,) = (known.name for known in all_formats() if known.recognises(content))
         assert recognise_format(Content.of_file(IMPORTS / name)).name == matching
         read.add(matching)
-    assert read == {known.name for known in FORMATS}
+    assert read == {known.name for known in all_formats()}
 
 
 @over("name", sorted(FIGURES))

@@ -9,8 +9,8 @@ import pytest
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.units import GIB
+from recipe_core.calibration.importers.formats import import_file, read_imported
 from recipe_core.calibration.importers.measurement import Content, Imported
-from recipe_core.calibration.importers.registry import import_file, read_imported
 from recipe_core.calibration.validation.reconcile import (
     EXPLAINED,
     MATCH,

@@ -10,15 +10,15 @@ import pytest
 
 from recipe_core.base.documents import read_document
 from recipe_core.base.resources import PACKAGE
-from recipe_core.calibration.validation import training_validate, validate
+from recipe_core.calibration.validation import comparison, validate
 from recipe_core.estimates.measured.runs import (
     FIGURES,
+    KNOWN_RUNS,
     PUBLISHED,
     SOURCES,
     TRAINING_RUNS,
     Run,
     TrainingRun,
-    known_training_runs,
     listing_ids,
     published_runs,
     published_training_runs,
@@ -68,7 +68,7 @@ def written(path, *rows, header=COLUMNS):
 
 def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
     half = measured_as(0.5, id="half", source="x")
-    found = validate.compare_with_estimates(
+    found = comparison.compare_with_estimates(
         [half, measured_as(2.0, id="double", source="y", load=32)]
     )
     assert (found.figures.id.nunique(), found.not_covered) == (2, {})
@@ -80,10 +80,10 @@ def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
     tpot = validate.group_errors(found.figures, ["figure"]).set_index("figure").loc["tpot_ms"]
     assert (tpot.n, tpot.cells, tpot["mean"]) == (2, 2, pytest.approx(0.75))
     for factor, inside in ((1.0, 1.0), (1e3, 0.0)):
-        frame = validate.compare_with_estimates([measured_as(factor)]).figures
+        frame = comparison.compare_with_estimates([measured_as(factor)]).figures
         assert validate.group_errors(frame, ["vendor"]).inside.tolist() == [inside]
     # Nine right runs of one source, one of another off by half: the cells' mean is between.
-    frame = validate.compare_with_estimates(
+    frame = comparison.compare_with_estimates(
         [measured_as(1.0, id=f"r{n}", source="large") for n in range(9)]
         + [measured_as(2.0, source="small")]
     ).figures
@@ -92,7 +92,9 @@ def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
     assert all_runs["median"][0] == pytest.approx(0)
     assert all_runs.cell_mean[0] == pytest.approx(0.25)
     unknown = [run(id="a", model="no/such"), run(id="b", engine="nothing")]
-    found = validate.compare_with_estimates([*unknown, run(id="c", per_node=1, tp=1), run(id="d")])
+    found = comparison.compare_with_estimates(
+        [*unknown, run(id="c", per_node=1, tp=1), run(id="d")]
+    )
     assert sorted(found.not_covered.values()) == [1, 1]
     assert [(refused.id, "short" in reason) for refused, reason in found.refused] == [("c", True)]
     assert found.figures.id.unique().tolist() == ["d"]
@@ -101,7 +103,7 @@ def test_errors_are_those_of_known_ratios_and_what_has_no_estimate_is_named():
         assert said in text
     view = validate.validation_view(found, "device")
     assert (view["runs"], view["estimated"], view["by_device"][0]["n"]) == (4, 1, 1)
-    nothing = validate.compare_with_estimates(unknown[:1])  # is an answer too
+    nothing = comparison.compare_with_estimates(unknown[:1])  # is an answer too
     assert "1 runs, 0 estimated" in validate.validation_text(nothing, "model")
     assert validate.validation_view(nothing)["figures"] == []
 
@@ -136,7 +138,7 @@ def test_the_primary_score_is_that_of_a_table_worked_out_by_hand():
     assert (validate.ALL, "closed", "ttft_ms") in scores.index
     assert (validate.SCORED, "closed", "ttft_ms") not in scores.index
     assert "static" not in scores.index.get_level_values("mode")
-    found = validate.compare_with_estimates(
+    found = comparison.compare_with_estimates(
         [measured_as(0.5, id=f"r{n}", load=n + 1) for n in range(3)]
     )
     assert next(iter(validate.validation_sections(found))) == "primary"
@@ -233,7 +235,7 @@ def test_shipped_runs_are_many_and_from_many_known_sources():
     # every row is a valid request; one that has no estimate has an uncovered model or engine
     for each in runs:
         PlanRequest.parse(each.request())
-    found = validate.compare_with_estimates(runs)
+    found = comparison.compare_with_estimates(runs)
     uncovered = ("unknown model", "unknown engine")
     assert all(reason.startswith(uncovered) for reason in found.not_covered)
     assert found.figures.id.nunique() >= 0.8 * len(runs)
@@ -305,22 +307,22 @@ def test_no_number_is_keyed_by_a_model():
 
 def test_shipped_runs_of_training_are_met_and_say_whose_they_are():
     known = read_document(TRAINING_RUNS.with_name("training_sources.yaml"))
-    runs = (*published_training_runs(), *known_training_runs())
+    runs = (*published_training_runs(), *read_training_runs(KNOWN_RUNS))
     assert {run.source for run in runs} <= set(known)
     assert all(run.reference for run in runs)
     few = published_training_runs()[:20]
-    found = training_validate.compare_training(few)
-    assert few[0].source in training_validate.training_validation_text(found)
-    assert "unknown column" in str(refusal(training_validate.training_sections, found, by="colour"))
+    found = comparison.compare_training(few)
+    assert few[0].source in validate.validation_text(found)
+    assert "unknown column" in str(refusal(validate.validation_sections, found, by="colour"))
     # What the accuracy page says of all data holds of the shipped share of it, with some room.
-    found = training_validate.compare_training(published_training_runs())
-    figures = training_validate.training_sections(found)["figures"].set_index("figure")
+    found = comparison.compare_training(published_training_runs())
+    figures = validate.validation_sections(found)["figures"].set_index("figure")
     assert figures.loc["step_s", "median"] < 0.14
     assert figures.loc["peak_memory_gib", "median"] < 0.12
     assert len(found.refused) < 0.05 * found.runs
     # Llama 3 405B, DeepSeek-V3, Megatron's weak scaling: docs/reference/accuracy.md has each.
-    runs = known_training_runs()
-    found = training_validate.compare_training(runs)
+    runs = read_training_runs(KNOWN_RUNS)
+    found = comparison.compare_training(runs)
     # Meta's schedule has fewer micro-batches in flight than an interleaved one: 2 % too much here
     assert {run.id for run, _ in found.refused} <= {"llama3-405b-1"}
     assert {run.model.partition(" ")[0] for run in runs} == {
@@ -342,7 +344,7 @@ def test_a_run_is_asked_for_as_it_ran():
     # what the driver shows is more than what is allocated
     run = TITAN.model_copy(update={"peak_memory_gib": 50.0})
     plain, driver = (
-        training_validate.compare_training([run.model_copy(update={"memory_of": name})]).figures
+        comparison.compare_training([run.model_copy(update={"memory_of": name})]).figures
         for name in ("fullest", "driver")
     )
     estimated = [rows.set_index("figure").estimated["peak_memory_gib"] for rows in (plain, driver)]
@@ -350,7 +352,7 @@ def test_a_run_is_asked_for_as_it_ran():
     # a run that does not say what it recomputed gets the least that fits
     full = TITAN.model_copy(update={"micro_batch": 16, "global_batch": 16 * TITAN.dp})
     none, least, all_ = (
-        training_validate.compare_training([full.model_copy(update={"recompute": name})])
+        comparison.compare_training([full.model_copy(update={"recompute": name})])
         for name in ("none", None, "full")
     )
     assert (len(none.refused), len(least.refused), len(all_.refused)) == (1, 0, 0)

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.context import CommandContext
-from recipe_core.commands.files import check_items, check_values, parse_item, read_items
+from recipe_core.commands.files import check_items, check_values, items_of, parse_item
 from recipe_core.commands.judge import check_commands, judge_command
 from recipe_core.commands.launches import first_launch
 from recipe_core.commands.option_meanings import meaning_of, settle
@@ -143,8 +143,8 @@ def test_drafts_are_estimated_once_their_acceptance_is_known():
 def test_files_and_lines_of_commands(tmp_path):
     for name, text in table("check", "files").items():
         (tmp_path / name).write_text(text)
-    (tmp_path / "e.png").write_bytes(b"\x89PNG")
-    answers = list(check_items(list(read_items(tmp_path)), {"hardware": "h100-sxm:8"}))
+    items = [item for file in sorted(tmp_path.iterdir()) for item in items_of(file, file.name)]
+    answers = list(check_items(items, {"hardware": "h100-sxm:8"}))
     assert table("check", "of_files") == {
         answer["source"]: answer.get("verdict", answer.get("error", {}).get("field"))
         for answer in answers
@@ -161,11 +161,7 @@ def test_files_and_lines_of_commands(tmp_path):
     assert "error" in fourth
     assert fifth["verdict"] == "cannot start"
     assert parse_item("x", {"argv": ["vllm"], "gpus": 2}).ground == {"gpus": 2}
-    refusal(parse_item, "x", {"command": 3})
-    # a folder without commands is an error
-    (tmp_path / "empty").mkdir()
-    for folder in ("empty", "none"):
-        refusal(lambda name: list(read_items(tmp_path / name)), folder)
+    assert parse_item("x", {"command": 3}).error.field == "command"
 
 
 def test_the_command_line_and_the_api_judge_commands(tmp_path):

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 
-from recipe_core.accuracy.knowledge import support_of
+from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.documents import finite
-from recipe_core.compression.advisor.advise import Advice, advise
+from recipe_core.compression.advisor.advise import advise
 from recipe_core.compression.advisor.changed_model import FILE, estimated_entry
-from recipe_core.compression.advisor.result import CompressAnswer
-from recipe_core.compression.advisor.row import FIGURES
+from recipe_core.compression.advisor.result import FIGURES, CompressAnswer
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.formats import format_advice_text
 from tests.fixtures.refusals import refusal
@@ -19,23 +18,27 @@ from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_request
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
+VALUES = {
+    "model": LLAMA_70B,
+    "hardware": {"device": "h100-sxm", "per_node": 8},
+    "workload": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 32},
+    "options": {"engines": ["vllm"]},
+}
 
 
 @cache
-def advice(device: str, *names: str, model: str = LLAMA_70B, **objective: Any) -> Advice:
-    values = {
+def advice(device: str, *names: str, model: str = LLAMA_70B, **objective: Any) -> CompressAnswer:
+    changes = {
         "model": model,
         "hardware": {"device": device, "per_node": 8},
-        "workload": {"input_tokens": 1024, "output_tokens": 256, "concurrency": 32},
         "objective": {"optimize": "cost", "limits": objective},
-        "options": {"engines": ["vllm"]},
     }
-    return advise(PlanRequest.parse(values), names=names or None)
+    return advise(PlanRequest.parse(VALUES | changes), names=names or None)
 
 
-def ratio(given: Advice, name: str, figure: str) -> float:
+def ratio(given: CompressAnswer, name: str, figure: str) -> float:
     """A figure of a technique over the base's on the same split."""
-    return float(given.row(name).same_split.ratio(figure, given.base.same_split))
+    return float(given.row(name).same_split.ratio(figure))
 
 
 @over("device name figure low high", table("formats", "ratios"))
@@ -51,83 +54,79 @@ def test_formats_without_units_are_kernels_of_weights_only(device, name, verdict
 def test_zeros_save_nothing_in_no_pattern_and_a_sibling_keeps_less() -> None:
     for device in ("h100-sxm", "a100-80gb-sxm", "mi300x", "b200-sxm"):
         row = advice(device, "sparse_unstructured", model=LLAMA_8B).row("sparse_unstructured")
-        assert (row.same_split, row.best) == (None, None)
+        assert (row.same_split, row.best_split) == (None, None)
         assert row.why
     for device in ("mi300x", "mi250"):
         row = advice(device, "sparse_2_4", model=LLAMA_8B).row("sparse_2_4")
         assert row.state in ("refused", "void", "unknown")
         assert row.same_split is None
     sibling = advice("h100-sxm", "distilled_sibling").row("distilled_sibling")
-    assert sibling.fields is not None
-    assert sibling.accuracy.value < 0.85
-    assert sibling.accuracy.low < 0.7
+    assert sibling.set is not None
+    assert sibling.accuracy.retained.value < 0.85
+    assert sibling.accuracy.retained.low < 0.7
 
 
-def every() -> Advice:
+def every() -> CompressAnswer:
     return advice("h100-sxm", model=LLAMA_8B, accuracy_recovery=0.98)
 
 
 def test_what_does_not_run_has_words_and_no_figures() -> None:
-    refused = [row for row in every().rows if row.state == "refused"]
+    refused = [row for row in every().formats if row.state == "refused"]
     assert len(refused) > 5
     for row in refused:
-        plain = row.to_json(every().base.same_split, every().base.best)
-        assert plain["same_split"] is None
-        assert plain["support"]["words"] in plain["why"] or plain["support"]["note"] in plain["why"]
+        assert row.same_split is None
+        assert row.support.words in row.why or row.support.note in row.why
     # emulated formats have memory and say why no times
-    for row in every().rows:
+    for row in every().formats:
         if row.state == "memory only":
-            assert "weights_bytes" in row.same_split.values
-            assert "tpot_s" not in row.same_split.values
+            assert row.same_split.value("weights_bytes") is not None
+            assert row.same_split.value("tpot_s") is None
             assert row.why
 
 
 def test_rows_within_the_limit_come_first_and_weights_and_cache_multiply() -> None:
-    ranked = [row for row in every().rows if row.rank is not None]
+    ranked = [row for row in every().formats if row.rank is not None]
     assert [row.rank for row in ranked] == list(range(1, len(ranked) + 1))
-    inside = [row for row in ranked if row.within]
+    inside = [row for row in ranked if row.accuracy.within_limit]
     assert ranked[: len(inside)] == inside
-    costs = [row.best.values["usd_per_million_output_tokens"] for row in inside]
+    costs = [row.best_split.value("usd_per_million_output_tokens") for row in inside]
     assert costs[0] == min(costs)
     assert any("cost" in row.best_at for row in inside)
     # weights and cache multiply as both are planned
     names = ("fp8_w8a8", "kv_fp8")
-    [pair] = [pair for pair in every().combinations if (pair.first, pair.second) == names]
+    [pair] = [pair for pair in every().combinations if tuple(pair.techniques) == names]
     assert pair.effect == "multiply"
-    assert pair.both["tpot_s"] == pytest.approx(ratio(every(), "fp8_w8a8_kv_fp8", "tpot_s"))
-    assert pair.both["cache_tokens"] == pytest.approx(pair.product["cache_tokens"], rel=0.01)
+    assert pair.estimated["tpot_s"] == pytest.approx(ratio(every(), "fp8_w8a8_kv_fp8", "tpot_s"))
+    assert pair.estimated["cache_tokens"] == pytest.approx(pair.product["cache_tokens"], rel=0.01)
 
 
 def test_without_a_limit_what_may_lose_much_is_not_first() -> None:
     """A sibling of a tenth of the cost that keeps 49 to 106 % was first."""
     names = ("distilled_sibling", "fp8_w8a8", "layer_pruning", "int4_weight_only")
     given = advice("h100-sxm", *names)
-    ranked = [row for row in given.rows if row.rank is not None]
-    assert [row.name for row in ranked][:2] == ["int4_weight_only", "fp8_w8a8"]
-    assert all(row.accuracy.low >= 0.9 for row in ranked[:2])
-    assert all(row.accuracy.low < 0.9 for row in ranked[2:])
-    costs = [row.best.values["usd_per_million_output_tokens"] for row in ranked]
+    ranked = [row for row in given.formats if row.rank is not None]
+    assert [row.technique for row in ranked][:2] == ["int4_weight_only", "fp8_w8a8"]
+    assert all(row.accuracy.retained.low >= 0.9 for row in ranked[:2])
+    assert all(row.accuracy.retained.low < 0.9 for row in ranked[2:])
+    costs = [row.best_split.value("usd_per_million_output_tokens") for row in ranked]
     assert min(costs) < costs[0]
     assert not any(row.best_at for row in ranked[2:])
     assert "what may keep less than 90 % comes last" in format_advice_text(finite(given.to_json()))
-    weighed = PlanRequest.parse(
-        given.request.model_dump(mode="json", exclude_unset=True)
-        | {"objective": {"weights": {"cost": 1, "accuracy": 1e-3}}}
-    )
-    assert advise(weighed, names=names).rows[0].name == "distilled_sibling"
+    weighed = PlanRequest.parse(VALUES | {"objective": {"weights": {"cost": 1, "accuracy": 1e-3}}})
+    assert advise(weighed, names=names).formats[0].technique == "distilled_sibling"
 
 
 def test_published_checkpoints_are_taken_and_quantised_requests_compared_with_theirs() -> None:
     row = advice("h100-sxm", "int4_weight_only", model="Qwen/Qwen3-32B").row("int4_weight_only")
     assert "Qwen/Qwen3-32B-AWQ" in row.checkpoints
-    assert row.fields["model"] in row.checkpoints
+    assert row.set["model"] in row.checkpoints
     row = advice("b200-sxm", "nvfp4_w4a4").row("nvfp4_w4a4")
     assert not row.checkpoints
     made = {"options.compression": {"technique": "nvfp4_w4a4"}}
-    assert row.fields == {"options.weight_dtypes": ["nvfp4"]} | made
-    base = advice("h100-sxm", "fp8_w8a8", model="Qwen/Qwen3-32B-FP8").base
-    assert base.setting.model.name == "Qwen/Qwen3-32B"
-    assert "Qwen/Qwen3-32B" in base.notes[0]
+    assert row.set == {"options.weight_dtypes": ["nvfp4"]} | made
+    given = advice("h100-sxm", "fp8_w8a8", model="Qwen/Qwen3-32B-FP8")
+    assert given.model == "Qwen/Qwen3-32B"
+    assert "Qwen/Qwen3-32B" in given.base.notes[0]
     # a model published small is not made smaller by guess
     given = advice("h100-sxm", "mxfp4_weight_only", "int4_weight_only", model="openai/gpt-oss-20b")
     assert given.row("mxfp4_weight_only").state == "already"
@@ -138,7 +137,8 @@ def test_published_checkpoints_are_taken_and_quantised_requests_compared_with_th
 def test_training_is_refused_and_the_matrix_says_what_support_says() -> None:
     assert "served" in str(refusal(advise, training_request()))
     matrix = every().matrix
-    assert matrix.by_engine["fp8_w8a8"]["vllm"] == support_of("fp8_w8a8", "vllm", "hopper")
+    cell, support = matrix.by_engine["fp8_w8a8"]["vllm"], support_of("fp8_w8a8", "vllm", "hopper")
+    assert (cell.verdict, cell.source, cell.url) == (support.verdict, support.source, support.url)
     assert matrix.by_hardware["nvfp4_w4a4"]["blackwell"].verdict == "native"
     assert next(iter(matrix.by_engine["fp8_w8a8"])) == "vllm"
     assert set(FILE.read()["techniques"]) - {"gguf"} <= set(techniques())

@@ -125,7 +125,7 @@ def _hash(content):
 @cache
 def _sources():
     """Digests of the files of the package: bundles carry copies of some."""
-    files = (path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".txt"))
+    files = (path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".txt", ".json"))
     return frozenset(_hash(path.read_bytes()) for path in files)
 
 

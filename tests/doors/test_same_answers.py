@@ -384,6 +384,6 @@ def test_the_api_and_the_tools_of_agents_bear_the_descriptions(client: TestClien
 
 
 def test_every_parameter_of_a_place_is_in_the_form_with_its_description() -> None:
-    asked = [*form.EVERYWHERE, *form.KUBERNETES, *form.CLUSTERS]
+    asked = form.every_field()
     assert {parameter.name for parameter in asked} == set(Parameters.model_fields)
     assert all(parameter.help.endswith(".") for parameter in asked)

@@ -235,4 +235,4 @@ def test_a_refused_start_names_the_reason_and_leaves_nothing(untrained_model, tm
     assert "lower the engine's share of memory" in words
     assert "Available memory on node" in words
     log = (bundle.root / "run" / "server-0.log").resolve()
-    assert procs.family([], "none", logs=[str(log)]) == set()
+    assert procs.HERE.family([], "none", outputs=procs.places_of([log])) == set()

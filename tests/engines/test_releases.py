@@ -28,12 +28,13 @@ from recipe_core.engines.option_releases import (
     release_table,
     releases,
 )
-from recipe_core.engines.options import laid_over, option_differences, option_table
+from recipe_core.engines.options import laid_over, option_table
 from recipe_core.engines.release import Change, History, release_key
 from recipe_core.engines.spec import engine
 from recipe_core.plans.plans import estimate_batch, plan_candidate
 from recipe_core.plans.splits import row_request
 from recipe_core.recipe.decision import decide
+from scripts.engine_option_changes import option_differences
 from tests.conftest import make_request
 from tests.fixtures.paths import DATA, ROOT
 from tests.fixtures.refusals import refusal

@@ -10,17 +10,15 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from recipe_core.base.errors import InputError
-from recipe_core.calibration.validation.cold_starts import cold_start_errors, source_half
 from recipe_core.commands.verdict import judge_request
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.estimates.measured.starts import published_starts
 from recipe_core.estimates.serving import starts
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.start_numbers import engine_start, place_names, start_numbers
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.launch.start import startup_rates
-from recipe_core.models.catalog import by_convention, catalog_model, load_model_spec
+from recipe_core.models.catalog import catalog_model, load_model_spec
 from recipe_core.models.spec import NO_TOWER
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
@@ -29,7 +27,13 @@ from recipe_core.plans.splits import row_state
 from recipe_core.request.over_time import Start
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views.plan_words import against_best
-from scripts.fit_cold_start import fit_start_numbers
+from scripts.fit_cold_start import (
+    cold_start_errors,
+    fit_start_numbers,
+    published_starts,
+    source_half,
+)
+from scripts.start_errors import by_convention
 from tests.fixtures.sizes import examples
 
 LOAD = {"input_tokens": 1024, "output_tokens": 256, "concurrency": 64, "max_context": 196_608}

@@ -31,7 +31,8 @@ def test_whole_blocks_of_shared_experts_cost_memory_and_routed_ones_have_none():
     16 ranks, two on each, 256 values instead of 192.
     """
     stored = catalog_model(PRO).quantization
-    blocks = [stored.block_of(kind) for kind in ("experts", "shared", "router")]
+    forms = map(stored.stored, ("experts", "shared", "router"))
+    blocks = [form.block if form else None for form in forms]
     assert blocks == [None, 128, None]
     _, setting, cases = split(PRO, 16, nodes=2)
     layer = setting.model.kinds[-1][0]

@@ -280,7 +280,7 @@ def test_tables_of_others_and_of_ones_own_become_offers():
     known = {"K80": "l4", "H100": "h100-pcie"}
     done = import_table(CATALOGUE, "vms.csv", Terms(provider="x", accelerators=known))
     boxes = {offer.device for offer in done.offers if offer.instance == "box"}
-    assert (done.unknown, boxes) == ({}, {"h100-pcie"})
+    assert (dict(done.unknown), boxes) == ({}, {"h100-pcie"})
     text = "provider,device,price,note\nOurs,H100-SXM,2,by letter\nOurs,mi300x,1.5,\nOurs,TPU,1,\n"
     terms = Terms(currency="EUR", usd_per_unit=1.08, date="2026-11-20")
     done = import_table(text, "list.csv", terms)
@@ -303,7 +303,7 @@ def test_tables_of_others_and_of_ones_own_become_offers():
 def test_tables_and_terms_that_cannot_be_read_are_named(text, terms, says):
     if text.startswith("CATALOGUE"):
         text = CATALOGUE.replace("55.04,14.4", f"{text.split()[1]},14.4")
-    assert says in str(refusal(lambda: import_table(text, "list.csv", Terms(**terms))))
+    assert says in str(refusal(lambda: import_table(text, "list.csv", Terms.of(**terms))))
 
 
 def test_an_import_is_written_and_counted_with_the_shipped_ones(tmp_path, monkeypatch):

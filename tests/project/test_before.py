@@ -249,7 +249,8 @@ def test_a_bundle_built_again_starts_the_same_processes(path, tmp_path):
     recipe("build", str(request), "--output", str(tmp_path / "again.zip"))
     now = launched(tmp_path / "again.zip", tmp_path / "now")
     required = [name.replace("-", "_") for name in plan.engine.requires]  # as modules are named
-    assert [name.replace("-", "_") for name in now.engine.requires] == required
+    names = [name.replace("-", "_") for name in now.engine.requires]
+    assert names in (required, [*required, "peft"])  # whose adapters became peft's
     engine = replace(plan.engine, requires=now.engine.requires, install=now.engine.install)
     assert now.startup_timeout_s >= plan.startup_timeout_s  # grows with the weights
     later = ("startup_timeout_s", "needs", "fallbacks", "supervision", "support")

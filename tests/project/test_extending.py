@@ -208,10 +208,8 @@ def test_a_target_is_a_module_a_row_and_a_title(package):
     package.add("targets/tmux.py", TARGET)
     package.insert("targets/__init__.py", "    training,\n)", "    tmux,\n")
     row = '    "tmux": tmux.files,\n'
-    package.insert("targets/__init__.py", '    "monitoring": _monitoring_target_files,\n', row)
-    package.insert(
-        "targets/by_hand.py", '    "monitoring": "Monitoring",\n', '    "tmux": "tmux",\n'
-    )
+    package.insert("targets/__init__.py", '    "monitoring": monitoring.monitoring_files,\n', row)
+    package.insert("targets/titles.yaml", "  monitoring: Monitoring\n", "  tmux: tmux\n")
     assert len(package.touched) <= 3
     bundle = package.folder / "bundle"
     package.recipe("build", "-", "-o", str(bundle), stdin=split_of("vllm"))
@@ -228,7 +226,7 @@ def degrees_of_split(focus: Focus[Any]) -> Iterator[Item]:
     names = ("tp", "pp", "dp")
     heights = [focus.plan.columns[name][focus.row] for name in names]
     figure = go.Figure(go.Bar(x=names, y=heights))
-    yield Chart("degrees-of-split", "Degrees", figure, "Degrees of parallelism")
+    yield views.Chart("degrees-of-split", "Degrees", figure, "Degrees of parallelism")
 '''
 
 

@@ -14,8 +14,9 @@ from recipe_core.scaling.answer import simulate_over_time
 from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.parameter_spaces import Axis, Need, schedule_of, space_of
+from recipe_core.scaling.policies.controller import Together
 from recipe_core.scaling.scenario import prepare_deployment
-from recipe_core.scaling.search import Together, first_points, search_policies
+from recipe_core.scaling.search import first_points, search_policies
 from recipe_core.scaling.service import share_alone
 from recipe_core.scaling.simulated import choose_worst_window, hardest_days, load_part
 from recipe_core.scaling.summary import Replays, load_answer, request_with_policy, series_answer
@@ -252,11 +253,11 @@ def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their
     assert steps[-1] == (2, 2)
     with budget.apply_budget(budget.Budget(), lambda: True), pytest.raises(Cancelled):
         search_policies(space, fixed_outcomes, 0.99)
-    together = Together([(Says(15.0, 1.0), 2), (Says(2.0, 5.0), 1)])
+    together = Together([(Says(15.0, 1.0), np.array([0, 2])), (Says(2.0, 5.0), np.array([1]))])
     assert together.interval_s == 2.0
     ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)
     seen = Signals(0.0, 0.0, ready, *[zeros] * 5, lambda: (zeros, zeros))
-    assert together.decide(seen).tolist() == [2.0, 3.0, 8.0]
+    assert together.decide(seen).tolist() == [2.0, 7.0, 4.0]
 
 
 def by_hour(scaling):

@@ -17,8 +17,7 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.scaling.traces.describe import describe_trace
 from recipe_core.scaling.traces.formats import content
 from recipe_core.scaling.traces.formats.content import unpack_trace_file
-from recipe_core.scaling.traces.formats.published import chain_roots
-from recipe_core.scaling.traces.formats.table import time_column
+from recipe_core.scaling.traces.formats.table import chain_roots, time_column
 from recipe_core.scaling.traces.read import FORMATS, read_load, read_trace
 from recipe_core.scaling.traces.trace import Rates, Trace
 from recipe_core.views.charts.over_time import (

@@ -83,7 +83,7 @@ def test_addresses_are_read_or_refused():
 
 
 def test_the_form_asks_for_every_parameter_that_is_read():
-    asked = [each.name for each in (*form.EVERYWHERE, *form.KUBERNETES, *form.CLUSTERS)]
+    asked = [each.name for each in form.every_field()]
     assert sorted(asked) == sorted(Parameters.model_fields)
     context = bundle("serving").context
     names = {each.name for asked in form.form_groups(context, SERVING).values() for each in asked}

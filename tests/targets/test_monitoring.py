@@ -13,14 +13,14 @@ from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.over_time import Start
 from recipe_core.targets import target_refusals
-from recipe_core.targets.monitoring.rules import (
+from recipe_core.targets.monitoring import (
     alert_thresholds,
     device_exporter,
+    monitoring_files,
     prometheus_rules,
     scrape_job_names,
     warm_up_s,
 )
-from recipe_core.targets.monitoring.stack import monitoring_files
 from tests.fixtures.rows import over, table
 from tests.fixtures.targets import AMD, ESTIMATE, EXAMPLES, ROCM, context, needs
 

@@ -20,7 +20,7 @@ from recipe_core.request.over_time import Start
 from recipe_core.request.scaling import Scaling
 from recipe_core.targets import target_files, target_names, target_refusals
 from recipe_core.targets.layout import INDEX, launch_units, same_pod
-from recipe_core.targets.monitoring.rules import warm_up_s
+from recipe_core.targets.monitoring import warm_up_s
 from recipe_core.targets.node_script import IN_COMPOSE, IN_KUBERNETES, Variable, fill_placeholders
 from recipe_core.targets.notes import reach_section
 from recipe_core.targets.pod import object_name

@@ -13,15 +13,14 @@ from recipe_core.recipe import Additions, Recipe, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Period, Scaling, Trigger
 from recipe_core.scaling.policies import controller_of
-from recipe_core.scaling.policies.table import ROWS
+from recipe_core.scaling.policies.rows import policy_row
 from recipe_core.targets import each_target, kserve, target_names, target_refusals
 from recipe_core.targets.notes import scaling_notes
-from recipe_core.targets.read_scaling import read_files, read_scaling
 from recipe_core.targets.scale import keda
-from recipe_core.targets.scale.hpa import read_behavior
 from recipe_core.targets.scale.policy import refuse_other_bounds, stated_fields
 from tests.conftest import make_request
 from tests.fixtures.cluster_schemas import assert_valid
+from tests.fixtures.read_scaling import read_behavior, read_files, read_scaling
 from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -219,7 +218,7 @@ def test_fields_that_a_policy_honours_are_written_or_refused_by_name(policy):
     """Targets refuse only what their objects lack, never for want of knowing the field."""
     lacking = {"llm-d": ("window_s", "idle_s"), "dynamo": ("headroom",)}
     target = WRITTEN_BY[policy][0]
-    for name in set(ROWS[policy].fields) - {"periods"}:
+    for name in set(policy_row(policy).fields) - {"periods"}:
         changes = {name: 2}
         if name in ("tolerance", "headroom"):
             changes[name] = 0.25

@@ -14,8 +14,9 @@ from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.scaling.answer import simulate_over_time
+from recipe_core.scaling.policies.rows import replica_bounds_of
 from recipe_core.scaling.scenario import prepare_deployment
-from recipe_core.scaling.summary import replica_bounds_of, request_with_policy
+from recipe_core.scaling.summary import request_with_policy
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size_devices
 from recipe_core.targets import each_target

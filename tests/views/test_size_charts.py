@@ -105,7 +105,7 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
         at = [mark.x[0] for mark in marks if mark.name.startswith(size_view.short(row))]
         month = row["growth"]["next_unit_month"]
         assert at == ([] if month is None else [month])
-        said = " ".join(size_text.growth_sentences(row))
+        said = size_text.growth_text(row)
         assert month is None or f"Month {month} needs" in said
     cheapest = size_text.cheapest_sentence(answer()["growth"], answer()["devices"])
     assert "Cheapest over all months" in cheapest
@@ -117,7 +117,7 @@ def test_growth_marks_the_next_unit_and_owning_meets_renting_where_the_curves_do
     assert up_front[month] <= rented[month]
     assert up_front[month - 1] > rented[month - 1]
     assert written_off[0] == 0
-    said = " ".join(size_text.purchase_sentences(answer()["best"]))
+    said = size_text.purchase_text(answer()["best"])
     assert f"has paid after {month} months" in said
     assert "By the hours of a day" in said
 
@@ -128,12 +128,11 @@ def test_text_tells_what_comes_after_of_the_best_and_energy_where_it_is_asked(mo
     best = answer()["best"]
     lines = text.splitlines()
     assert lines[0] == size_view.split_sentence(best)
-    growth = [*size_text.growth_sentences(best)]
-    growth.append(size_text.cheapest_sentence(answer()["growth"], answer()["devices"]))
-    assert f"growth: {' '.join(growth)}" in lines
+    cheapest = size_text.cheapest_sentence(answer()["growth"], answer()["devices"])
+    assert f"growth: {size_text.growth_text(best)} {cheapest}" in lines
     for name, words in size_text.availability_facts(best).items():
         assert f"  {name}: {words}" in lines
-    assert f"purchase: {' '.join(size_text.purchase_sentences(best))}" in lines
+    assert f"purchase: {size_text.purchase_text(best)}" in lines
     assert "Energy" not in text
     watts = size_text.size_text(found("service", tpot_ms=40.0, watts=20000.0))
     assert "Energy" in watts
@@ -146,7 +145,7 @@ def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_
     for text in (size_view.sentence, size_view.price_text, size_view.money):
         assert size_view.DOUBT in text(row)
         assert size_view.DOUBT not in text(sure)
-    texts = [*size_text.purchase_sentences(row)[:2], size_view.offer_facts(row)["Price"]]
+    texts = [size_text.purchase_text(row), size_view.offer_facts(row)["Price"]]
     texts.append(size_text.availability_facts(row)["Cost with spares"])
     assert all(size_view.DOUBT in text for text in texts)
     good, said = size_view.size_verdict(answer(1.0))

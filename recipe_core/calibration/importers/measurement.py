@@ -8,16 +8,16 @@ figure that nobody measured, and refused where one is used.
 from __future__ import annotations
 
 import csv
+import datetime
 import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from recipe_core.base.documents import MAX_DIGITS, read_text
 from recipe_core.base.errors import InputError
@@ -31,6 +31,7 @@ LONGEST_LINE = 16_000
 # Measurements of one file: own runs of one question are no more.
 MOST_RECORDS = 1000
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+Record = TypeVar("Record")
 _NUMBER = re.compile(r"[+-]?(\d[\d,]*)?(\.\d+)?([eE][+-]?\d+)?")
 
 
@@ -54,7 +55,6 @@ class Content:
 
     @cached_property
     def log(self) -> list[str]:
-        """The lines, without colours."""
         lines = _COLOUR.sub("", self.text).splitlines()
         if len(lines) > MOST_LINES:
             raise InputError(
@@ -71,23 +71,20 @@ class Content:
         Raises:
             InputError: for JSON that is cut off, too deep, or repeats a key.
         """
-        start = self.text.lstrip("\ufeff \t\r\n")
+        start = self._json_start
         if not start.startswith("{"):
             return None
         try:
             value = _parse_benchmark_json(start)
         except ValueError as error:
-            if self._is_lines(start):
-                return None
+            if isinstance(_parse_or_none(start.split("\n", 1)[0]), dict):
+                return None  # JSON lines
             raise InputError(f"{self.name} is not valid JSON: {error}.", field="file") from None
         return value if isinstance(value, dict) else None
 
-    def _is_lines(self, start: str) -> bool:
-        """Whether the first line is an object of its own."""
-        try:
-            return isinstance(_parse_benchmark_json(start.split("\n", 1)[0]), dict)
-        except ValueError:
-            return False
+    @property
+    def _json_start(self) -> str:
+        return self.text.lstrip("\ufeff \t\r\n")
 
     @cached_property
     def records(self) -> list[tuple[str, Mapping[str, Any]]]:
@@ -98,25 +95,17 @@ class Content:
         """
         if self.document is not None:
             return [("", self.document)]
-        start = self.text.lstrip("\ufeff \t\r\n")
-        if start.startswith("["):
-            return self._listed(start)
-        if not start.startswith("{"):
+        if self._json_start.startswith("["):
+            # a log line may start with a bracket
+            values = _parse_or_none(self._json_start) or []
+            records: list[tuple[str, Mapping[str, Any]]] = [
+                (f"entry {n}", value) for n, value in enumerate(values) if isinstance(value, dict)
+            ]
+            return self._bounded(records) if len(records) == len(values) else []
+        if not self._json_start.startswith("{"):
             return []
         lines = [(n, line) for n, line in enumerate(self.text.splitlines(), 1) if line.strip()]
-        if len(lines) > MOST_RECORDS:
-            raise self._too_many(len(lines))
-        return [(f"line {n}", self._object(n, line)) for n, line in lines]
-
-    def _listed(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
-        try:
-            values = _parse_benchmark_json(text)
-        except ValueError:
-            return []  # a log line may start with a bracket
-        objects = [(f"entry {n}", value) for n, value in enumerate(values) if _is_object(value)]
-        if len(objects) > MOST_RECORDS:
-            raise self._too_many(len(objects))
-        return objects if len(objects) == len(values) else []
+        return [(f"line {n}", self._object(n, line)) for n, line in self._bounded(lines)]
 
     def _object(self, number: int, line: str) -> Mapping[str, Any]:
         try:
@@ -128,12 +117,22 @@ class Content:
             raise InputError(f"{self.name}, line {number}, is not an object.", field="file")
         return value
 
-    def _too_many(self, count: int) -> InputError:
-        return InputError(
-            f"{self.name} has {count:,} measurements; the limit is {MOST_RECORDS:,}.",
-            field="file",
-            hint="Split the file.",
-        )
+    def _bounded(self, records: list[Record]) -> list[Record]:
+        if len(records) > MOST_RECORDS:
+            raise InputError(
+                f"{self.name} has {len(records):,} measurements; the limit is {MOST_RECORDS:,}.",
+                field="file",
+                hint="Split the file.",
+            )
+        return records
+
+    def line_number(self, text: str, line: int, title: str, field: str = "") -> float:
+        """A number in a line of the log; raises InputError naming both where it is none."""
+        try:
+            return parse_number(text)
+        except ValueError as error:
+            message = f"{self.name}, line {line}: {title}: {error}."
+            raise InputError(message, field=field or title) from None
 
     def fields(self, values: Mapping[str, Any], place: str = "") -> Fields:
         return Fields(values, f"{self.name}, {place}" if place else self.name)
@@ -147,8 +146,11 @@ class Content:
             return []
 
 
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
+def _parse_or_none(text: str) -> Any:
+    try:
+        return _parse_benchmark_json(text)
+    except ValueError:
+        return None
 
 
 def _parse_benchmark_json(text: str) -> Any:
@@ -189,54 +191,69 @@ def parse_number(text: str) -> float:
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of an object, and where it stands, so that errors name both."""
+    """The fields of an object by their paths (``a.b``), and where it stands: errors name both."""
 
     values: Mapping[str, Any]
     place: str
 
-    def number(self, name: str, scale: float = 1.0) -> float | None:
+    def number(self, path: str, scale: float = 1.0) -> float | None:
         """A measured figure above 0, times ``scale``; None where it is missing, null or 0.
 
         Raises:
             InputError: for a figure that is no number, NaN, infinite or negative.
         """
-        value = self.values.get(name)
+        value = self._value(path)
         if value is None or value == 0:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._wrong(name, value, "is not a number")
+            raise self._wrong(path, value, "is not a number")
         if not math.isfinite(value) or value < 0:
-            raise self._wrong(name, value, "is not a finite number of 0 or more")
+            raise self._wrong(path, value, "is not a finite number of 0 or more")
         return float(value) * scale
 
-    def count(self, name: str) -> int | None:
+    def count(self, path: str) -> int | None:
         """A whole number above 0; None where it is missing, null or 0."""
-        value = self.number(name)
+        value = self.number(path)
         if value is None:
             return None
         if not value.is_integer():
-            raise self._wrong(name, value, "is not a whole number")
+            raise self._wrong(path, value, "is not a whole number")
         return int(value)
 
-    def text(self, name: str) -> str:
+    def text(self, path: str) -> str:
         """A short text in one line; empty where there is none."""
-        value = self.values.get(name)
+        value = self._value(path)
         return one_line(value) if isinstance(value, str) else ""
 
-    def flag(self, name: str) -> bool | None:
+    def day(self, path: str) -> str:
+        """The day of ``20261123-200543``, an ISO time or seconds since 1970; empty for others."""
+        value = self._value(path)
+        if isinstance(value, int | float) and 0 < value < 1e11:
+            return datetime.datetime.fromtimestamp(value, datetime.UTC).date().isoformat()
+        digits = self.text(path)[:10].replace("-", "")[:8]
+        dated = len(digits) == 8 and digits.isdecimal()
+        return f"{digits[:4]}-{digits[4:6]}-{digits[6:]}" if dated else ""
+
+    def flag(self, path: str) -> bool | None:
         """A yes or no, also one that is written as a text; None where there is none."""
-        value = self.values.get(name)
+        value = self._value(path)
         if isinstance(value, str):
             return {"true": True, "false": False}.get(value.casefold())
         return value if isinstance(value, bool) else None
 
-    def inside(self, *names: str) -> Fields:
+    def has(self, path: str) -> bool:
+        *names, last = path.split(".")
+        return last in self.inside(".".join(names)).values
+
+    def inside(self, path: str) -> Fields:
         """The fields of an object inside this one; without any where it is missing."""
+        if not path:
+            return self
         values: Any = self.values
-        for name in names:
+        for name in path.split("."):
             values = values.get(name) if isinstance(values, Mapping) else None
         inner = values if isinstance(values, Mapping) else {}
-        return Fields(inner, f"{self.place}, field {'.'.join(names)}")
+        return Fields(inner, f"{self.place}, field {path}")
 
     def list(self, name: str) -> Iterator[Fields]:
         """The objects of a list inside this one, each with its place."""
@@ -245,10 +262,14 @@ class Fields:
             if isinstance(value, Mapping):
                 yield Fields(value, f"{self.place}, {name}[{n}]")
 
-    def _wrong(self, name: str, value: Any, problem: str) -> InputError:
+    def _value(self, path: str) -> Any:
+        parent, _, name = path.rpartition(".")
+        return self.inside(parent).values.get(name)
+
+    def _wrong(self, path: str, value: Any, problem: str) -> InputError:
         return InputError(
-            f"{self.place}: {name} {problem} (got {value!r:.40}).",
-            field=name,
+            f"{self.place}: {path} {problem} (got {value!r:.40}).",
+            field=path.rpartition(".")[2],
             hint="Leave this measurement out, or measure again.",
         )
 
@@ -263,33 +284,21 @@ def one_line(text: str, limit: int = 200) -> str:
 TIMES = ("ttft_s", "tpot_s", "request_latency_s")
 # Of the whole deployment.
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
-# Of the fullest device; tokens and requests of a replica's cache.
-MEMORY = (
-    "weights_bytes",
-    "kv_cache_bytes",
-    "kv_cache_tokens",
-    "max_concurrency",
-    "graph_bytes",
-    "peak_memory_bytes",
-    "activations_bytes",
-    "runtime_bytes",
-)
 # Of a training run: a step, tokens per second and device, a share of the peak.
 STEPS = ("step_s", "tokens_per_s_per_gpu", "mfu")
-FIGURES = (*TIMES, *RATES, *MEMORY, *STEPS)
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """What a file of another program states; what it does not state is left out.
 
-    ``figures`` are named as in `FIGURES`, or percentiles of `TIMES`. ``load`` has fields of a
-    request's workload (``mode`` and its load, lengths in tokens; of training ``global_batch`` and
-    ``sequence_length``). ``split`` has fields of a candidate and ``nodes`` and ``per_node``,
-    ``settings`` other facts of how the engine ran, ``shape`` the dimensions of a trained model.
-    ``place`` says where in the file it stands, ``excluded`` why it is not to be learned from.
+    ``figures`` are `TIMES` and their percentiles, `RATES`, `STEPS`, and memory of the fullest
+    device or of a replica's cache, in bytes and tokens (``weights_bytes``, ``kv_cache_tokens``).
+    ``load`` has fields of a request's workload (``mode`` and its load, lengths in tokens; of
+    training ``global_batch`` and ``sequence_length``). ``split`` has fields of a candidate and
+    ``nodes`` and ``per_node``, ``settings`` other facts of how the engine ran, ``shape`` the
+    dimensions of a trained model. ``place`` says where in the file it stands, ``excluded`` why it
+    is not to be learned from.
     """
 
     format: str
@@ -300,11 +309,11 @@ class Imported:
     model: str = ""
     device: str = ""
     date: str = ""
-    figures: Mapping[str, float] = field(default_factory=lambda: _EMPTY)
-    load: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-    split: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-    settings: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
-    shape: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
+    figures: Mapping[str, float] = field(default_factory=dict)
+    load: Mapping[str, Any] = field(default_factory=dict)
+    split: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    shape: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     excluded: str = ""
 
@@ -318,39 +327,54 @@ class Imported:
     @property
     def missing(self) -> tuple[str, ...]:
         """What the user must state before it is a run of a table."""
-        required = {"model": self.model, "device": self.device, "engine": self.engine}
-        lacking = [name for name, value in required.items() if not value]
-        if "tp" not in self.split:
-            lacking.append("split")
+        lacking = [name for name in ("model", "device", "engine") if not getattr(self, name)]
+        lacking += [] if "tp" in self.split else ["split"]
         if self.kind == "training":
             needed: tuple[str, ...] = ("global_batch", "sequence_length")
-            return (*lacking, *(name for name in needed if name not in self.load))
-        needed = ("input_tokens", "output_tokens")
+        else:
+            needed = ("input_tokens", "output_tokens")
         lacking += [name for name in needed if name not in self.load]
         load = LOADS.get(str(self.load.get("mode")), "")
-        return (*lacking, *(() if load in self.load else ("load",)))
+        unstated_load = self.kind == "serving" and load not in self.load
+        return (*lacking, *(("load",) if unstated_load else ()))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; empty parts are left out."""
-        names = ("format", "kind", "place", "engine", "version", "model", "device", "date")
-        out: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name)}
-        for name in ("figures", "load", "split", "settings", "shape"):
-            if values := getattr(self, name):
-                out[name] = dict(values)
-        out |= {"missing": list(self.missing)}
-        out |= {"notes": list(self.notes)} if self.notes else {}
-        return out | ({"excluded": self.excluded} if self.excluded else {})
+        values = {name: getattr(self, name) for name in self.__slots__}
+        plain = {
+            name: dict(value) if isinstance(value, Mapping) else value
+            for name, value in values.items()
+            if value
+        }
+        notes = {"notes": list(self.notes)} if self.notes else {}
+        return {**plain, "missing": list(self.missing), **notes}
 
 
-def drop_unstated(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None and value != ""}
+@dataclass
+class Draft:
+    """A measurement while it is taken from a file; ``facts`` are texts of `Imported` by name."""
 
+    format: str
+    place: str
+    kind: str
+    facts: dict[str, Any]
+    notes: list[str]
+    figures: dict[str, float] = field(default_factory=dict)
+    load: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    shape: dict[str, Any] = field(default_factory=dict)
 
-@dataclass(frozen=True)
-class Format:
-    """One format: whether a content is of it, and what such a content states."""
+    def put(self, target: str, value: Any) -> None:
+        """Take a value over (``figures.ttft_s``, ``model``); what is not stated is left out."""
+        part, _, name = target.rpartition(".")
+        if value is not None and value != "" and (part != "figures" or value > 0):
+            (getattr(self, part) if part else self.facts)[name] = value
 
-    name: str
-    title: str
-    recognises: Callable[[Content], bool]
-    read: Callable[[Content], list[Imported]]
+    def exclude(self, reason: str) -> None:
+        """Say why it is not to be learned from; the first reason stays."""
+        self.facts.setdefault("excluded", reason)
+
+    def imported(self) -> Imported:
+        parts = {part.name: getattr(self, part.name) for part in fields(self)}
+        facts = parts.pop("facts")
+        return Imported(**{**parts, **facts, "notes": tuple(self.notes)})

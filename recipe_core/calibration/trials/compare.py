@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -40,9 +40,6 @@ class Agreement:
     alike_after: Mapping[str, float]
     unit: str
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class Distance:
@@ -58,9 +55,6 @@ class Distance:
     max_abs: float
     kl_mean: float | None
     kl_max: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def answer_agreement(first: Sequence[Answer], second: Sequence[Answer]) -> Agreement:
@@ -171,10 +165,6 @@ class Tolerance(DataRow):
     kl_mean: NonNegative | None = None
     source: str
     status: Status
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, without bounds that do not bind."""
-        return self.model_dump(mode="json", exclude_none=True)
 
 
 class _File(Sourced):

@@ -10,18 +10,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import IO, Any
 
-from recipe_core.base.documents import parse_json, read_document, read_text
+from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.guard import PYTHON, environment_of, take_bundle_down
+from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.procs import uninterrupted
-from recipe_core.payload.launcher.sections import Api, Fields, read_api
+from recipe_core.payload.launcher.sections import Api
 from recipe_core.recipe import Recipe
 
 
@@ -36,15 +35,12 @@ class TrialError(RecipeError):
         self.detail = detail
 
 
-# Options of `up`, where a bundle's launcher has them: this very split, and nothing that starts it
-# again.
+# Options of `up`: this very split, and nothing that starts it again.
 ALONE = ("--strict", "--no-keep")
 # The end of a launcher's words that an error repeats.
 TAIL_BYTES = 4000
 HOST = "127.0.0.1"
 PORTS_TRIED = 64
-# What `up` takes, by the digest of a launcher: a search starts the same one many times.
-_HELP: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +98,20 @@ def running_deployment(
         TrialError: where it does not start.
     """
     write_bundle(recipe, folder)
-    launch = read_document(folder / "launch.json", field="bundle")
-    port = free_ports(1 + max(int(process["port_offset"]) for process in launch["processes"]))
-    words = ["--port", str(port), "--host", HOST]
+    plan = load_plan(folder)
+    ports = [process.port - plan.parameters.port for process in plan.processes]
+    port = free_ports(1 + max(ports))
+    words = [*ALONE, "--port", str(port), "--host", HOST]
     words += ["--model", model] if model else []
     words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
     began = clock()
-    api_fields = Fields(launch["api"], "launch.json.api")
-    key = _trial_api_key(read_api(api_fields, Model("")))
+    key = _trial_api_key(plan.api)
     try:
-        words += _supported_up_options(folder)
         shown = _run_bundle_launcher(
             folder, folder.parent, "up", words, {**(environment or {}), **key}
         )
         served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
-        api = replace(read_api(api_fields, Model(served)), model=served)
+        api = replace(load_plan(folder, model=served).api, model=served)
         port = _printed_port(shown, port)
         yield Deployment(folder, port, api, clock() - began, folder.parent, key)
     finally:
@@ -130,37 +125,6 @@ def _trial_api_key(api: Api) -> dict[str, str]:
     if not api.key_needed or variable is None or os.environ.get(variable):
         return {}
     return {variable: token_urlsafe(32)}
-
-
-def _supported_up_options(folder: Path) -> list[str]:
-    """The options of ``ALONE`` that a bundle's launcher has."""
-    files = sorted((folder / "launcher").glob("*.py"))
-    digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-    if digest not in _HELP:
-        _HELP[digest] = _read_up_help(folder)
-    return [word for word in ALONE if word in _HELP[digest]]
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """Fills the placeholder of the model alone, with the name that ``up`` has printed."""
-
-    name: str
-
-    def text(self, template: str) -> str:
-        return PLACEHOLDER.sub(
-            lambda match: self.name if match[1] == "model" else match[0], template
-        )
-
-    def json(self, value: Any) -> Any:
-        """Fill every text inside a JSON value."""
-        if isinstance(value, str):
-            return self.text(value)
-        if isinstance(value, list):
-            return [self.json(item) for item in value]
-        if isinstance(value, dict):
-            return {key: self.json(item) for key, item in value.items()}
-        return value
 
 
 def _printed_port(shown: Any, port: int) -> int:
@@ -188,19 +152,6 @@ def free_ports(count: int) -> int:
                 continue
             return first
     raise TrialError(f"no {count} free ports in a row.", hint="End programs that listen on ports.")
-
-
-def _read_up_help(folder: Path) -> str:
-    """What `up` of a bundle's launcher takes."""
-    done = subprocess.run(
-        [*PYTHON, str(folder / "launch.py"), "up", "--help"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    return done.stdout
 
 
 def _run_bundle_launcher(

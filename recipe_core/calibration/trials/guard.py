@@ -135,7 +135,6 @@ DONE = b"done"
 
 
 def watch(work: Path) -> None:
-    """Wait for the owner's word or death."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     mark_of(work)  # while the folder is there

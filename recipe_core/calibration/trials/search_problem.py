@@ -58,7 +58,6 @@ class Gain:
 
 
 def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
-    """The gain over at least two pairs of scores."""
     gaps = [a - b for a, b in zip(base, best, strict=True)]
     mean = fmean(gaps)
     half = T_95[len(gaps) - 2] * stdev(gaps) / math.sqrt(len(gaps))
@@ -91,6 +90,7 @@ LOWER_IS_BETTER: dict[str, str] = {
     "latency": "request_latency_s",
 }
 THROUGHPUT = "output_tokens_per_s"
+TRIAL_FIGURES = (THROUGHPUT, "tpot_s", "ttft_s", "request_latency_s")
 COST, GPUS = "cost", "gpus"
 # Goals that a measurement, the devices used and their price tell.
 MEASURED: tuple[str, ...] = (*LOWER_IS_BETTER, "throughput", COST, GPUS)
@@ -320,6 +320,28 @@ def recommended_point(space: tuple[Knob, ...]) -> dict[str, int]:
 
 def values_at(space: tuple[Knob, ...], point: Point) -> dict[str, Any]:
     return {knob.name: knob.values[point[knob.name]] for knob in space}
+
+
+def point_text(values: Mapping[str, Any], recommended: Mapping[str, Any]) -> str:
+    """What of the values of a point differs from the recommended ones."""
+    changed = [
+        f"{name}={_knob_text(value)}"
+        for name, value in values.items()
+        if value != recommended[name]
+    ]
+    return ", ".join(changed) or "the recommended point"
+
+
+def _knob_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        degrees = [f"{name}{degree}" for name, degree in value.items() if degree > 1]
+        return "·".join(degrees) or "one device"
+    return "default" if value is None else str(value)
+
+
+def trial_figures(metrics: Mapping[str, Any]) -> str:
+    figures = [(name, metrics.get(name)) for name in TRIAL_FIGURES]
+    return "  ".join(f"{name} {value:.4g}" for name, value in figures if value is not None)
 
 
 def request_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> PlanRequest:

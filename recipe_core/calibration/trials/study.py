@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import random
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,6 @@ class Search:
     study: optuna.Study
     space: tuple[Knob, ...]
     seed: int = SEED
-    _best_warm_up: float = field(default=float("inf"))
 
     @classmethod
     def opened(
@@ -110,10 +110,6 @@ class Search:
                 self.study.enqueue_trial(trial.params, skip_if_exists=False)
         if not self.study.get_trials():
             self.enqueue(recommended_point(self.space))
-        warm_ups = [
-            trial.intermediate_values[0] for trial in self.done if 0 in trial.intermediate_values
-        ]
-        self._best_warm_up = min(warm_ups, default=float("inf"))
 
     def enqueue(self, point: Point) -> None:
         self.study.enqueue_trial(dict(point), skip_if_exists=True)
@@ -181,14 +177,16 @@ class Search:
     def give_up(self, trial: Trial, score: float) -> str | None:
         """Why a trial is not worth more than its warm-up; None where it is."""
         trial.report(score, 0)
-        best, self._best_warm_up = self._best_warm_up, min(score, self._best_warm_up)
+        best = min(
+            (value for done in self.done for value in done.intermediate_values.values()),
+            default=math.inf,
+        )
         if score > best + HOPELESS:
             return f"its warm-up is {score - best:.0%} (log) worse than the best one's"
         with _quiet_optuna():
             return "its warm-up is worse than the median" if trial.should_prune() else None
 
     def drop(self, trial: Trial, reason: str) -> None:
-        """A trial that was given up."""
         trial.set_user_attr("reason", reason)
         self.study.tell(trial, state=TrialState.PRUNED)
 
@@ -199,7 +197,6 @@ class Search:
         self.study.tell(trial, score)
 
     def best(self) -> FrozenTrial | None:
-        """The best trial that keeps the limits."""
         within_limits = [
             trial
             for trial in self.done
@@ -208,7 +205,6 @@ class Search:
         return min(within_limits, key=lambda trial: (trial.value, trial.number), default=None)
 
     def since_best(self) -> int:
-        """Started trials since the best one."""
         best = self.best()
         return len([t for t in self.started if best is None or t.number > best.number])
 

@@ -30,9 +30,11 @@ from recipe_core.calibration.trials.search_problem import (
     alternating_order,
     gain_of,
     median_measurement,
+    point_text,
     recipe_at,
     recommended_point,
     search_aim,
+    trial_figures,
     tunable_knobs,
     values_at,
 )
@@ -108,7 +110,6 @@ class Tuned:
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``recipe tune --json`` prints them and ``report.json`` keeps them."""
         return {
             "schema_version": 1,
             "recipe": self.base.name,
@@ -131,15 +132,14 @@ class Tuned:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Bench:
-    """Where and how points are measured."""
+@dataclass(slots=True)
+class _Tuning:
+    """A search under way: where and how points are measured, and the outcome so far."""
 
+    outcome: Tuned
+    search: Search
     place: Workplace
-    base: Recipe
     model: str | None
-    aim: Aim
-    space: tuple[Knob, ...]
     budget: Budget
     tell: Tell
     deploy: Deploy
@@ -160,6 +160,121 @@ class _Bench:
         if failed := measurement["metrics"].get("failed"):
             raise TrialError(f"{failed} requests failed; see {deployment.folder}/run.")
         return measurement
+
+    def run(self, deadline: float) -> str:
+        """Try points until the budget, the patience or the space ends; says which it was."""
+        budget, search = self.budget, self.search
+        if not search.done:
+            splits = next((knob for knob in self.outcome.space if knob.name == SPLIT), None)
+            for index in range(1, len(splits.values) if splits else 0):
+                search.enqueue({**recommended_point(self.outcome.space), SPLIT: index})
+        durations: list[float] = []
+        while len(search.started) < budget.trials:
+            spent = statistics.fmean(durations) if durations else 0.0
+            if durations and self.clock() + spent * (1 + 2 * budget.repeats) > deadline:
+                return f"{budget.minutes:g} minutes"
+            if len(search.started) > budget.patience and search.since_best() >= budget.patience:
+                return f"{budget.patience} trials without a better one"
+            if len(search.done) - len(search.started) >= REFUSED_MOST:
+                return f"the estimate refused {REFUSED_MOST} points"
+            suggestion = search.ask()
+            if suggestion is None:
+                return "every point was tried"
+            began = self.clock()
+            if self.try_point(*suggestion):
+                durations.append(self.clock() - began)
+        return f"{budget.trials} trials"
+
+    def try_point(self, trial: Trial, point: Point) -> bool:
+        """Measure a point; False where the estimate refuses it, which takes no server's time.
+
+        Raises:
+            TrialError: where the recommended point does not start.
+        """
+        search, aim, space = self.search, self.outcome.aim, self.outcome.space
+        base, values = recommended_point(space), values_at(space, point)
+        title = f"trial {trial.number}: {point_text(values, values_at(space, base))}"
+        is_base = dict(point) == base
+        recipe = recipe_at(self.outcome.base, space, point)
+        if isinstance(recipe, str):
+            self.tell(f"{title}: not started: {recipe}")
+            trial.set_user_attr("refused", True)
+            search.refuse(trial, recipe)
+            return False
+        trial.set_user_attr("values", values)
+        self.tell(f"{title}: starting")
+        try:
+            with self.at(recipe, f"trial-{trial.number:03d}") as deployment:
+                requests = _warm_up_requests(deployment)
+                warm_up = deployment.bench(requests, self.budget.bench_s / WARM_UP_SHARE)
+                reason = search.give_up(trial, aim.score(warm_up["metrics"], recipe))
+                if reason and not is_base:
+                    self.tell(f"{title}: given up: {reason}")
+                    search.drop(trial, reason)
+                    return True
+                metrics = self.measured(deployment)["metrics"]
+                score = aim.score(metrics, recipe)
+        except (TrialError, InputError) as error:
+            if is_base:
+                raise
+            self.tell(f"{title}: failed: {error.message}")
+            search.refuse(trial, error.message)
+            return True
+        broken = aim.broken(metrics)
+        search.tell(trial, score, max(broken.values(), default=0.0), metrics)
+        late = [name for name, excess in broken.items() if excess > 0]
+        missed = f", misses {', '.join(late)}" if late else ""
+        self.tell(f"{title}: {trial_figures(metrics)}{missed}")
+        return True
+
+    def confirm(self) -> None:
+        """Measure the best point and the recommended one in alternation, and judge."""
+        outcome, best = self.outcome, self.search.best()
+        if best is None:
+            outcome.notes.append("no point keeps the limits")
+            return
+        outcome.best = _trial_row(best, outcome.space)
+        if best.params == recommended_point(outcome.space):
+            outcome.notes.append("the recommended point is the best of those tried")
+            return
+        recipe = recipe_at(outcome.base, outcome.space, best.params)
+        if isinstance(recipe, str):  # tried before, so only another version refuses it
+            outcome.notes.append(recipe)
+            return
+        recipes = {"base": outcome.base, "best": recipe}
+        measurements: dict[str, list[dict[str, Any]]] = {"base": [], "best": []}
+        for name in alternating_order(self.budget.repeats):
+            count = len(measurements[name]) + 1
+            self.tell(f"again, {count} of {self.budget.repeats}: {name}")
+            try:
+                with self.at(recipes[name], f"again-{name}") as deployment:
+                    measurements[name].append(self.measured(deployment))
+            except TrialError as error:
+                outcome.notes.append(f"measured again, the {name} point failed: {error.message}")
+                return
+        scores = {
+            name: [outcome.aim.score(row["metrics"], recipes[name]) for row in rows]
+            for name, rows in measurements.items()
+        }
+        limits_kept = {
+            name: _mostly_keeps_limits(outcome.aim, rows) for name, rows in measurements.items()
+        }
+        outcome.gain = gain_of(scores["base"], scores["best"])
+        outcome.keeps_limits = limits_kept["best"]
+        medians = {
+            name: median_measurement(rows, scores[name]) for name, rows in measurements.items()
+        }
+        outcome.measurement = medians["best"]
+        if not limits_kept["best"]:
+            outcome.notes.append("measured again, the best point misses the limits")
+        elif outcome.gain.proven or not limits_kept["base"]:
+            outcome.recipe = _claim_gain(recipe, outcome, medians["base"])
+        else:
+            outcome.notes.append("the gain is within the noise: the recommended point stays")
+
+    def write_report(self) -> None:
+        data = to_json(self.outcome.to_json()).encode()
+        write_whole(self.place.folder / REPORT, data)
 
 
 def tune(
@@ -204,102 +319,26 @@ def tune(
             f"nothing of {base.engine.title} {base.engine.version} can be varied here.",
             field="bundle",
         )
+    # what a search that is resumed must share
+    values = {knob.name: [list(knob.values), knob.base] for knob in space}
+    identity = {"recipe": base.digest, "objective": dict(aim.goals), "space": values}
     outcome = Tuned(base, aim, space)
     with alone(folder, "tune") as place:
         if place.stopped:
             tell(f"stopped {place.stopped} processes that an earlier run had left")
-        identity = _search_identity(base, aim, space)
         search = Search.opened(place.folder, space, identity, resume=resume, seed=seed)
         model = bundle_model_folder(base, folder)
-        bench = _Bench(place, base, model, aim, space, budget, tell, deploy, clock)
+        tuning = _Tuning(outcome, search, place, model, budget, tell, deploy, clock)
         try:
-            outcome.ended = _run_search(search, bench, deadline)
+            outcome.ended = tuning.run(deadline)
         finally:
             outcome.trials = [_trial_row(trial, space) for trial in search.done]
-            _write_tune_report(place, outcome)
-        _confirm_best_point(search, bench, outcome)
-        _write_tune_report(place, outcome)
+            tuning.write_report()
+        tuning.confirm()
+        tuning.write_report()
     if output is not None and outcome.recipe is not None:
         _write_tuned_bundle(outcome, output)
     return outcome
-
-
-def _search_identity(base: Recipe, aim: Aim, space: tuple[Knob, ...]) -> dict[str, Any]:
-    """What a search that is resumed must share."""
-    values = {knob.name: [list(knob.values), knob.base] for knob in space}
-    return {"recipe": base.digest, "objective": dict(aim.goals), "space": values}
-
-
-def _run_search(search: Search, bench: _Bench, deadline: float) -> str:
-    """Try points until the budget, the patience or the space is at its end; says which it was."""
-    budget = bench.budget
-    if not search.done:
-        _enqueue_splits(search, bench.space)
-    durations: list[float] = []
-    while len(search.started) < budget.trials:
-        spent = statistics.fmean(durations) if durations else 0.0
-        if durations and bench.clock() + spent * (1 + 2 * budget.repeats) > deadline:
-            return f"{budget.minutes:g} minutes"
-        if len(search.started) > budget.patience and search.since_best() >= budget.patience:
-            return f"{budget.patience} trials without a better one"
-        if len(search.done) - len(search.started) >= REFUSED_MOST:
-            return f"the estimate refused {REFUSED_MOST} points"
-        suggestion = search.ask()
-        if suggestion is None:
-            return "every point was tried"
-        began = bench.clock()
-        if _try_point(search, bench, *suggestion):
-            durations.append(bench.clock() - began)
-    return f"{budget.trials} trials"
-
-
-def _enqueue_splits(search: Search, space: tuple[Knob, ...]) -> None:
-    for knob in space:
-        if knob.name == SPLIT:
-            for index in range(1, len(knob.values)):
-                search.enqueue({**recommended_point(space), SPLIT: index})
-
-
-def _try_point(search: Search, bench: _Bench, trial: Trial, point: Point) -> bool:
-    """Measure a point; False where the estimate refuses it, which takes no server's time.
-
-    Raises:
-        TrialError: where the recommended point does not start.
-    """
-    values = values_at(bench.space, point)
-    title = f"trial {trial.number}: {_values_text(bench.space, point)}"
-    is_base = dict(point) == recommended_point(bench.space)
-    recipe = recipe_at(bench.base, bench.space, point)
-    if isinstance(recipe, str):
-        bench.tell(f"{title}: not started: {recipe}")
-        trial.set_user_attr("refused", True)
-        search.refuse(trial, recipe)
-        return False
-    trial.set_user_attr("values", values)
-    bench.tell(f"{title}: starting")
-    try:
-        with bench.at(recipe, f"trial-{trial.number:03d}") as deployment:
-            requests = _warm_up_requests(deployment)
-            warm_up = deployment.bench(requests, bench.budget.bench_s / WARM_UP_SHARE)
-            reason = search.give_up(trial, bench.aim.score(warm_up["metrics"], recipe))
-            if reason and not is_base:
-                bench.tell(f"{title}: given up: {reason}")
-                search.drop(trial, reason)
-                return True
-            measurement = bench.measured(deployment)
-            score = bench.aim.score(measurement["metrics"], recipe)
-    except (TrialError, InputError) as error:
-        if is_base:
-            raise
-        bench.tell(f"{title}: failed: {error.message}")
-        search.refuse(trial, error.message)
-        return True
-    broken = bench.aim.broken(measurement["metrics"])
-    search.tell(trial, score, max(broken.values(), default=0.0), measurement["metrics"])
-    late = [name for name, excess in broken.items() if excess > 0]
-    missed = f", misses {', '.join(late)}" if late else ""
-    bench.tell(f"{title}: {_figures_text(measurement['metrics'])}{missed}")
-    return True
 
 
 def _warm_up_requests(deployment: Deployment) -> int:
@@ -307,49 +346,6 @@ def _warm_up_requests(deployment: Deployment) -> int:
     traffic = plan_traffic(load_plan(deployment.folder).workload, Options())
     share = max(traffic.requests // WARM_UP_SHARE, 2)
     return share if traffic.mode in ("open", "offline") else max(share, traffic.in_flight)
-
-
-def _confirm_best_point(search: Search, bench: _Bench, outcome: Tuned) -> None:
-    """Measure the best point and the recommended one in alternation, and judge."""
-    best = search.best()
-    if best is None:
-        outcome.notes.append("no point keeps the limits")
-        return
-    outcome.best = _trial_row(best, bench.space)
-    if best.params == recommended_point(bench.space):
-        outcome.notes.append("the recommended point is the best of those tried")
-        return
-    recipe = recipe_at(bench.base, bench.space, best.params)
-    if isinstance(recipe, str):  # tried before, so only another version refuses it
-        outcome.notes.append(recipe)
-        return
-    recipes = {"base": bench.base, "best": recipe}
-    scores: dict[str, list[float]] = {"base": [], "best": []}
-    measurements: dict[str, list[dict[str, Any]]] = {"base": [], "best": []}
-    for name in alternating_order(bench.budget.repeats):
-        bench.tell(f"again, {len(scores[name]) + 1} of {bench.budget.repeats}: {name}")
-        try:
-            with bench.at(recipes[name], f"again-{name}") as deployment:
-                measurement = bench.measured(deployment)
-        except TrialError as error:
-            outcome.notes.append(f"measured again, the {name} point failed: {error.message}")
-            return
-        measurements[name].append(measurement)
-        scores[name].append(bench.aim.score(measurement["metrics"], recipes[name]))
-    outcome.gain = gain_of(scores["base"], scores["best"])
-    limits_kept = {
-        name: _mostly_keeps_limits(bench.aim, rows) for name, rows in measurements.items()
-    }
-    outcome.keeps_limits = limits_kept["best"]
-    outcome.measurement = median_measurement(measurements["best"], scores["best"])
-    if limits_kept["best"] and (outcome.gain.proven or not limits_kept["base"]):
-        outcome.recipe = _claim_gain(
-            recipe, outcome, median_measurement(measurements["base"], scores["base"])
-        )
-    elif not limits_kept["best"]:
-        outcome.notes.append("measured again, the best point misses the limits")
-    else:
-        outcome.notes.append("the gain is within the noise: the recommended point stays")
 
 
 def _mostly_keeps_limits(aim: Aim, measurements: list[dict[str, Any]]) -> bool:
@@ -385,12 +381,7 @@ def _write_tuned_bundle(outcome: Tuned, output: Path) -> None:
         write_whole(run / "measurement.json", to_json(dict(outcome.measurement or {})).encode())
 
 
-def _write_tune_report(place: Workplace, outcome: Tuned) -> None:
-    write_whole(place.folder / REPORT, to_json(outcome.to_json()).encode())
-
-
 def _trial_row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
-    """A trial as plain values."""
     attributes = trial.user_attrs
     score = measured_score(trial)
     state = "measured" if score is not None else "given up"
@@ -407,29 +398,3 @@ def _trial_row(trial: Any, space: tuple[Knob, ...]) -> dict[str, Any]:
         "metrics": attributes.get("metrics"),
         "reason": attributes.get("reason"),
     }
-
-
-def _values_text(space: tuple[Knob, ...], point: Point) -> str:
-    """What differs from the recommended point."""
-    base_values = recommended_point(space)
-    values = values_at(space, point)
-    moved = [
-        f"{name}={_knob_value_text(values[name])}"
-        for name in base_values
-        if point[name] != base_values[name]
-    ]
-    return ", ".join(moved) or "the recommended point"
-
-
-def _knob_value_text(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "·".join(f"{name}{degree}" for name, degree in value.items() if degree > 1) or "tp1"
-    return "default" if value is None else str(value)
-
-
-def _figures_text(metrics: Mapping[str, Any]) -> str:
-    parts = []
-    for name, unit in (("output_tokens_per_s", "tokens/s"), ("tpot_s", "s/token"), ("ttft_s", "s")):
-        if (value := metrics.get(name)) is not None:
-            parts.append(f"{value:.4g} {unit}{' to the first' if name == 'ttft_s' else ''}")
-    return ", ".join(parts)

@@ -7,9 +7,9 @@ the same devices.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,13 @@ class Comparison:
     broken: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
+        bounds = tolerance(self.kind).model_dump(mode="json", exclude_none=True)
         return {
             "name": self.name,
             "title": self.title,
-            "agreement": self.alike.to_json(),
-            "logprobs": self.apart.to_json() if self.apart else None,
-            "tolerance": {"kind": self.kind, **tolerance(self.kind).to_json()},
+            "agreement": asdict(self.alike),
+            "logprobs": asdict(self.apart) if self.apart else None,
+            "tolerance": {"kind": self.kind, **bounds},
             "verdict": self.verdict,
             "broken": list(self.broken),
         }
@@ -98,7 +99,6 @@ class Report:
         return "within" if "within" in verdicts else "not judged"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, as ``recipe verify --json`` prints them."""
         recipe = self.recipe
         return {
             "schema_version": 1,
@@ -138,30 +138,91 @@ class Subject:
         return reproducibility(self.recipe.engine.name)
 
 
-@dataclass(frozen=True, slots=True)
-class SubjectAnswers:
-    """What a deployment answered: alone, again alone, many at once, drawn twice, its reading."""
-
-    alone: list[Answer]
-    again: list[Answer] = field(default_factory=list)
-    batched: list[Answer] = field(default_factory=list)
-    drawn: list[Answer] = field(default_factory=list)
-    drawn_again: list[Answer] = field(default_factory=list)
-    reading: list[Answer] = field(default_factory=list)
-    alone_s: float = 0.0
+Answers = Mapping[str, list[Answer]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Session:
-    """Where and how deployments are asked."""
+@dataclass(slots=True)
+class _Verification:
+    """Where and how deployments are asked, and what the bundle itself answered."""
 
+    report: Report
+    base: Subject
     place: Workplace
-    questions: Questions
-    choice: Choice
     tell: Tell
     clock: Callable[[], float]
     deploy: Deploy
     asker: Callable[[Deployment, Reproducibility], Asker]
+    answers: Answers = field(default_factory=dict)
+
+    @property
+    def questions(self) -> Questions:
+        """Prompts that leave room for the answer in the longest request that is accepted."""
+        choice, longest = self.report.choice, self.base.recipe.max_context or 1024
+        tokens = max(1, min(choice.tokens, longest // 2))
+        return Questions.of(choice.prompts, tokens, (longest - tokens) // 4)
+
+    def ask(self, subject: Subject, *, everything: bool) -> Answers:
+        """Start a deployment, ask it, and stop it.
+
+        Its answers alone and what it reads; of ``everything`` also again, many at once, and drawn
+        twice.
+        """
+        questions = self.questions
+        self.tell(f"{subject.name}: starting {subject.recipe.name}")
+        with self.deploy(
+            subject.recipe,
+            self.place.clear(subject.name),
+            model=subject.model,
+            environment=subject.switch.environment if subject.switch else {},
+            timeout_s=self.report.choice.timeout_s,
+        ) as deployment:
+            asker = self.asker(deployment, subject.engine)
+            self.tell(f"{subject.name}: asking {len(questions.prompts)} prompts")
+            asker.greedy(Questions(questions.prompts[:1], 1))  # builds lazily made kernels
+            began = self.clock()
+            answers = {"alone": asker.greedy(questions)}
+            self.report.seconds[subject.name] = round(self.clock() - began, 3)
+            answers["reading"] = asker.read(questions)
+            if everything:
+                answers["again"] = asker.greedy(questions)
+                answers["batched"] = asker.greedy(questions, min(AT_ONCE, len(questions.prompts)))
+                answers["drawn"] = asker.sampled(questions)
+                answers["drawn_again"] = asker.sampled(questions)
+        return answers
+
+    def judge_alone(self, subject: Subject, answers: Answers) -> None:
+        """What one deployment shows by itself; a switch that is on must keep what it promises."""
+        switch, report = subject.switch, self.report
+        kind = EXACT if switch and switch.batch else coarsest_format_class(subject.recipe)
+        on = f" with {switch.title}" if switch else ""
+        tail = f"-{subject.name}" if switch else ""
+        alone, drawn = answers["alone"], answers["drawn"]
+        report.add(
+            f"repeat-greedy{tail}", f"the same prompts twice{on}", EXACT, alone, answers["again"]
+        )
+        seeds = f"the same seeds twice{on}"
+        if all(a.text == b.text for a, b in zip(alone, drawn, strict=True)):
+            report.left_out[seeds] = "drawn answers are the greedy ones: nothing was drawn"
+        else:
+            report.add(f"repeat-sampled{tail}", seeds, EXACT, drawn, answers["drawn_again"])
+        many = f"alone against {min(AT_ONCE, report.choice.prompts)} at once{on}"
+        report.add(f"batch{tail}", many, kind, alone, answers["batched"])
+
+    def compare(self, subject: Subject, title: str, kind: str) -> None:
+        """Ask another deployment and compare it with the bundle; one that fails is left out."""
+        try:
+            answers = self.ask(subject, everything=subject.switch is not None)
+        except TrialError as error:
+            self.report.left_out[title] = error.message
+            return
+        if subject.switch is not None:
+            self.judge_alone(subject, answers)
+        # Prompts that are read: the text is given, only what the models make of it differs.
+        for key, tail, manner in (("alone", "", "greedy"), ("reading", "-reading", "prompts read")):
+            first, second = self.answers[key], answers[key]
+            if first and second:
+                name, text = f"{subject.name}{tail}", f"the bundle against {title}, {manner}"
+                self.report.add(name, text, kind, first, second)
 
 
 def verify_outputs(
@@ -186,27 +247,25 @@ def verify_outputs(
             variables are wrong.
         TrialError: when the bundle itself does not start or answer.
     """
-    choice = choice or Choice()
     folder = unpack_bundle(bundle)
     recipe = serving_recipe(folder)
     other_bundles = [(path, unpack_bundle(path)) for path in against]
-    report = Report(recipe, choice)
+    report = Report(recipe, choice or Choice())
     with alone(folder, "verify") as place:
         if place.stopped:
             tell(f"stopped {place.stopped} processes that an earlier run had left")
         base = Subject("base", recipe, bundle_model_folder(recipe, folder))
-        questions = _fit_questions(recipe, choice)
-        table = _Session(place, questions, choice, tell, clock, deploy, asker)
-        base_answers = _ask_subject(base, table, everything=True)
-        _judge_own_answers(report, base, base_answers)
+        table = _Verification(report, base, place, tell, clock, deploy, asker)
+        table.answers = table.ask(base, everything=True)
+        table.judge_alone(base, table.answers)
         if not base.engine.most_logprobs:
             report.left_out["log-probabilities"] = (
                 f"{recipe.engine.title} tells none; words of the answers are compared"
             )
-        for subject, title, kind, full in _bundle_variants(report, base):
-            _compare_subject(report, table, base_answers, (subject, title, kind, full))
+        for subject, title in _bundle_variants(report, base):
+            table.compare(subject, title, coarsest_format_class(recipe))
         for path, other_folder in other_bundles:
-            _compare_bundle(report, table, (base, base_answers), (path, other_folder))
+            _compare_bundle(table, path, other_folder)
     return report
 
 
@@ -238,95 +297,27 @@ def bundle_model_folder(recipe: Recipe, folder: Path) -> str | None:
     return str((folder / model).resolve()) if model.startswith(("./", "../")) else None
 
 
-def _fit_questions(recipe: Recipe, choice: Choice) -> Questions:
-    """Prompts that leave room for the answer in the longest request that the engine accepts."""
-    longest = recipe.max_context or 1024
-    tokens = max(1, min(choice.tokens, longest // 2))
-    return Questions.of(choice.prompts, tokens, (longest - tokens) // 4)
-
-
-def _ask_subject(subject: Subject, table: _Session, *, everything: bool) -> SubjectAnswers:
-    """Start a deployment, ask it, and stop it."""
-    questions = table.questions
-    table.tell(f"{subject.name}: starting {subject.recipe.name}")
-    with table.deploy(
-        subject.recipe,
-        table.place.clear(subject.name),
-        model=subject.model,
-        environment=subject.switch.environment if subject.switch else {},
-        timeout_s=table.choice.timeout_s,
-    ) as deployment:
-        asker = table.asker(deployment, subject.engine)
-        table.tell(f"{subject.name}: asking {len(questions.prompts)} prompts")
-        asker.greedy(Questions(questions.prompts[:1], 1))  # builds lazily made kernels
-        began = table.clock()
-        alone = asker.greedy(questions)
-        alone_s = table.clock() - began
-        reading = asker.read(questions)
-        if not everything:
-            return SubjectAnswers(alone, reading=reading, alone_s=alone_s)
-        return SubjectAnswers(
-            alone,
-            again=asker.greedy(questions),
-            batched=asker.greedy(questions, min(AT_ONCE, len(questions.prompts))),
-            drawn=asker.sampled(questions),
-            drawn_again=asker.sampled(questions),
-            reading=reading,
-            alone_s=alone_s,
-        )
-
-
-def _judge_own_answers(report: Report, subject: Subject, answers: SubjectAnswers) -> None:
-    """What one deployment shows by itself; a switch that is on must keep what it promises."""
-    switch = subject.switch
-    kind = EXACT if switch and switch.batch else coarsest_format_class(subject.recipe)
-    on = f" with {switch.title}" if switch else ""
-    tail = f"-{subject.name}" if switch else ""
-    report.add(
-        f"repeat-greedy{tail}", f"the same prompts twice{on}", EXACT, answers.alone, answers.again
-    )
-    seeds = f"the same seeds twice{on}"
-    if all(a.text == b.text for a, b in zip(answers.alone, answers.drawn, strict=True)):
-        report.left_out[seeds] = "drawn answers are the greedy ones: nothing was drawn"
-    else:
-        report.add(f"repeat-sampled{tail}", seeds, EXACT, answers.drawn, answers.drawn_again)
-    report.add(
-        f"batch{tail}",
-        f"alone against {min(AT_ONCE, report.choice.prompts)} at once{on}",
-        kind,
-        answers.alone,
-        answers.batched,
-    )
-    report.seconds[subject.name] = round(answers.alone_s, 3)
-
-
-def _bundle_variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str, str, bool]]:
-    """What the bundle is held against by itself: unsplit, and with each switch that works here.
-
-    With each a title, the kind of pair, and whether it is asked everything.
-    """
+def _bundle_variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str]]:
+    """What the bundle is held against by itself: unsplit, and with each switch that works here."""
     recipe = base.recipe
     try:
         unsplit = _unsplit_recipe(recipe)
     except (NoAnswer, InputError) as error:
         report.left_out["split against unsplit"] = error.message
     else:
-        subject = Subject("unsplit", unsplit, base.model)
-        yield subject, "split against one device", coarsest_format_class(recipe), False
+        yield Subject("unsplit", unsplit, base.model), "split against one device"
     switches = base.engine.switches
     if not switches:
         report.left_out["determinism switches"] = f"none is known of {recipe.engine.title}"
     for switch in switches:
-        doubt = switch.doubt(recipe.device.runtime, recipe.device.architecture)
         try:
-            if doubt:
+            if doubt := switch.doubt(recipe.device.runtime, recipe.device.architecture):
                 raise NoAnswer(doubt)
             switched = _switched_recipe(recipe, switch)
         except RecipeError as error:
             report.left_out[f"switch {switch.name}"] = error.message
             continue
-        subject = Subject(switch.name, switched, base.model, switch)
-        yield subject, switch.title, coarsest_format_class(recipe), True
+        yield Subject(switch.name, switched, base.model, switch), switch.title
 
 
 def _unsplit_recipe(recipe: Recipe) -> Recipe:
@@ -352,58 +343,20 @@ def _switched_recipe(recipe: Recipe, switch: Switch) -> Recipe:
     return recipe_of(decide(changed), changed)
 
 
-def _compare_subject(
-    report: Report,
-    table: _Session,
-    base_answers: SubjectAnswers,
-    comparison_case: tuple[Subject, str, str, bool],
-) -> None:
-    """Ask another deployment and compare it with the bundle; one that fails is left out."""
-    subject, title, kind, everything = comparison_case
-    try:
-        answers = _ask_subject(subject, table, everything=everything)
-    except TrialError as error:
-        report.left_out[title] = error.message
-        return
-    if everything:
-        _judge_own_answers(report, subject, answers)
-    _compare_answers(
-        report, subject.name, f"the bundle against {title}", kind, base_answers, answers
-    )
-    report.seconds[subject.name] = round(answers.alone_s, 3)
-
-
-def _compare_answers(
-    report: Report, name: str, title: str, kind: str, first: SubjectAnswers, second: SubjectAnswers
-) -> None:
-    report.add(name, f"{title}, greedy", kind, first.alone, second.alone)
-    if first.reading and second.reading:
-        # The text is given, so that only what the models make of it differs.
-        report.add(f"{name}-reading", f"{title}, prompts read", kind, first.reading, second.reading)
-
-
-def _compare_bundle(
-    report: Report,
-    table: _Session,
-    base: tuple[Subject, SubjectAnswers],
-    other_bundle: tuple[Path, Path],
-) -> None:
+def _compare_bundle(table: _Verification, path: Path, folder: Path) -> None:
     """Compare with another bundle, where both serve the same model and the same lengths."""
-    path, folder = other_bundle
-    subject, base_answers = base
-    title = str(path)
+    report, base = table.report, table.base.recipe
     try:
         recipe = serving_recipe(folder)
-        if doubt := _not_comparable(subject.recipe, recipe, table.questions):
+        if doubt := _not_comparable(base, recipe, table.questions):
             raise NoAnswer(doubt)
     except RecipeError as error:
-        report.left_out[title] = error.message
+        report.left_out[str(path)] = error.message
         return
     name = f"against-{1 + sum(c.name.startswith('against-') for c in report.comparisons)}"
-    other_subject = Subject(name, recipe, bundle_model_folder(recipe, folder))
-    table.tell(f"{name}: {title}")
-    kind = coarsest_format_class(subject.recipe, recipe)
-    _compare_subject(report, table, base_answers, (other_subject, title, kind, False))
+    table.tell(f"{name}: {path}")
+    subject = Subject(name, recipe, bundle_model_folder(recipe, folder))
+    table.compare(subject, str(path), coarsest_format_class(base, recipe))
 
 
 def _not_comparable(base_recipe: Recipe, other_recipe: Recipe, questions: Questions) -> str | None:
@@ -415,10 +368,8 @@ def _not_comparable(base_recipe: Recipe, other_recipe: Recipe, questions: Questi
         stored = base_recipe.model.weight_dtype != other_recipe.model.weight_dtype
         if not stored or base_recipe.model.parameters != other_recipe.model.parameters:
             return f"it serves {other_recipe.model.id}, another model than {base_recipe.model.id}"
-    longest = (
-        isinstance(recipe_request(other_recipe).workload, ServingWorkload)
-        and other_recipe.max_context
-    )
+    served = isinstance(recipe_request(other_recipe).workload, ServingWorkload)
+    longest = served and other_recipe.max_context
     if longest and longest < 2 * questions.tokens:
         return f"it accepts requests of {longest} tokens, too few for these questions"
     return None

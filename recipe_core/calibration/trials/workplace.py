@@ -31,7 +31,6 @@ class Workplace:
     stopped: int = 0
 
     def clear(self, name: str) -> Path:
-        """A place for a bundle under test, in which nothing lies."""
         place = self.work / name
         shutil.rmtree(place, ignore_errors=True)
         return place

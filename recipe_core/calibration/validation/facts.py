@@ -7,8 +7,9 @@ not state, such as the format of its weights, are guesses, and say so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,14 @@ WORDS = {
     "batch": "a batch of {}",
     "requests": "a queue of {} requests",
 }
-TRAINED = ("micro_batch", "recompute", "precision", "zero_stage", "sequence_parallel", "shard")
+LIMITS = {
+    "memory_fraction": "the engine took {} of the memory",
+    "max_num_seqs": "the engine ran at most {} requests at once",
+    "max_batched_tokens": "a step computed at most {} tokens (chunked prefill)",
+    "block_size": "a block of the cache held {} tokens",
+}
+_TRAINED = ("micro_batch", "recompute", "precision", "zero_stage", "sequence_parallel", "shard")
+TRAINED = {name: f"{name.replace('_', ' ')} was {{}}" for name in _TRAINED}
 
 
 @dataclass(frozen=True)
@@ -85,16 +93,26 @@ class Planned:
     context: int | None = None
 
 
-def serving_facts(run: Imported, plan: Planned) -> list[Fact]:
-    """The facts of a serving measurement that differ from what was planned."""
-    planned, context = plan.values, plan.context
-    facts = [
-        *_engine_facts(run, planned),
-        *_load_facts(run, planned, context),
-        *_split_facts(run, planned),
+def measured_facts(run: Imported, plan: Planned) -> list[Fact]:
+    candidate = plan.assumed
+    if run.kind == "training":
+        return [
+            *_training_load_facts(run, plan.values["workload"]),
+            *_degree_facts(run, candidate, ("tp", "pp", "cp", "dp"), STEP),
+            *_value_facts(run.split, candidate, TRAINED, STEP),
+            *_engine_fact(run, candidate, STEP),
+        ]
+    known = not run.engine or run.engine in engine_names()
+    other_engine = list(_engine_fact(run, candidate, ALL)) if known else []
+    return [
+        *(other_engine or _version_facts(run, plan)),
+        *_load_facts(run, plan.values["workload"], plan.context),
+        *_degree_facts(run, candidate, ("tp", "pp", "dp", "ep"), ALL),
+        *_value_facts({**run.split, **run.settings}, candidate, LIMITS, ALL),
+        *_request_facts(run, plan),
+        *_format_facts(run, candidate),
+        *_cache_facts(run),
     ]
-    facts += [*_limit_facts(run, plan), *_format_facts(run, plan.assumed), *_cache_facts(run)]
-    return facts
 
 
 def _change_part(part: str, **fields: Any) -> Change:
@@ -105,22 +123,55 @@ def _change_part(part: str, **fields: Any) -> Change:
     return change
 
 
-def _engine_facts(run: Imported, planned: Values) -> Iterator[Fact]:
-    name = planned["candidate"].get("engine")
-    if run.engine and run.engine != name and run.engine in engine_names():
-        title = f"{run.engine} ran, not {name}"
-        yield Fact("engine", title, ALL, _change_part("candidate", engine=run.engine))
-        return
+def _engine_fact(run: Imported, candidate: Values, about: frozenset[str]) -> Iterator[Fact]:
+    if run.engine and run.engine != candidate.get("engine"):
+        title = f"{run.engine} ran, not {candidate.get('engine')}"
+        yield Fact("engine", title, about, _change_part("candidate", engine=run.engine))
+
+
+def _degree_facts(
+    run: Imported, candidate: Values, names: Sequence[str], about: frozenset[str]
+) -> Iterator[Fact]:
+    degrees = {key: run.split[key] for key in names if key in run.split}
+    changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
+    if changed:
+        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
+        fields = changed if run.kind == "training" else degrees
+        yield Fact("split", f"the split was {ran}", about, _change_part("candidate", **fields))
+
+
+def _value_facts(
+    values: Mapping[str, Any],
+    candidate: Values,
+    titles: Mapping[str, str],
+    about: frozenset[str],
+) -> Iterator[Fact]:
+    for name, title in titles.items():
+        value = values.get(name)
+        if value is not None and value != candidate.get(name):
+            shown = f"{value:g}" if isinstance(value, float) else value
+            change = _change_part("candidate", **{name: value})
+            yield Fact(name, title.format(shown), about, change)
+
+
+def _training_load_facts(run: Imported, work: Values) -> Iterator[Fact]:
+    load = {key: value for key, value in run.load.items() if work.get(key) != value}
+    if load:
+        ran = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in load.items())
+        yield Fact("load", f"the run had {ran}", STEP, _change_part("workload", **load))
+
+
+def _version_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
+    name = plan.assumed.get("engine")
     if not name or not run.version:
         return
-    assumed = planned["candidate"].get("engine_version") or assumed_version(engine(name))
+    assumed = plan.assumed.get("engine_version") or assumed_version(engine(name))
     ran = version_in_text(run.version).partition("+")[0]
     if ran != assumed and ran[:1].isdigit():
         title = f"{name} {ran} ran, not {assumed}"
-        limits = _default_limits(engine(name), planned["candidate"])
-        yield Fact(
-            "engine_version", title, ALL, _change_part("candidate", engine_version=ran, **limits)
-        )
+        limits = _default_limits(engine(name), plan.values["candidate"])
+        change = _change_part("candidate", engine_version=ran, **limits)
+        yield Fact("engine_version", title, ALL, change)
 
 
 def _default_limits(spec: Engine, candidate: Values) -> Values:
@@ -134,8 +185,8 @@ def _default_limits(spec: Engine, candidate: Values) -> Values:
     return dict.fromkeys(names) if candidate_limits in defaults else {}
 
 
-def _load_facts(run: Imported, planned: Values, context: int | None) -> Iterator[Fact]:
-    load, before = run.load, planned["workload"]
+def _load_facts(run: Imported, before: Values, context: int | None) -> Iterator[Fact]:
+    load = run.load
     fields: Values = {key: load[key] for key in ("input_tokens", "output_tokens") if key in load}
     mode = load.get("mode", "")
     amount = LOADS.get(mode, "")
@@ -146,7 +197,7 @@ def _load_facts(run: Imported, planned: Values, context: int | None) -> Iterator
     if not any(value is not None for value in changed.values()):
         return
     lengths = sum(
-        int(fields.get(key, before.get(key, 0))) for key in ("input_tokens", "output_tokens")
+        int(fields.get(key) or before.get(key) or 0) for key in ("input_tokens", "output_tokens")
     )
     if context is not None and "max_context" not in changed:
         # the engine was started for the planned requests, whatever came
@@ -160,36 +211,14 @@ def _load_facts(run: Imported, planned: Values, context: int | None) -> Iterator
     yield Fact("load", title, TIMES, _change_part("workload", **fields))
 
 
-def _split_facts(run: Imported, planned: Values) -> Iterator[Fact]:
-    candidate = planned["candidate"]
-    degrees = {key: run.split[key] for key in ("tp", "pp", "dp", "ep") if key in run.split}
-    changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
-    if changed:
-        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
-        yield Fact("split", f"the split was {ran}", ALL, _change_part("candidate", **degrees))
-
-
-def _limit_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
-    candidate, work, context = plan.assumed, plan.values["workload"], plan.context
-    ran = dict(run.split) | dict(run.settings)
-    titles = {
-        "memory_fraction": "the engine took {} of the memory",
-        "max_num_seqs": "the engine ran at most {} requests at once",
-        "max_batched_tokens": "a step computed at most {} tokens (chunked prefill)",
-        "block_size": "a block of the cache held {} tokens",
-    }
-    for name, title in titles.items():
-        value = ran.get(name)
-        if value is not None and value != candidate.get(name):
-            change = _change_part("candidate", **{name: value})
-            yield Fact(name, title.format(f"{value:g}"), ALL, change)
-    longest = ran.get("max_context")
-    if longest is not None and longest != context:
+def _request_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
+    """The longest request that was accepted, and the prompts that were cached."""
+    work, longest = plan.values["workload"], run.settings.get("max_context")
+    if longest is not None and longest != plan.context:
         title = f"the engine accepted requests of {longest:,} tokens"
-        yield Fact(
-            "max_context", title, CACHE | TIMES, _change_part("workload", max_context=longest)
-        )
-    hit = ran.get("prefix_hit")
+        change = _change_part("workload", max_context=longest)
+        yield Fact("max_context", title, CACHE | TIMES, change)
+    hit = run.settings.get("prefix_hit")
     if hit is not None and 0.005 < hit < 1 and abs(hit - work.get("prefix_hit", 0.0)) > 0.005:
         title = f"{hit:.0%} of prompts' tokens were in the prefix cache"
         yield Fact("prefix_hit", title, TIMES, _change_part("workload", prefix_hit=round(hit, 4)))
@@ -217,27 +246,19 @@ def _cache_facts(run: Imported) -> Iterator[Fact]:
     """What follows from measured memory: graphs beside the cache, tokens of a cache of its size."""
     graphs = _graphs_beyond(run)
     if graphs is not None:
-
-        def without_graphs(figures: dict[str, float]) -> dict[str, float]:
-            return scaled_cache(figures, figures.get("kv_cache_bytes", 0.0) - graphs)
-
         title = f"captured graphs took {gib(graphs)} of the cache's memory"
         if graphs < 0:
             title = f"captured graphs left {gib(-graphs)} more to the cache than set aside for them"
-        yield Fact("graph_bytes", title, CACHE, adjust=without_graphs)
+        yield Fact("graph_bytes", title, CACHE, adjust=partial(_resized_cache, less=graphs))
     size = run.figures.get("kv_cache_bytes")
     if size and run.settings.get("cache_set"):
-
-        def set_by_hand(figures: dict[str, float]) -> dict[str, float]:
-            return scaled_cache(figures, size)
-
         title = f"the cache was set to {gib(size)} by hand, whatever memory is left"
-        yield Fact("cache_set", title, CACHE, adjust=set_by_hand)
+        yield Fact("cache_set", title, CACHE, adjust=partial(_resized_cache, size=size))
     elif size:
 
         def of_size(figures: dict[str, float]) -> dict[str, float]:
-            out = scaled_cache(figures, size)
-            return out | {"kv_cache_bytes": figures.get("kv_cache_bytes", size)}
+            resized = _resized_cache(figures, size=size)
+            return resized | {"kv_cache_bytes": figures.get("kv_cache_bytes", size)}
 
         title = f"the cache had {gib(size)}"
         yield Fact("kv_cache_bytes", title, CACHE - {"kv_cache_bytes"}, adjust=of_size)
@@ -265,40 +286,17 @@ def _graphs_beyond(run: Imported) -> float | None:
     return (graphs - now.bytes or None) if then else None
 
 
-def scaled_cache(figures: Mapping[str, float], size: float) -> dict[str, float]:
-    """The figures of a cache of another size: tokens and requests by its bytes."""
+def _resized_cache(
+    figures: dict[str, float], *, size: float | None = None, less: float = 0.0
+) -> dict[str, float]:
+    """The figures of a cache of another size, or of one less: tokens and requests by its bytes."""
     before = figures.get("kv_cache_bytes", 0.0)
-    if before <= 0 or size <= 0:
+    after = before - less if size is None else size
+    if before <= 0 or after <= 0:
         return dict(figures)
     names = ("kv_cache_tokens", "max_concurrency", HELD)
-    scaled = {name: figures[name] * size / before for name in names if name in figures}
-    return {**figures, **scaled, "kv_cache_bytes": size}
-
-
-def training_facts(run: Imported, plan: Planned) -> list[Fact]:
-    """The facts of a training log that differ from what was planned."""
-    candidate, work = plan.assumed, plan.values["workload"]
-    facts = []
-    load = {key: value for key, value in run.load.items() if work.get(key) != value}
-    if load:
-        ran = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in load.items())
-        facts.append(Fact("load", f"the run had {ran}", STEP, _change_part("workload", **load)))
-    degrees = {key: run.split[key] for key in ("tp", "pp", "cp", "dp") if key in run.split}
-    changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
-    if changed:
-        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
-        facts.append(
-            Fact("split", f"the split was {ran}", STEP, _change_part("candidate", **degrees))
-        )
-    for name in TRAINED:
-        value = run.split.get(name)
-        if value is not None and value != candidate.get(name):
-            title = f"{name.replace('_', ' ')} was {value}"
-            facts.append(Fact(name, title, STEP, _change_part("candidate", **{name: value})))
-    if run.engine and run.engine != candidate.get("engine"):
-        title = f"{run.engine} ran, not {candidate.get('engine')}"
-        facts.append(Fact("engine", title, STEP, _change_part("candidate", engine=run.engine)))
-    return facts
+    scaled = {name: figures[name] * after / before for name in names if name in figures}
+    return {**figures, **scaled, "kv_cache_bytes": after}
 
 
 def other_model(run: Imported, planned: Values) -> str | None:

@@ -25,9 +25,8 @@ from recipe_core.calibration.validation.facts import (
     Values,
     as_logged,
     logged_parts,
+    measured_facts,
     other_model,
-    serving_facts,
-    training_facts,
 )
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.results import Estimate
@@ -45,7 +44,6 @@ SHARES = {
     "kv_cache_bytes": 0.10,
     "kv_cache_tokens": 0.10,
     "max_concurrency": 0.10,
-    "peak_memory_bytes": 0.10,
 }
 # Figures that are compared, in this order.
 FIGURES = (
@@ -80,7 +78,6 @@ class Row:
     again_band: Ends | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         out: dict[str, Any] = {
             "figure": self.figure,
             "measured": self.measured,
@@ -129,6 +126,9 @@ class Reconciled:
         }
 
 
+Estimated = tuple[dict[str, float], dict[str, Ends]]
+
+
 @dataclass
 class _Estimates:
     """Estimates of a request with sets of facts, each made once."""
@@ -136,18 +136,27 @@ class _Estimates:
     planned: Values
     folders: bool
     corrections: Corrections | None
-    _made: dict[frozenset[str], tuple[dict[str, float], dict[str, Ends]] | None] = field(
-        default_factory=dict
-    )
+    refused: tuple[str, ...] = ()
+    _made: dict[frozenset[str], Estimated | None] = field(default_factory=dict)
 
-    def of(self, facts: Sequence[Fact]) -> tuple[dict[str, float], dict[str, Ends]] | None:
+    def of(self, facts: Sequence[Fact]) -> Estimated | None:
         """Figures and bands with these facts; None where no such split can be estimated."""
         key = frozenset(fact.name for fact in facts)
         if key not in self._made:
             self._made[key] = self._estimate(facts)
         return self._made[key]
 
-    def _estimate(self, facts: Sequence[Fact]) -> tuple[dict[str, float], dict[str, Ends]] | None:
+    def figure(self, facts: Sequence[Fact], name: str) -> tuple[float, Ends] | None:
+        """One figure and its band with these facts; None where it has none."""
+        figures, ends = self.of(facts) or ({}, {})
+        return (figures[name], ends[name]) if name in figures and name in ends else None
+
+    def fits(self, facts: Sequence[Fact], name: str, measured: float) -> bool:
+        """Whether a measured figure is inside the band with these facts."""
+        estimate = self.figure(facts, name)
+        return estimate is not None and estimate[1][0] <= measured <= estimate[1][1]
+
+    def _estimate(self, facts: Sequence[Fact]) -> Estimated | None:
         values = self.planned
         for fact in facts:
             if fact.change is not None:
@@ -156,9 +165,12 @@ class _Estimates:
             plan, row = plan_candidate(
                 PlanRequest.parse(values), folders=self.folders, corrections=self.corrections
             )
-            figures, ends = comparable_figures(plan.estimate(row))
+            estimate = plan.estimate(row)
         except RecipeError:
             return None
+        if not facts:
+            self.refused = tuple(estimate.reasons)
+        figures, ends = comparable_figures(estimate)
         if (context := _accepted_context(plan)) is not None and "kv_cache_tokens" in figures:
             # engines count requests as long as they accept, estimates those that are planned
             figures["max_concurrency"] = figures["kv_cache_tokens"] / context
@@ -181,16 +193,14 @@ def comparable_figures(estimate: Estimate) -> tuple[dict[str, float], dict[str, 
     if "mfu" in figures and "step_s" in ends and "step_s" in figures:
         low, high = (figures["step_s"] / end for end in reversed(ends["step_s"]))
         ends.setdefault("mfu", (figures["mfu"] * low, figures["mfu"] * high))
-    return figures, {**ends, **_memory_ends(figures, known_ends=ends)}
+    return figures, {**_memory_ends(figures), **ends}
 
 
-def _memory_ends(
-    figures: Mapping[str, float], known_ends: Mapping[str, Ends] | None = None
-) -> dict[str, Ends]:
+def _memory_ends(figures: Mapping[str, float]) -> dict[str, Ends]:
     return {
         name: (figures[name] * (1 - share), figures[name] * (1 + share))
         for name, share in SHARES.items()
-        if name in figures and name not in (known_ends or {}) and name != "peak_memory_bytes"
+        if name in figures
     }
 
 
@@ -249,10 +259,11 @@ def reconcile_measurements(
     out = []
     for source, run in pairs:
         completed = run if run.kind == "training" else _with_startup_logs(run, shared)
-        find = training_facts if run.kind == "training" else serving_facts
         estimates = _Estimates(planned.values, folders, corrections)
         out.append(
-            _reconcile_measurement(source, run, find(completed, planned), estimates, planned.values)
+            _reconcile_measurement(
+                source, run, measured_facts(completed, planned), estimates, planned.values
+            )
         )
     return out
 
@@ -289,12 +300,11 @@ def _reconcile_measurement(
     source: str, run: Imported, facts: Sequence[Fact], estimates: _Estimates, planned: Values
 ) -> Reconciled:
     base = estimates.of(())
-    figures, ends = base if base is not None else ({}, {})
     names = [name for name in FIGURES if name in run.figures]
     rows = [
-        _judge_figure(name, run.figures[name], figures[name], ends[name], facts, estimates)
+        _judge_figure(name, run.figures[name], estimate, facts, estimates)
         for name in names
-        if name in figures and name in ends
+        if (estimate := estimates.figure((), name))
     ]
     compared = {row.figure for row in rows}
     notes = logged_parts(run, estimates.of([fact for fact in facts if not fact.guess]) or base)
@@ -308,48 +318,35 @@ def _reconcile_measurement(
         tuple(rows),
         tuple(fact.title for fact in facts if not fact.guess),
         tuple(name for name in names if name not in compared),
-        tuple(_planned_refusals(planned, estimates)) if base is not None else (),
+        estimates.refused,
         tuple(notes),
     )
-
-
-def _planned_refusals(planned: Values, estimates: _Estimates) -> list[str]:
-    plan, row = plan_candidate(PlanRequest.parse(planned), folders=estimates.folders)
-    estimate = plan.estimate(row)
-    return list(estimate.reasons)
-
-
-def _is_in_band(measured: float, ends: Ends) -> bool:
-    return ends[0] <= measured <= ends[1]
 
 
 def _judge_figure(
     name: str,
     measured: float,
-    estimated: float,
-    band: Ends,
+    estimate: tuple[float, Ends],
     facts: Sequence[Fact],
     estimates: _Estimates,
 ) -> Row:
-    """The verdict on one figure."""
-    row = Row(name, measured, estimated, band, MATCH)
-    if _is_in_band(measured, band):
+    row = Row(name, measured, *estimate, MATCH)
+    if estimates.fits((), name, measured):
         return row
     about = [fact for fact in facts if name in fact.about]
     stated_facts = [fact for fact in about if not fact.guess]
     for group in _fact_sets(stated_facts, [fact for fact in about if fact.guess]):
-        again = _estimated_figure(estimates, group, name)
-        if again is not None and _is_in_band(measured, again[1]):
+        if estimates.fits(group, name, measured):
             fewest = _fewest_facts(estimates, group, name, measured)
-            value, ends = _estimated_figure(estimates, fewest, name) or again
             titles = tuple(fact.title for fact in fewest)
-            return replace(
-                row, verdict=EXPLAINED, explained_by=titles, again=value, again_band=ends
-            )
-    with_all = _estimated_figure(estimates, stated_facts, name) if stated_facts else None
-    if with_all is None:
-        return replace(row, verdict=OPEN)
-    return replace(row, verdict=OPEN, again=with_all[0], again_band=with_all[1])
+            row = replace(row, verdict=EXPLAINED, explained_by=titles)
+            return _with_estimate(row, estimates.figure(fewest, name))
+    with_all = estimates.figure(stated_facts, name) if stated_facts else None
+    return _with_estimate(replace(row, verdict=OPEN), with_all)
+
+
+def _with_estimate(row: Row, again: tuple[float, Ends] | None) -> Row:
+    return replace(row, again=again[0], again_band=again[1]) if again else row
 
 
 def _fact_sets(stated_facts: Sequence[Fact], guesses: Sequence[Fact]) -> Iterable[Sequence[Fact]]:
@@ -361,23 +358,13 @@ def _fact_sets(stated_facts: Sequence[Fact], guesses: Sequence[Fact]) -> Iterabl
     yield from ([*stated_facts, guess] for guess in guesses)
 
 
-def _estimated_figure(
-    estimates: _Estimates, facts: Sequence[Fact], name: str
-) -> tuple[float, Ends] | None:
-    estimate = estimates.of(facts)
-    if estimate is None or name not in estimate[0] or name not in estimate[1]:
-        return None
-    return estimate[0][name], estimate[1][name]
-
-
 def _fewest_facts(
     estimates: _Estimates, facts: Sequence[Fact], name: str, measured: float
 ) -> Sequence[Fact]:
     """The facts without those that the figure needs not: each is left out if it still fits."""
     needed_facts = list(facts)
-    for fact in list(facts):
+    for fact in facts:
         fewer = [needed for needed in needed_facts if needed is not fact]
-        again = _estimated_figure(estimates, fewer, name) if fewer else None
-        if again is not None and _is_in_band(measured, again[1]):
+        if fewer and estimates.fits(fewer, name, measured):
             needed_facts = fewer
     return needed_facts

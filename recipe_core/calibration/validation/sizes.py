@@ -150,7 +150,6 @@ def _count_covered_cases(cases: pd.DataFrame) -> dict[str, Any]:
 
 
 def sizes_text(figures: pd.DataFrame) -> str:
-    """The same as lines of text."""
     view = sizes_view(figures)
     if not view["cases"]:
         return "No runs differ in their number of devices, or in their load, alone."

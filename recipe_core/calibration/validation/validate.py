@@ -1,10 +1,9 @@
-"""Estimates against measured runs: errors by figure, and how often the better split is first."""
+"""Errors of estimates against measured runs: by figure, by group, and of the order of splits."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,100 +11,20 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.intervals import Level
-from recipe_core.estimates.columns.scopes import without_corrections
-from recipe_core.estimates.measured.runs import FIGURES, LIMITS, SHOWN, SPLIT, Run, listing_ids
+from recipe_core.base.intervals import BAND, LEVELS
+from recipe_core.calibration.validation.comparison import CELL, Comparison
+from recipe_core.estimates.measured.runs import LIMITS, SHOWN, SPLIT, listing_ids
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.plans.plans import estimate_batch
 
-CELL = ("source", "device", "model")
 BY = ("device", "model", "source", "engine")
-# The quantity of an estimate that a figure measures, and the factor to the figure's unit.
-QUANTITIES = {
-    "ttft_ms": ("ttft_s", 1e3),
-    "tpot_ms": ("tpot_s", 1e3),
-    "request_latency_ms": ("request_latency_s", 1e3),
-}
-QUANTITIES |= dict.fromkeys(
-    ("output_tokens_per_s", "total_tokens_per_s"), ("output_tokens_per_s", 1.0)
-)
 # Measured figures from which a cell counts in the primary score.
 CELL_SIZE = 3
 ALL, SCORED = "all", "scored"
-SHOWN_LEVELS: tuple[Level, ...] = ("80", "50", "95")
-# Columns of the ends of intervals, the band's first; ``SHOWN_LEVELS`` are their levels.
-ENDS = ("low", "high", "low_50", "high_50", "low_95", "high_95")
 RANKED = ("output_tokens_per_s", "tpot_ms", "request_latency_ms")
 # Measured difference from which splits are compared; less is within the noise of benchmarks.
 MARGIN = 0.10
 # Estimated difference below which two splits count as tied.
 TIE = 0.01
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Runs against their estimates.
-
-    ``figures`` has a row for each measured figure of the estimated runs: the columns of ``Run``,
-    and ``vendor``, ``figure``, ``measured``, ``estimated``, ``low`` and ``high`` (the band),
-    ``low_50``, ``high_50``, ``low_95`` and ``high_95`` (the other intervals), ``ratio`` (estimated
-    / measured) and ``error`` (|ratio - 1|). ``not_covered`` counts the reasons
-    of runs without an estimate; ``refused`` are runs that an estimate calls impossible, with the
-    first reason.
-    """
-
-    runs: int
-    figures: pd.DataFrame
-    not_covered: Counter[str]
-    refused: tuple[tuple[Run, str], ...]
-
-
-def compare_with_estimates(runs: Sequence[Run]) -> Comparison:
-    """Estimates all runs in one call and puts each estimate beside what was measured."""
-    with without_corrections():
-        answers = estimate_batch(run.request() for run in runs)
-    not_covered = Counter(answer["error"]["message"] for answer in answers if "error" in answer)
-    refused = tuple(
-        (run, answer["reasons"][0])
-        for run, answer in zip(runs, answers, strict=True)
-        if answer.get("feasible") is False
-    )
-    rows = [
-        row
-        for run, answer in zip(runs, answers, strict=True)
-        for row in _run_figure_rows(run, answer)
-    ]
-    columns = [*_RUN_FIELDS, "vendor", "figure", "measured", "estimated", *ENDS]
-    figures = pd.DataFrame(rows, columns=columns)
-    ratio = figures.estimated / figures.measured
-    return Comparison(
-        len(runs), figures.assign(ratio=ratio, error=(ratio - 1).abs()), not_covered, refused
-    )
-
-
-_RUN_FIELDS = [name for name in Run.model_fields if name not in FIGURES]
-
-
-def _run_figure_rows(run: Run, answer: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
-    """Measured figures of a run with estimate and band in their unit; none without an estimate."""
-    served = answer.get("serving", {})
-    for figure, (quantity, scale) in QUANTITIES.items():
-        measured, estimated = getattr(run, figure), served.get(quantity) or 0.0
-        if measured is None or not 0 < estimated < math.inf:
-            continue
-        if figure == "total_tokens_per_s":
-            scale = (run.input_tokens + run.output_tokens) / run.output_tokens
-        intervals = answer["intervals"][quantity]
-        ends = [end * scale for level in SHOWN_LEVELS for end in intervals[level]]
-        fields = [getattr(run, name) for name in _RUN_FIELDS]
-        yield (
-            *fields,
-            device_profile(run.device).vendor,
-            figure,
-            measured,
-            estimated * scale,
-            *ends,
-        )
 
 
 def group_errors(figures: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
@@ -260,24 +179,28 @@ def split_ranking(figures: pd.DataFrame) -> pd.DataFrame:
 
 
 def validation_sections(comparison: Comparison, by: str | None = None) -> dict[str, pd.DataFrame]:
-    """Tables: ``primary``, ``figures``, ``vendors``, ``by_<column>`` if asked for, and ``ranking``.
+    """Tables by name; ``by_<column>`` if asked for.
+
+    Of serving ``primary``, ``figures``, ``vendors`` and ``ranking``, of training ``figures`` and
+    ``sources``.
 
     Raises:
         InputError: ``by`` is not one of ``BY``.
     """
-    figures = comparison.figures
-    out = {
-        "primary": primary_score(figures),
-        "figures": group_errors(figures, ["mode", "figure"]),
-        "vendors": group_errors(figures, ["vendor", "mode", "figure"]),
-    }
-    if by is not None:
-        if by not in BY:
-            message, hint = unknown("column", by, BY)
-            raise InputError(message, field="by", hint=hint)
-        out[f"by_{by}"] = group_errors(figures, [by, "mode", "figure"])
-    out["ranking"] = split_ranking(figures)
-    return out
+    figures, tables = comparison.figures, dict[str, pd.DataFrame]()
+    if by is not None and by not in BY:
+        message, hint = unknown("column", by, BY)
+        raise InputError(message, field="by", hint=hint)
+    if comparison.kind == "training":
+        tables["figures"] = group_errors(figures, ["figure"])
+        tables["sources"] = group_errors(figures, ["figure", "source"])
+        return tables | ({f"by_{by}": group_errors(figures, ["figure", by])} if by else {})
+    tables["primary"] = primary_score(figures)
+    tables["figures"] = group_errors(figures, ["mode", "figure"])
+    tables["vendors"] = group_errors(figures, ["vendor", "mode", "figure"])
+    if by:
+        tables[f"by_{by}"] = group_errors(figures, [by, "mode", "figure"])
+    return tables | {"ranking": split_ranking(figures)}
 
 
 def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, Any]:
@@ -303,7 +226,10 @@ TITLES = {
     "primary": f"Primary score: cells of {CELL_SIZE} figures or more",
     "figures": "By figure",
     "vendors": "By vendor",
+    "sources": "By source",
     "ranking": "Pairs of splits that differ by more than 10 %: is the better one ranked first?",
+    "all": "All figures",
+    "engines": "By engine and architecture",
 }
 HEADINGS = {
     "cell_median": "median of cells",
@@ -322,20 +248,30 @@ HEADINGS = {
 }
 
 
-def validation_text(comparison: Comparison, by: str | None = None) -> str:
-    parts = [validation_summary(comparison)]
-    for name, table in validation_sections(comparison, by).items():
-        parts.append(
-            f"{TITLES.get(name, name.replace('_', ' ').capitalize())}\n{align_table(table)}"
-        )
-    parts.append(
+_NOTES = {
+    "serving": (
         "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
         "the share of measurements inside the estimated range. The primary score takes the median\n"
         "error of each cell; scored runs are all but those that the table excludes and sources\n"
         "that list examples. Splits on different numbers of GPUs are compared by throughput per\n"
         "GPU."
-    )
-    return "\n\n".join(parts)
+    ),
+    "training": (
+        "Errors are |estimated / measured - 1| of seconds per step (also where tokens per second\n"
+        "were measured) and of GiB. A cell is a source × device × model; in band is the share of\n"
+        "measurements inside the estimated range."
+    ),
+}
+
+
+def validation_text(comparison: Comparison, by: str | None = None) -> str:
+    tables = _titled_tables(validation_sections(comparison, by))
+    return "\n\n".join([validation_summary(comparison), *tables, _NOTES[comparison.kind]])
+
+
+def _titled_tables(tables: dict[str, pd.DataFrame]) -> list[str]:
+    titles = {name: name.replace("_", " ").capitalize() for name in tables} | TITLES
+    return [f"{titles[name]}\n{align_table(table)}" for name, table in tables.items()]
 
 
 def validation_summary(comparison: Comparison) -> str:
@@ -385,3 +321,80 @@ def align_table(table: pd.DataFrame) -> str:
             [cell.rjust(width) if name in _SHOW else cell.ljust(width) for cell in cells]
         )
     return "\n".join("  " + "  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+
+# How often measured figures are inside their intervals
+
+COVERAGE = {
+    "all": (),
+    "figures": ("figure",),
+    "vendors": ("vendor",),
+    "engines": ("engine", "architecture"),
+}
+
+
+def interval_coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """The share of measured runs inside each interval, cells alike, by some columns.
+
+    ``rows`` have ``measured``, ``estimated``, ``weight``, and by level ``low_…`` and ``high_…`` as
+    factors. Columns: ``runs``, ``cells``, ``inside_50``, ``inside_80``, ``inside_95``, and
+    ``width``: by what the ends of the 80 % interval differ from its middle, √(high / low) - 1, the
+    median.
+    """
+    ratio = rows.measured / rows.estimated
+    columns: dict[str, Any] = {
+        f"inside_{level}": ratio.between(rows[f"low_{level}"], rows[f"high_{level}"]) * rows.weight
+        for level in LEVELS
+    }
+    columns["width"] = np.sqrt(rows[f"high_{BAND}"] / rows[f"low_{BAND}"]) - 1
+    table = rows.assign(**columns)
+    names = [f"inside_{level}" for level in LEVELS]
+    grouped = table.groupby(list(by)) if by else table.groupby(lambda _: "all")
+    out = grouped[[*names, "weight"]].sum()
+    out = out[names].div(out.weight, axis=0).assign(width=grouped.width.median())
+    out.insert(0, "runs", grouped.size())
+    cells = table.drop_duplicates([*by, *CELL])
+    counted = cells.groupby(list(by)) if by else cells.groupby(lambda _: "all")
+    out.insert(1, "cells", counted.size())
+    return out.reset_index(names=None if by else "of")
+
+
+def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """How often measured figures are inside their intervals, as tables by name.
+
+    ``figures`` are those of a comparison of serving or training.
+    """
+    rows = figures[figures.figure.ne("total_tokens_per_s")]
+    profiles = rows.device.map({name: device_profile(name) for name in rows.device.unique()})
+    rows = rows.assign(
+        weight=1.0 / rows.groupby(["figure", *CELL]).measured.transform("size"),
+        vendor=[profile.vendor for profile in profiles],
+        architecture=[profile.architecture for profile in profiles],
+        **{f"low_{BAND}": rows.low, f"high_{BAND}": rows.high},
+    )
+    for level in LEVELS:
+        for end in ("low", "high"):
+            rows[f"{end}_{level}"] = rows[f"{end}_{level}"] / rows.estimated
+    return {name: interval_coverage(rows, by) for name, by in COVERAGE.items()}
+
+
+def coverage_view(figures: pd.DataFrame) -> dict[str, Any]:
+    """The tables of ``coverage_tables`` as JSON values; shares are fractions."""
+    return {
+        "levels": {f"inside_{level}": int(level) / 100 for level in LEVELS},
+        **{
+            name: table.to_dict(orient="records")
+            for name, table in coverage_tables(figures).items()
+        },
+    }
+
+
+def coverage_text(figures: pd.DataFrame) -> str:
+    parts = _titled_tables(coverage_tables(figures))
+    parts.append(
+        "Shares of measured figures inside the 50, 80 and 95 % intervals, each source × device ×\n"
+        "model alike; 80 % is: the ends of the 80 % interval around its middle, the median. The\n"
+        "engines' numbers were fitted to the published runs; docs/reference/accuracy.md has the\n"
+        "shares of sources that were left out."
+    )
+    return "\n\n".join(parts)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.checkpoints import with_own_figure
 from recipe_core.accuracy.choice import can_make
-from recipe_core.accuracy.knowledge import support_of
+from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.runners import Support, runners
 from recipe_core.accuracy.technique import Technique, technique, techniques
 from recipe_core.base import budget
 from recipe_core.base.documents import finite
-from recipe_core.base.errors import InputError
 from recipe_core.compression.advisor.changed_model import (
     Change,
     NoChange,
@@ -27,19 +24,21 @@ from recipe_core.compression.advisor.changed_model import (
 )
 from recipe_core.compression.advisor.comparison import (
     Base,
-    Judged,
     advice_base,
     judge_change,
     rank_formats,
 )
-from recipe_core.compression.advisor.matrix import Matrix, Pair, matrix_of, technique_pairs
-from recipe_core.compression.advisor.row import (
-    CACHE_EFFECT,
-    EFFECTS,
-    SHAPE_EFFECT,
-    FormatRow,
-    Split,
+from recipe_core.compression.advisor.matrix import matrix_of, retained_answer, technique_pairs
+from recipe_core.compression.advisor.result import (
+    AccuracyAnswer,
+    BaseAnswer,
+    Bits,
+    CompressAnswer,
+    EngineName,
+    FormatAnswer,
+    SplitAnswer,
     State,
+    SupportAnswer,
 )
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.models.variants import model_variants
@@ -48,70 +47,20 @@ from recipe_core.request.schema import PlanRequest
 
 UNSAID = "No source that was read says whether it runs."
 SLOWER = "no faster than 16 bit, and by how much slower no source says"
+EFFECTS: dict[str, str] = {
+    "native": "native: saves memory, and products run at the format's own rate",
+    "weight-only kernel": "weight-only kernel: saves memory and its traffic; products stay 16 bit",
+    "emulated": "emulated: saves memory, costs time",
+    "memory only": "memory only: stored small at most, no kernel to gain from it",
+    "refused": "refused: the engine does not start with it",
+    "unknown": "unknown: no source says whether it runs",
+}
+CACHE_EFFECT = "native: the cache is read in it, so that it holds more and less is read"
+SHAPE_EFFECT = "a smaller model in the same format: any engine that runs the base runs it"
 # Published figures beside an expected accuracy.
 NEAREST = 3
 # Verdicts of which only memory is estimated.
 MEMORY_ALONE = ("emulated", "memory only")
-
-
-@dataclass(frozen=True)
-class Advice:
-    """Techniques applied to the base, the best by the objective first.
-
-    ``base``: the model in its own format, on the split that is kept (``base.same_split``) and on
-    its best (``base.best``). ``limit``: least share of accuracy that was asked for, None for none.
-    """
-
-    request: PlanRequest
-    base: Base
-    rows: tuple[FormatRow, ...]
-    combinations: tuple[Pair, ...]
-    limit: float | None
-
-    @property
-    def engine(self) -> str:
-        return self.base.setting.engine.name
-
-    @cached_property
-    def matrix(self) -> Matrix:
-        return matrix_of(self.engine, self.base.setting.cluster.device)
-
-    def row(self, name: str) -> FormatRow:
-        """The row of a technique; raises InputError where the advice has none."""
-        for row in self.rows:
-            if row.name == name:
-                return row
-        raise InputError(
-            f"{name!r} was not judged.", field="technique", hint="See techniques.yaml."
-        )
-
-    @property
-    def best(self) -> FormatRow | None:
-        """The best technique by the objective; None where none runs."""
-        return next((row for row in self.rows if row.rank == 1), None)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; ``docs/guide/compress.md`` describes them."""
-        setting, base = self.base.setting, self.base
-        return {
-            "schema_version": 1,
-            "model": setting.model.name,
-            "device": setting.cluster.device.name,
-            "engine": {"name": setting.engine.name, "version": setting.engine.version},
-            "objective": dict(self.request.objective.goals),
-            "accuracy_limit": self.limit,
-            "base": {
-                "weight_dtype": setting.weight_dtype,
-                "kv_dtype": setting.kv_dtype,
-                "same_split": base.same_split.to_json(),
-                "best_split": base.best.to_json(),
-                "split_is": "stated" if base.states_split else "best",
-                "notes": list(base.notes),
-            },
-            "formats": [row.to_json(base.same_split, base.best) for row in self.rows],
-            "combinations": [pair.to_json() for pair in self.combinations],
-            "matrix": self.matrix.to_json(),
-        }
 
 
 def advise(
@@ -120,7 +69,7 @@ def advise(
     names: Sequence[str] | None = None,
     folders: bool = True,
     corrections: Corrections | None = None,
-) -> Advice:
+) -> CompressAnswer:
     """Judge techniques on the hardware and the engine of a request.
 
     Those that a plan has as formats are planned as such. Others are estimated by the same physics
@@ -139,67 +88,106 @@ def advise(
     """
     by_name = {name: technique(name) for name in names or techniques()}
     base = advice_base(request, folders=folders, corrections=corrections)
-    limit = request.objective.limits.accuracy_recovery
-    rows: list[FormatRow] = []
+    setting, limit = base.setting, request.objective.limits.accuracy_recovery
+    rows: list[FormatAnswer] = []
+    shares: dict[str, Retained] = {}
     shared: Shared = {}
     with budget.track_task(len(by_name)):
         for name, method in by_name.items():
             budget.spend()
-            rows.append(_advise_row(name, method, base, request, limit, shared))
+            support = _support_on_base(name, base)
+            change = change_of(name, method, setting, support.verdict)
+            shares[name] = _accuracy_of_change(name, base, request, change)
+            accuracy = _accuracy_answer(shares[name], limit)
+            rows.append(_advise_row(name, method, base, support, change, accuracy, shared))
             budget.count_step()
     ordered = rank_formats(rows, base, request.objective)
-    return Advice(request, base, ordered, technique_pairs(base, ordered), limit)
+    return CompressAnswer(
+        schema_version=1,
+        model=setting.model.name,
+        device=setting.cluster.device.name,
+        engine=EngineName(name=setting.engine.name, version=setting.engine.version),
+        objective={str(goal): weight for goal, weight in request.objective.goals.items()},
+        accuracy_limit=limit,
+        base=BaseAnswer(
+            weight_dtype=setting.weight_dtype,
+            kv_dtype=setting.kv_dtype,
+            same_split=base.same_split,
+            best_split=base.best,
+            split_is="stated" if base.states_split else "best",
+            notes=list(base.notes),
+        ),
+        formats=ordered,
+        combinations=technique_pairs(base, ordered, shares),
+        matrix=matrix_of(setting.engine.name, setting.cluster.device),
+    )
 
 
 # Judged changes by what tells their plans apart.
-Shared = dict[Any, Judged]
+Shared = dict[Any, tuple[SplitAnswer, SplitAnswer | None]]
 
 
 def _advise_row(
     name: str,
     technique: Technique,
     base: Base,
-    request: PlanRequest,
-    limit: float | None,
+    support: Support,
+    change: Change | NoChange,
+    accuracy: AccuracyAnswer,
     shared: Shared,
-) -> FormatRow:
-    support = _support_on_base(name, base)
-    change = change_of(name, technique, base.setting, support.verdict)
-    accuracy = _accuracy_of_change(name, base, request, change)
-    row = FormatRow(
-        name,
-        technique,
-        support,
-        "estimated",
-        _effect_text(name, technique, support),
-        "",
-        "",
-        None,
-        None,
-        accuracy,
-        None if limit is None or not accuracy.known else accuracy.value >= limit,
-        _stored_checkpoints(technique, base),
-        None,
-        (),
-    )
+) -> FormatAnswer:
+    """The row of a technique, not ranked yet."""
+    checkpoints = _stored_checkpoints(technique, base)
+    fields: dict[str, Any] = {
+        "technique": name,
+        "title": technique.title,
+        "kind": technique.kind,
+        "bits": Bits(
+            weights=technique.weight_bits, activations=technique.act_bits, kv=technique.kv_bits
+        ),
+        "verdict": support.verdict,
+        "effect": _effect_text(name, technique, support),
+        "support": SupportAnswer(**support.to_json()),
+        "accuracy": accuracy,
+        "checkpoints": list(checkpoints),
+        "rank": None,
+        "best_at": [],
+    }
     state = _without_figures(technique, support, change, base)
-    if state is not None:
-        return replace(row, state=state, why=_missing_reason(support, change))
-    assert isinstance(change, Change)  # noqa: S101 - what is none has a state
+    if state is not None or isinstance(change, NoChange):
+        return FormatAnswer(
+            **fields,
+            state=state or "void",
+            why=_missing_reason(support, change) or None,
+            way=None,
+            same_split=None,
+            best_split=None,
+            set=None,
+            notes=[],
+        )
     alone = SLOWER if support.verdict in MEMORY_ALONE else ""
     key = (change.key, bool(alone))
     if key not in shared:
         shared[key] = judge_change(base, change, alone)
-    same_split, best = shared[key].same_split, shared[key].best
-    return replace(
-        row,
+    same_split, best = shared[key]
+    return FormatAnswer(
+        **fields,
         state=_figures_state(same_split, best, alone),
-        why=alone or _no_split(same_split, best),
-        planned_as=change.planned_as,
+        why=alone or _no_split(same_split, best) or None,
+        way=change.planned_as,
         same_split=same_split,
-        best=best,
-        fields=_request_edits(name, technique, row.checkpoints, change, base),
-        notes=change.notes,
+        best_split=best,
+        set=_request_edits(name, technique, checkpoints, change, base),
+        notes=list(change.notes),
+    )
+
+
+def _accuracy_answer(share: Retained, limit: float | None) -> AccuracyAnswer:
+    return AccuracyAnswer(
+        retained=retained_answer(share),
+        basis=share.basis,
+        within_limit=None if limit is None or not share.known else share.value >= limit,
+        nearest=[figure.to_json() for figure in share.nearest],
     )
 
 
@@ -284,13 +272,13 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}{'' if text.endswith(('.', '!', '?')) else '.'}"
 
 
-def _figures_state(same_split: Split, best: Split | None, alone: str) -> State:
+def _figures_state(same_split: SplitAnswer, best: SplitAnswer | None, alone: str) -> State:
     if alone:
         return "memory only"
     return "estimated" if same_split.runs or best is not None else "no split"
 
 
-def _no_split(same_split: Split, best: Split | None) -> str:
+def _no_split(same_split: SplitAnswer, best: SplitAnswer | None) -> str:
     if same_split.runs or best is not None:
         return ""
     return _sentence(

@@ -9,22 +9,63 @@ from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.compression.advisor.changed_model import Change
-from recipe_core.compression.advisor.row import FIGURES, FormatRow, Split, State, split_figures
+from recipe_core.compression.advisor.result import (
+    FIGURES,
+    FigureAnswer,
+    FormatAnswer,
+    SplitAnswer,
+    State,
+)
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.variants import model_variants
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_cases, plan_stated, search_plan
 from recipe_core.plans.problem import Problem, ServingProblem, resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_kind import AS_GOOD
 from recipe_core.plans.serving_settings import serving_setting
-from recipe_core.plans.splits import row_request
-from recipe_core.request.candidate import CandidateRequest
+from recipe_core.plans.splits import row_reasons, row_request, row_state
 from recipe_core.request.metrics import goals_of, is_more_better
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
+
+# Figures that are known of whatever is stored small; the others take a kernel for it too.
+MEMORY = (
+    *("weights_bytes", "cache_bytes", "total_bytes", "cache_tokens", "requests_held"),
+    *("gpus", "load"),
+)
+
+
+def split_figures(
+    plan: Plan, row: int, base: SplitAnswer | None = None, why: str = ""
+) -> SplitAnswer:
+    """Return what a row of a plan does, with its ratios to the base's (None: it is the base).
+
+    ``why``: the reason for which times are not known, so that memory alone is said. A split that
+    cannot run has no times either.
+    """
+    feasible = bool(plan.feasible[row])
+    names = FIGURES if feasible and not why else MEMORY
+    if not why and not feasible:
+        why = "the split cannot run"
+    figures: dict[str, FigureAnswer | None] = dict.fromkeys(FIGURES)
+    for name in names:
+        value = float(plan.columns[FIGURES[name]][row])
+        before = value if base is None else base.value(name)
+        ratio = 1.0 if base is None else value / before if before and before > 0 else None
+        if math.isfinite(value):
+            figures[name] = FigureAnswer(value=value, ratio=ratio)
+    return SplitAnswer(
+        split=split_label(plan, row, device=False),
+        candidate=plan.candidate(row),
+        state=row_state(plan, row),
+        reasons=[] if feasible else row_reasons(plan, row),
+        figures=figures,
+        why_null=why or None,
+    )
 
 
 @dataclass(frozen=True)
@@ -40,8 +81,8 @@ class Base:
     problem: ServingProblem
     setting: Setting
     case: Cases
-    same_split: Split
-    best: Split
+    same_split: SplitAnswer
+    best: SplitAnswer
     states_split: bool
     notes: tuple[str, ...] = ()
 
@@ -126,7 +167,8 @@ def _in_own_format(request: PlanRequest) -> tuple[PlanRequest, list[str]]:
     )
     update: dict[str, Any] = {
         "model": model,
-        "candidate": _without_formats(request.candidate),
+        "candidate": request.candidate
+        and request.candidate.model_copy(update={"weight_dtype": None, "kv_dtype": None}),
         "objective": objective.model_copy(
             update={"limits": limits, **_without_accuracy(objective)}
         ),
@@ -143,24 +185,10 @@ def _without_accuracy(objective: Objective) -> dict[str, Any]:
     return {"optimize": "cost", "weights": goals}
 
 
-def _without_formats(candidate: CandidateRequest | None) -> CandidateRequest | None:
-    return (
-        None
-        if candidate is None
-        else candidate.model_copy(update={"weight_dtype": None, "kv_dtype": None})
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A change on the base's split, and on the best split for it (None: no split runs)."""
-
-    same_split: Split
-    best: Split | None
-
-
-def judge_change(base: Base, change: Change, why: str = "") -> Judged:
-    """A change, judged on the split of the base and on its best one.
+def judge_change(
+    base: Base, change: Change, why: str = ""
+) -> tuple[SplitAnswer, SplitAnswer | None]:
+    """A change, judged on the split of the base and on its best one (None: no split runs).
 
     ``why``: the reason for which times are not known, so that memory alone is said.
     """
@@ -168,17 +196,18 @@ def judge_change(base: Base, change: Change, why: str = "") -> Judged:
     changed_setting = serving_setting(
         problem, base.setting.engine, change.weight_dtype, change.kv_dtype, base.setting.cluster
     )
-    same_split = split_figures(plan_cases(problem, changed_setting, base.case), 0, why)
+    plan = plan_cases(problem, changed_setting, base.case)
+    same_split = split_figures(plan, 0, base.same_split, why)
     if why:
-        return Judged(same_split, None)
+        return same_split, None
     try:
         plan = search_plan(problem)
     except InputError:
         raise
     except RecipeError:
-        return Judged(same_split, None)
+        return same_split, None
     row = plan.best_row
-    return Judged(same_split, None if row is None else split_figures(plan, row))
+    return same_split, None if row is None else split_figures(plan, row, base.best)
 
 
 def _changed_problem(base: Base, change: Change) -> Problem[Any]:
@@ -218,84 +247,85 @@ PLACES: tuple[State, ...] = (
 
 
 def rank_formats(
-    rows: Sequence[FormatRow], base: Base, objective: Objective
-) -> tuple[FormatRow, ...]:
+    rows: Sequence[FormatAnswer], base: Base, objective: Objective
+) -> list[FormatAnswer]:
     """The rows, those that run within the limit on accuracy first, each best by the objective.
 
     A technique whose accuracy is unknown comes after those that keep a limit on it. Without a limit
     those come last that may keep less than `SURELY_KEPT`, unless accuracy is a goal.
     """
-    runs = [row for row in rows if row.state == "estimated" and row.runs]
+    runs = [
+        row for row in rows if row.state == "estimated" and row.best_split and row.best_split.runs
+    ]
     runs.sort(key=lambda row: (_limit_class(row, objective), _log_score(row, base, objective)))
-    numbered = [replace(row, rank=number) for number, row in enumerate(runs, 1)]
-    ranked_names = {row.name for row in runs}
-    rest = [row for row in rows if row.name not in ranked_names]
+    places = {row.technique: number for number, row in enumerate(runs, 1)}
+    rest = [row for row in rows if row.technique not in places]
     rest.sort(key=lambda row: PLACES.index(row.state))
-    return tuple(_mark_best([*numbered, *rest], objective))
+    marks = _best_goals([*runs, *rest], objective)
+    return [
+        row.model_copy(
+            update={"rank": places.get(row.technique), "best_at": marks.get(row.technique, [])}
+        )
+        for row in (*runs, *rest)
+    ]
 
 
-def _limit_class(row: FormatRow, objective: Objective) -> int:
+def _limit_class(row: FormatAnswer, objective: Objective) -> int:
     """0 within the limit on accuracy, or what is surely kept, 1 where it is unknown, 2 beyond."""
-    within = row.within
+    within, retained = row.accuracy.within_limit, row.accuracy.retained
     if objective.limits.accuracy_recovery is None:
         if "accuracy" in objective.goals:
             return 0
-        within = row.accuracy.low >= SURELY_KEPT if row.accuracy.known else None
+        within = None if retained is None else retained.low >= SURELY_KEPT
     if within is None:
         return 1
     return 0 if within else 2
 
 
-def _log_score(row: FormatRow, base: Base, objective: Objective) -> float:
+def _log_score(row: FormatAnswer, base: Base, objective: Objective) -> float:
     """Logarithm of the weighed goals of its best split; less is better."""
-    score = 0.0
+    score, retained = 0.0, row.accuracy.retained
     for goal, weight in objective.goals.items():
         if goal == "accuracy":
-            score += weight * math.log(_lost(row))
-        elif row.best is not None:
-            score += weight * _log_figure(row.best, goals_of("closed")[goal][0], base.best)
+            lost = 1.0 if retained is None else max(1 - retained.value, 0.0)
+            score += weight * math.log(lost + AS_GOOD)
+        elif row.best_split is not None:
+            score += weight * _log_figure(row.best_split, goals_of("closed")[goal][0], base.best)
     return score
 
 
-def _lost(row: FormatRow) -> float:
-    return max(1 - row.accuracy.value, 0.0) + AS_GOOD if row.accuracy.known else 1 + AS_GOOD
-
-
-def _log_figure(split: Split, name: str, base: Split) -> float:
-    if name not in split.values:
+def _log_figure(split: SplitAnswer, name: str, base: SplitAnswer) -> float:
+    # figures that goals are about have the names of their columns
+    if split.figures.get(name) is None:
         name = UNPRICED.get(name, name)
-    value = split.values.get(name)
+    value = split.value(name) if name in FIGURES else None
     if value is None or value <= 0:
         return math.inf
-    sign = -1 if is_more_better(FIGURES[name]) else 1
-    return sign * math.log(value / base.values.get(name, 1.0))
+    return _sign(name) * math.log(value / (base.value(name) or 1.0))
 
 
-def _mark_best(rows: list[FormatRow], objective: Objective) -> list[FormatRow]:
-    """The rows with what each is the best at among the first group, those within the limit."""
+def _sign(name: str) -> int:
+    return -1 if is_more_better(FIGURES[name]) else 1
+
+
+def _best_goals(rows: Sequence[FormatAnswer], objective: Objective) -> dict[str, list[str]]:
+    """By technique what it is the best at among the first group, those within the limit."""
     worst_class = 0 if objective.limits.accuracy_recovery is not None else 1
     able = [
-        row
+        (row.technique, row.same_split, row.accuracy.retained)
         for row in rows
-        if row.same_split is not None
-        and row.state == "estimated"
-        and _limit_class(row, objective) <= worst_class
+        if row.state == "estimated" and _limit_class(row, objective) <= worst_class
     ]
     marks: dict[str, list[str]] = {}
     for goal, name in BEST_AT.items():
-        measured = [
-            row for row in able if row.same_split is not None and name in row.same_split.values
-        ]
-        if measured:
-            winner = min(measured, key=lambda row: _signed_figure(row, name))
-            marks.setdefault(winner.name, []).append(goal)
-    sure = [row for row in able if row.accuracy.known]
-    if sure:
-        winner = max(sure, key=lambda row: (row.accuracy.value, row.accuracy.low))
-        marks.setdefault(winner.name, []).append("accuracy")
-    return [replace(row, best_at=tuple(marks.get(row.name, ()))) for row in rows]
-
-
-def _signed_figure(row: FormatRow, name: str) -> float:
-    assert row.same_split is not None  # noqa: S101 - the caller looked
-    return row.same_split.values[name] * (-1 if is_more_better(FIGURES[name]) else 1)
+        values = {
+            technique: value * _sign(name)
+            for technique, split, _ in able
+            if split is not None and (value := split.value(name)) is not None
+        }
+        if values:
+            marks.setdefault(min(values, key=lambda key: values[key]), []).append(goal)
+    accuracies = {name: (share.value, share.low) for name, split, share in able if split and share}
+    if accuracies:
+        marks.setdefault(max(accuracies, key=lambda key: accuracies[key]), []).append("accuracy")
+    return marks

@@ -1,4 +1,4 @@
-"""The schema of what ``recipe compress REQUEST`` answers: ``Advice.to_json``.
+"""What ``recipe compress REQUEST`` answers: techniques applied to the base, and its schema.
 
 SI units, in the names. A figure that would be guessed is null.
 """
@@ -12,8 +12,29 @@ from pydantic import BaseModel, Field
 from recipe_core.accuracy.runners import Verdict
 from recipe_core.accuracy.technique import Kind
 from recipe_core.base.documented import DESCRIBED
-from recipe_core.compression.advisor.row import FIGURES, State
+from recipe_core.base.errors import InputError
 
+# Figures with the column of the plan, whose metric has title and unit.
+FIGURES: dict[str, str] = {
+    "weights_bytes": "weights_bytes",
+    "cache_bytes": "kv_needed_bytes",
+    "total_bytes": "total_bytes",
+    "cache_tokens": "kv_cache_tokens",
+    "requests_held": "max_concurrency",
+    "ttft_s": "ttft_s",
+    "tpot_s": "tpot_s",
+    "request_latency_s": "request_latency_s",
+    "output_tokens_per_s": "output_tokens_per_s",
+    "output_tokens_per_s_per_gpu": "output_tokens_per_s_per_gpu",
+    "usd_per_million_output_tokens": "usd_per_million_output_tokens",
+    "joules_per_token": "joules_per_token",
+    "gpus": "gpus",
+    "load": "load",
+}
+# estimated: figures on its own split at least. memory only: no kernel, so no times. no split: it
+# runs nowhere on this hardware. already: the base is it. void: nothing for it to work on, or
+# nothing to gain. unknown: no source says whether it runs. refused: the engine's own words.
+State = Literal["estimated", "memory only", "no split", "already", "void", "unknown", "refused"]
 Ratios = dict[str, float]
 Kept = Annotated[float, Field(ge=0, le=2)]
 
@@ -62,6 +83,20 @@ class SplitAnswer(_Part):
 
     why_null: str | None
     """Why times are null, where they are."""
+
+    @property
+    def runs(self) -> bool:
+        return self.state != "cannot run"
+
+    def value(self, name: str) -> float | None:
+        """A figure; None where it is not known."""
+        figure = self.figures[name]
+        return None if figure is None else figure.value
+
+    def ratio(self, name: str) -> float | None:
+        """A figure over the base's; None where either is not known."""
+        figure = self.figures[name]
+        return None if figure is None else figure.ratio
 
 
 class BaseAnswer(_Part):
@@ -324,3 +359,21 @@ class CompressAnswer(_Part):
 
     matrix: MatrixAnswer
     """Who runs what."""
+
+    def row(self, name: str) -> FormatAnswer:
+        """The row of a technique; raises InputError where the answer has none."""
+        for row in self.formats:
+            if row.technique == name:
+                return row
+        raise InputError(
+            f"{name!r} was not judged.", field="technique", hint="See techniques.yaml."
+        )
+
+    @property
+    def best(self) -> FormatAnswer | None:
+        """The best technique by the objective; None where none runs."""
+        return next((row for row in self.formats if row.rank == 1), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; ``docs/guide/compress.md`` describes them."""
+        return self.model_dump(mode="json")

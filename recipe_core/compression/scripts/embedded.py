@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe_core.compression.scripts.work import GGUF_FILE, PROGRAM, CompressionLaunch, Work
+from recipe_core.compression.scripts.work import PROGRAM, CompressionLaunch, Work
 
 
 def compress_embedded(work: Work) -> CompressionLaunch:
@@ -10,5 +10,4 @@ def compress_embedded(work: Work) -> CompressionLaunch:
         argv=("python3", f"${{root}}/{PROGRAM}", "${job}"),
         files={},
         requirements=work.choice.program.requirements,
-        loaded=GGUF_FILE if work.choice.format == "gguf" else "",
     )

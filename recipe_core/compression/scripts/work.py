@@ -131,8 +131,6 @@ MODULES = LaunchFolder(
 DECODERS = "safetensors"
 _FOLDER = PACKAGE / "payload" / "compressor"
 _SHIPPED = ("*.py", "*.txt")
-# Techniques whose job says how much goes; of the others the name says it.
-_SHARES = ("sparse_unstructured", "layer_pruning", "low_rank")
 # Holds a result against its base.
 VERIFY = ("python3", f"${{root}}/{PROGRAM}", "${job}")
 
@@ -164,7 +162,7 @@ def compression_launch(choice: Chosen, model: ModelSpec, runtime: str) -> Compre
 
 def job_document(choice: Chosen, model: ModelSpec) -> dict[str, Any]:
     """``job.json`` as the room ``compressor`` reads it; its folders are filled by the launcher."""
-    verify, kind = choice.request.verify, choice.kind
+    verify = choice.request.verify
     return {
         "schema_version": 1,
         "source": model.source,
@@ -175,7 +173,6 @@ def job_document(choice: Chosen, model: ModelSpec) -> dict[str, Any]:
         "method": choice.method.lower(),
         "options": {
             "group": choice.group if choice.group > 1 else None,
-            "removed": kind.removed if choice.technique in _SHARES else None,
         },
         "calibration": {
             "text": choice.text,
@@ -198,7 +195,7 @@ def output_folder(choice: Chosen, model: ModelSpec) -> str:
 
 def _compressor_files() -> dict[str, str]:
     """The room ``compressor`` as files of a bundle."""
-    paths = [path for pattern in _SHIPPED for path in sorted(_FOLDER.rglob(pattern))]
+    paths = [path for pattern in _SHIPPED for path in sorted(_FOLDER.glob(pattern))]
     return {
         f"{_FOLDER.name}/{path.relative_to(_FOLDER).as_posix()}": path.read_text(encoding="utf-8")
         for path in paths

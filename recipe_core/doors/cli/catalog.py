@@ -13,7 +13,14 @@ from typer import Argument, Option
 
 from recipe_core.base.documents import finite
 from recipe_core.base.errors import InputError
-from recipe_core.doors.cli.program import Json, app, emit, show_spinner, with_options
+from recipe_core.doors.cli.program import (
+    Json,
+    app,
+    emit,
+    read_name_values,
+    show_spinner,
+    with_options,
+)
 
 if TYPE_CHECKING:
     from recipe_core.hardware.profile import Device
@@ -223,13 +230,15 @@ def offers_command(
 ) -> None:
     """Prices of device-hours with source and date, cheapest first; --import reads a table."""
     if table is not None:
-        provider = filters.pop("provider")
-        _refuse_filters(*filters.values(), everything)
-        if output is None:
-            raise InputError("--import needs a file to write.", field="output", hint="Add -o FILE.")
-        _import_offers(table, output, as_json, {"provider": provider, **terms})
+        _import_offers(table, output, as_json, {**filters, "all": everything}, terms)
         return
-    _refuse_import_options(output, **terms)
+    if output is not None or terms.pop("currency") != "USD" or any(terms.values()):
+        raise InputError(
+            "--output, --currency, --usd-per-unit, --date, --status and --accelerator go with "
+            "--import.",
+            field="import",
+            hint="Add --import FILE, or leave them out.",
+        )
     from recipe_core.hardware.offer_search import select_offers
     from recipe_core.views.catalog import offer_view, offers_text
 
@@ -243,30 +252,24 @@ def offers_command(
         typer.echo(f"{len(shown)} of {len(offers):,} offers; --all shows every one.")
 
 
-def _refuse_import_options(output: Path | None, currency: str, **terms: Any) -> None:
-    if output is not None or currency != "USD" or any(terms.values()):
-        raise InputError(
-            "--output, --currency, --usd-per-unit, --date, --status and --accelerator go with "
-            "--import.",
-            field="import",
-            hint="Add --import FILE, or leave them out.",
-        )
-
-
-def _refuse_filters(*filters: Any) -> None:
-    if any(filters):
+def _import_offers(
+    table: Path, output: Path | None, as_json: bool, filters: dict[str, Any], terms: dict[str, Any]
+) -> None:
+    provider = filters.pop("provider")
+    if any(filters.values()):
         raise InputError(
             "--device, --region, --commitment and --all are of the list, not of --import.",
             field="import",
             hint="Import the whole table; --device and the others filter it when it is read.",
         )
-
-
-def _import_offers(table: Path, output: Path, as_json: bool, terms: dict[str, Any]) -> None:
+    if output is None:
+        raise InputError("--import needs a file to write.", field="output", hint="Add -o FILE.")
     from recipe_core.hardware.offer_import import import_offer_file
 
-    accelerators, status = terms.pop("accelerator") or [], terms.pop("status")
-    imported = import_offer_file(table, output, accelerators, status, terms)
+    pairs = terms.pop("accelerator")
+    devices = read_name_values(pairs, "accelerator", "NAME=DEVICE", "H100=h100-pcie")
+    all_terms = {"provider": provider, "accelerators": devices, **terms}
+    imported = import_offer_file(table, output, all_terms)
     if as_json:
         emit(imported.to_json())
         return

@@ -29,6 +29,7 @@ from recipe_core.doors.cli.program import (
 )
 
 if TYPE_CHECKING:
+    from recipe_core.calibration.validation.comparison import Comparison
     from recipe_core.targets.deployments.deployment import DeploymentFile
 
 
@@ -83,7 +84,7 @@ def check_command(
 
 
 def _check_file(source: str, context: dict[str, Any], as_json: bool) -> None:
-    from recipe_core.commands.files import check_items, check_values, read_items
+    from recipe_core.commands.files import check_items, check_values, items_of
 
     if source.endswith(".jsonl"):
         values = read_lines(Path(source))
@@ -91,7 +92,7 @@ def _check_file(source: str, context: dict[str, Any], as_json: bool) -> None:
             answers = list(check_values(values, context))
         emit_lines(answers)
     elif source.endswith((".txt", ".md")):
-        items = list(read_items(Path(source)))
+        items = list(items_of(Path(source), Path(source).name))
         with show_spinner(f"Judging {len(items):,} commands …"):
             answers = list(check_items(items, context))
         emit_lines(answers)
@@ -187,8 +188,13 @@ def validate_command(
     as_json: Json = False,
 ) -> None:
     """The errors of estimates against measured runs: published ones, or your own table."""
-    from recipe_core.calibration.validation.intervals import coverage_text, coverage_view
     from recipe_core.calibration.validation.sizes import sizes_text, sizes_view
+    from recipe_core.calibration.validation.validate import (
+        coverage_text,
+        coverage_view,
+        validation_text,
+        validation_view,
+    )
 
     flags = {"--by COLUMN": by is not None, "--bands": bands, "--sizes": sizes}
     questions = [name for name, is_set in flags.items() if is_set]
@@ -196,20 +202,23 @@ def validate_command(
         raise InputError(f"{' and '.join(questions)} are two questions.", hint="Ask one at a time.")
     if sizes and training:
         raise InputError("sizes are of serving runs.", field="sizes", hint="Leave --training out.")
-    comparison, view, text = _compare_runs(table, training)
+    comparison = _compare_runs(table, training)
+    figures = comparison.figures
     if bands:
-        figures = comparison.figures
         emit(coverage_view(figures)) if as_json else typer.echo(coverage_text(figures))
     elif sizes:
-        figures = comparison.figures
         emit(sizes_view(figures)) if as_json else typer.echo(sizes_text(figures))
     else:
-        emit(view(comparison, by)) if as_json else typer.echo(text(comparison, by))
+        view = validation_view(comparison, by) if as_json else None
+        emit(view) if as_json else typer.echo(validation_text(comparison, by))
 
 
-def _compare_runs(table: Path | None, training: bool) -> tuple[Any, Any, Any]:
-    """The comparison of a table's runs with their estimates; what makes JSON and text of it."""
-    from recipe_core.calibration.validation import training_validate, validate
+def _compare_runs(table: Path | None, training: bool) -> Comparison:
+    """The comparison of a table's runs with their estimates."""
+    from recipe_core.calibration.validation.comparison import (
+        compare_training,
+        compare_with_estimates,
+    )
     from recipe_core.estimates.measured.runs import (
         published_runs,
         published_training_runs,
@@ -220,15 +229,7 @@ def _compare_runs(table: Path | None, training: bool) -> tuple[Any, Any, Any]:
     if training:
         trained = published_training_runs() if table is None else read_training_runs(table)
         with show_spinner(f"Estimating {len(trained):,} runs …"):
-            return (
-                training_validate.compare_training(trained),
-                training_validate.training_validation_view,
-                training_validate.training_validation_text,
-            )
+            return compare_training(trained)
     runs = published_runs() if table is None else read_runs(table)
     with show_spinner(f"Estimating {len(runs):,} runs …"):
-        return (
-            validate.compare_with_estimates(runs),
-            validate.validation_view,
-            validate.validation_text,
-        )
+        return compare_with_estimates(runs)

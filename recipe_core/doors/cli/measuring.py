@@ -100,8 +100,11 @@ def import_command(
 ) -> None:
     """Make rows of a table of measured runs from what other programs measured."""
     from recipe_core.calibration.importers.measurement import Content
-    from recipe_core.calibration.importers.rows import table_text
-    from recipe_core.calibration.run_rows import build_imported_table, rows_there
+    from recipe_core.calibration.importers.rows import (
+        build_imported_table,
+        rows_there,
+        table_text,
+    )
     from recipe_core.views.reconciliation import imported_text
 
     contents = [Content.of_file(path) for path in files]
@@ -161,7 +164,7 @@ def reconcile_command(
     as_json: Json = False,
 ) -> None:
     """Set each measured figure beside its estimate: a match, explained, or not explained."""
-    from recipe_core.calibration.importers.registry import read_imported
+    from recipe_core.calibration.importers.formats import read_imported
     from recipe_core.calibration.validation.reconcile import reconcile_measurements
     from recipe_core.doors.answers import reconciled_json
     from recipe_core.views.reconciliation import reconciled_text
@@ -251,12 +254,7 @@ def calibrate_command(
     as_json: Json = False,
 ) -> None:
     """Learn from measured runs: later plans and estimates are corrected by them, and say so."""
-    from recipe_core.calibration.lessons import (
-        Knowledge,
-        calibrate_from_files,
-        calibration_at,
-        resolve_calibration_path,
-    )
+    from recipe_core.calibration.lessons import Knowledge, calibrate_from_files
     from recipe_core.calibration.store import Overlay
     from recipe_core.views.measured import calibration_text
 
@@ -269,12 +267,12 @@ def calibrate_command(
         )
     with show_spinner("Learning …"):
         if clear:
-            knowledge = Knowledge(Overlay.cleared(resolve_calibration_path(into)))
+            knowledge = Knowledge(Overlay.cleared(into))
         elif undo:
-            overlay, removed = calibration_at(into).undo(_count_additions(paths))
+            overlay, removed = Overlay.at(into).undo(_count_additions(paths))
             knowledge = Knowledge(overlay, removed=removed)
         elif listed:
-            knowledge = Knowledge(calibration_at(into))
+            knowledge = Knowledge(Overlay.at(into))
         else:
             knowledge = calibrate_from_files(paths, into, dry=dry)
         answer, text = knowledge.to_json(), calibration_text(knowledge, every_run=listed)

@@ -283,19 +283,17 @@ def read_own_device(hardware: str | None, gpus: int | None) -> dict[str, Any]:
     Raises:
         InputError: for a bad count, or one that contradicts ``gpus``.
     """
-    from recipe_core.hardware.request import is_profile_path, read_profile
+    from recipe_core.hardware.request import is_profile_path, read_profile, split_count
 
-    path, _, count = (hardware or "").partition(":")
+    path = (hardware or "").partition(":")[0]
     if not is_profile_path(path):
         return {}
-    if count and (not count.isdecimal() or gpus not in (None, int(count))):
-        raise InputError(
-            f"{hardware!r} is not PROFILE:COUNT, or contradicts --gpus.",
-            field="hardware",
-            hint="For example mine.yaml:8.",
-        )
+    count = split_count(hardware or "")[1]
+    if count and gpus not in (None, count):
+        message = f"{hardware!r} contradicts --gpus."
+        raise InputError(message, field="hardware", hint="State the count once.")
     values: dict[str, Any] = {"hardware": read_profile(path)}
-    return {**values, "gpus": int(count)} if count else values
+    return {**values, "gpus": count} if count else values
 
 
 def read_key(path: Path | None, field: str) -> bytes | None:

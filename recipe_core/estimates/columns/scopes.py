@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 
 from recipe_core.estimates.columns.corrections import Corrections
 
@@ -17,22 +18,7 @@ from recipe_core.estimates.columns.corrections import Corrections
 Source = Callable[[], Corrections | None]
 
 
-class _Standing:
-    """Corrections of a block, learned at their first use."""
-
-    def __init__(self, source: Source) -> None:
-        self._source: Source | None = source
-        self._learned: Corrections | None = None
-
-    def corrections(self) -> Corrections | None:
-        if self._source is not None:
-            with without_corrections():  # runs are held against the formulas' own estimates
-                self._learned = self._source()
-            self._source = None
-        return self._learned
-
-
-_standing: ContextVar[_Standing | None] = ContextVar("standing", default=None)
+_standing: ContextVar[Source | None] = ContextVar("standing", default=None)
 
 
 def standing_corrections() -> Corrections | None:
@@ -41,14 +27,20 @@ def standing_corrections() -> Corrections | None:
     Raises:
         RecipeError: where the runs cannot be read.
     """
-    block = _standing.get()
-    return None if block is None else block.corrections()
+    learn = _standing.get()
+    return None if learn is None else learn()
 
 
 @contextmanager
 def correct_by_default(source: Source) -> Iterator[None]:
     """Correct estimates in this block that state no corrections of their own."""
-    token = _standing.set(_Standing(source))
+
+    @cache
+    def learn() -> Corrections | None:
+        with without_corrections():  # runs are held against the formulas' own estimates
+            return source()
+
+    token = _standing.set(learn)
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -15,6 +16,7 @@ from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Count, Degree, KvDtype, Positive, Text, Tokens, WeightDtype
 from recipe_core.hardware.cluster import in_nodes
+from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.training_workload import Attention
 
 PUBLISHED = Path(__file__).with_name("published") / "runs.csv"
@@ -22,7 +24,6 @@ SOURCES = PUBLISHED.with_name("sources.yaml")
 MAX_TABLE_BYTES = 64 << 20
 SHOWN = 8  # errors listed; a wrong column would fill the screen
 
-LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
 LIMITS = ("max_num_seqs", "memory_fraction")
 FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
@@ -187,13 +188,23 @@ def _parsed_rows(rows: csv.DictReader[str], kind: type[Row]) -> tuple[list[Row],
     return runs, wrong
 
 
-def _column_problem_text(problem: dict[str, Any]) -> str:
+def _column_problem_text(problem: Mapping[str, Any]) -> str:
     columns = "".join(f", column {name}" for name in problem["loc"])
     if problem["type"] == "missing":
         return f"{columns}: is empty."
-    message = problem["msg"].removeprefix("Value error, ")
     value = f" (got {problem['input']!r:.80})" if columns else ""
-    return f"{columns}: {message[0].lower() + message[1:]}{value}."
+    return f"{columns}: {_problem_text(problem)}{value}."
+
+
+def _problem_text(problem: Mapping[str, Any]) -> str:
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    return message[0].lower() + message[1:]
+
+
+def column_problem(error: ValidationError) -> tuple[str, str]:
+    """The column of the first problem of a row ("" of the whole row), and what it is."""
+    first = error.errors(include_url=False)[0]
+    return ".".join(map(str, first["loc"])), _problem_text(dict(first))
 
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")
@@ -366,9 +377,3 @@ def read_training_runs(path: Path) -> list[TrainingRun]:
 def published_training_runs() -> tuple[TrainingRun, ...]:
     """The runs that this version ships, each with its source."""
     return tuple(read_training_runs(TRAINING_RUNS))
-
-
-@cache
-def known_training_runs() -> tuple[TrainingRun, ...]:
-    """Runs that everybody knows, from papers; no constant is fitted to them."""
-    return tuple(read_training_runs(KNOWN_RUNS))

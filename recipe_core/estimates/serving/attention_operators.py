@@ -25,7 +25,7 @@ from recipe_core.estimates.serving.kernels import (
     kernel_time_factor,
     matmul_s,
 )
-from recipe_core.models.compressed import STATE_VALUE_BYTES
+from recipe_core.models.attention import STATE_VALUE_BYTES
 from recipe_core.models.spec import (
     Attention,
     CompressedAttention,

@@ -26,7 +26,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.engines.memory import CompressedPools
-from recipe_core.models.compressed import STATE_VALUE_BYTES, CompressedAttention
+from recipe_core.models.attention import STATE_VALUE_BYTES, CompressedAttention
 
 # What pages of the fp8 layout are padded to.
 POOL_ALIGNMENT_BYTES = 576

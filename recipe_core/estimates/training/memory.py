@@ -256,8 +256,10 @@ def _undivided_ranks(rank: RankParameters) -> tuple[Float, Float]:
 def _reference_bytes(
     setting: TrainingSetting, rank: RankParameters, divisors: tuple[Float, Float]
 ) -> Float:
-    """Bytes of DPO's frozen model, which some frameworks have whole on every device."""
-    size = REFERENCE_BYTES if setting.method == "dpo" else 0.0
+    """Bytes of DPO's frozen model, which some have whole on every device, on a CPU in fp32."""
+    undivided = not setting.framework.reference_divided
+    wider = undivided and setting.cluster.device.runtime == "cpu"
+    size = REFERENCE_BYTES * (2 if wider else 1) if setting.method == "dpo" else 0.0
     return _divided_bytes(
         rank, divisors if setting.framework.reference_divided else _undivided_ranks(rank), size
     )

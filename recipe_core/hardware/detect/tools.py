@@ -7,8 +7,6 @@ import importlib.util
 import json
 import platform
 import re
-import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from itertools import permutations
@@ -18,6 +16,7 @@ from typing import Any, Literal
 from recipe_core.hardware.cluster import fabric, fabric_names
 from recipe_core.hardware.profile import Device, Fabric
 from recipe_core.payload.launcher import machine
+from recipe_core.payload.launcher.machine import run_vendor_tool
 
 Pairs = dict[tuple[int, int], str]
 _ROCM_PAIR = re.compile(
@@ -164,24 +163,6 @@ class Readings:
     torch_memory_bytes: int | None = None
 
 
-def ask_tool(argv: list[str], notes: list[str]) -> str | None:
-    """A tool's output; None where it is missing, or fails (with a note)."""
-    if shutil.which(argv[0]) is None:
-        return None
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=60, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        notes.append(f"{argv[0]}: {error}")
-        return None
-    if done.returncode != 0:
-        output = (done.stderr or done.stdout).strip()[:120]
-        notes.append(f"{' '.join(argv[:2])}: {output or f'exit code {done.returncode}'}")
-        return None
-    return done.stdout
-
-
 def read_versions() -> dict[str, str]:
     """Versions of Python, the kernel and the packages that matter, without importing them."""
     out = {"python": platform.python_version(), "kernel": platform.release()}
@@ -197,7 +178,7 @@ def ask_torch(notes: list[str]) -> dict[str, Any]:
     """What torch sees, in a separate process: importing it takes seconds and may fail."""
     if importlib.util.find_spec("torch") is None:
         return {}
-    output = ask_tool([sys.executable, "-c", _TORCH], notes)
+    output = run_vendor_tool([sys.executable, "-c", _TORCH], notes)
     try:
         return dict(json.loads(output.strip().splitlines()[-1])) if output else {}
     except (ValueError, IndexError):
@@ -207,14 +188,14 @@ def ask_torch(notes: list[str]) -> dict[str, Any]:
 
 def ask_gaudi(notes: list[str]) -> list[machine.Device]:
     """Intel's cards, which the launcher does not look for: no engine here runs on them."""
-    output = ask_tool(["hl-smi", "-Q", "name,memory.total", "-f", "csv,noheader"], notes)
+    output = run_vendor_tool(["hl-smi", "-Q", "name,memory.total", "-f", "csv,noheader"], notes)
     return machine.parse_nvidia_smi(output.replace("MiB", "")) if output else []
 
 
 def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
     """Fill in what nvidia-smi reports."""
     fields = "driver_version,power.limit,pcie.link.gen.max,mig.mode.current"
-    output = ask_tool(
+    output = run_vendor_tool(
         ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"], notes
     )
     cells: list[str] = []
@@ -227,14 +208,20 @@ def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) 
         readings.pcie_generation = int(generation) if generation.isdigit() else None
         if mig == "Enabled":
             notes.append("MIG is enabled: a process gets a slice of the card described here")
-    if match := re.search(r"CUDA Version:\s*([\d.]+)", ask_tool(["nvidia-smi"], notes) or ""):
+    if match := re.search(
+        r"CUDA Version:\s*([\d.]+)", run_vendor_tool(["nvidia-smi"], notes) or ""
+    ):
         versions["CUDA of the driver"] = match[1]
 
 
 def read_amd(versions: dict[str, str], notes: list[str]) -> None:
     """Fill in what rocm-smi or amd-smi reports."""
-    shown = ask_tool(["rocm-smi", "--showproductname", "--showdriverversion", "--json"], notes)
-    shown = shown or ask_tool(["amd-smi", "static", "--asic", "--driver", "--json"], notes) or ""
+    shown = run_vendor_tool(
+        ["rocm-smi", "--showproductname", "--showdriverversion", "--json"], notes
+    )
+    shown = (
+        shown or run_vendor_tool(["amd-smi", "static", "--asic", "--driver", "--json"], notes) or ""
+    )
     if match := _AMD_DRIVER.search(shown):
         versions["driver"] = match[1]
     release = Path("/opt/rocm/.info/version")
@@ -252,7 +239,7 @@ def read_link_pairs(runtime: str, notes: list[str]) -> Pairs:
         ],
     }
     for argv, parse in attempts.get(runtime, []):
-        output = ask_tool(argv, notes)
+        output = run_vendor_tool(argv, notes)
         try:
             if output and (pairs := parse(output)):
                 return pairs

@@ -5,6 +5,7 @@ It is bounded in bytes and in time, leaves nothing behind, and starts only where
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import random
@@ -62,6 +63,23 @@ def measure_disk(folder: Path, size: int = DISK_BYTES, seconds: float = DISK_S) 
             hint="Name a folder that this user can write.",
         ) from None
     return DiskRates(written / write_s, read / read_s, reads / random_s, written, direct)
+
+
+def disk_rates(folder: Path, size: int) -> tuple[float | None, float]:
+    """Bytes per second of reading a new file there: from the disk, and from the kernel's cache.
+
+    The first is None where the kernel keeps the file in memory all the same (tmpfs, for example).
+    A file of ``size`` bytes is written, and removed.
+
+    Raises:
+        OSError: when the folder cannot be written.
+    """
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        _write_blocks(file.fileno(), size, math.inf)
+        _forget_cached_pages(file.fileno())
+        reads = [_read_all(Path(file.name), os.O_RDONLY, math.inf) for _ in range(3)]
+    cold, *warm = (total / taken_s for total, taken_s in reads)
+    return (cold if cold < 0.7 * max(warm) else None), max(warm)
 
 
 def _check_disk_room(folder: Path, size: int) -> None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.hardware.microbench.collectives import Reduced, measure_collectives
-from recipe_core.hardware.microbench.disk import DiskRates
+from recipe_core.hardware.microbench.disk import DiskRates, disk_rates
 from recipe_core.hardware.microbench.host import HostTimes, measure_host
 from recipe_core.hardware.microbench.points import (
     Bench,
@@ -32,8 +30,6 @@ from recipe_core.payload.launcher import machine
 
 READ_BYTES = 1 << 28
 COPY_BYTES = 1 << 27
-DISK_BYTES = 1 << 27
-_BLOCK = 1 << 22
 
 
 def memory_bandwidth(bench: Bench, seconds: float) -> tuple[float, Timing]:
@@ -80,36 +76,6 @@ def model_cache() -> Path:
 def existing_parent(folder: Path) -> Path:
     """The folder, or the nearest one above it that exists: it lies on the same disk."""
     return next(path for path in (folder, *folder.parents) if path.is_dir())
-
-
-def disk_rates(folder: Path, size: int = DISK_BYTES) -> tuple[float | None, float]:
-    """Bytes per second of reading a new file there: from the disk, and from the kernel's cache.
-
-    The first is None where the kernel keeps the file in memory all the same (tmpfs, for example).
-    A file of ``size`` bytes is written, and removed.
-
-    Raises:
-        OSError: when the folder cannot be written.
-    """
-    with tempfile.TemporaryFile(dir=folder) as file:
-        block = os.urandom(_BLOCK)
-        for _ in range(size // _BLOCK):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        number = file.fileno()
-        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
-        cold = _read_rate(file)
-        warm = max(_read_rate(file) for _ in range(2))
-    return (cold if cold < 0.7 * warm else None), warm
-
-
-def _read_rate(file: Any) -> float:
-    file.seek(0)
-    buffer, total, start = bytearray(_BLOCK), 0, time.perf_counter()
-    while count := file.readinto(buffer):
-        total += count
-    return float(total / (time.perf_counter() - start))
 
 
 Kind = Literal["cuda", "rocm", "cpu"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from recipe_core.base import texts
@@ -9,19 +10,20 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.texts import pieces
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Deployment, Launch, Role
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch, Role
 from recipe_core.launch.serving import rules, vllm
 from recipe_core.launch.serving.groups import (
-    HEAD,
-    MASTER_PORT,
     Group,
     engine_groups,
     group_processes,
+    node_options,
     router_process,
 )
 from recipe_core.launch.serving.vllm import refuse_ways
+from recipe_core.launch.templates import fill_template, read_templates
 from recipe_core.launch.user_options import check_options
 
+FILE = Path(__file__).with_name("dynamo.yaml")
 GRAPH = "engine/dynamo-graph.yaml"
 FRONTEND, WORKER = ("python3", "-m", "dynamo.frontend"), ("python3", "-m", "dynamo.vllm")
 _TYPES = {"server": "worker", "prefill": "prefill", "decode": "decode"}
@@ -54,11 +56,9 @@ def launch_dynamo(deployment: Deployment) -> Launch:
     return Launch(
         processes=(router_process((*FRONTEND, *front), placed, env), *workers),
         options=vllm.vllm_options(deployment, placed[-1]) | extra,
-        health="/health",
         startup_timeout_s=vllm.STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body=EXACT_LENGTH,
         requires=() if one_node else ("etcd",),
         files={GRAPH: to_yaml(dynamo_graph(deployment, placed, extra))},
     )
@@ -95,12 +95,7 @@ def _dynamo_worker_arguments(
         **extra,
     }
     if group.nodes > 1:
-        options |= {
-            "nnodes": group.nodes,
-            "node_rank": rank,
-            "master_addr": HEAD,
-            "master_port": MASTER_PORT,
-        }
+        options |= node_options(group, rank)
     worker: dict[str, Any] = {}
     if group.role != "server":
         worker["disaggregation_mode"] = group.role
@@ -127,54 +122,39 @@ def dynamo_graph(
     kinds: dict[Role, list[Group]] = {}
     for group in placed:
         kinds.setdefault(group.role, []).append(group)
-    components = [
-        _graph_component(deployment, members, extra, image.reference) for members in kinds.values()
+    templates = read_templates(FILE)
+    workers = [
+        fill_template(
+            templates["worker"], _worker_values(deployment, members, extra, image.reference)
+        )
+        for members in kinds.values()
     ]
-    frontend = {
-        "name": "Frontend",
-        "type": "frontend",
-        "replicas": 1,
-        "podTemplate": _dynamo_pod({"image": image.reference}),
-    }
     name = deployment.served_name.lower().replace(".", "-").replace("_", "-")
-    return {
-        "apiVersion": "nvidia.com/v1beta1",
-        "kind": "DynamoGraphDeployment",
-        "metadata": {"name": name},
-        "spec": {"backendFramework": "vllm", "components": [frontend, *components]},
-    }
+    values = {"name": name, "image": image.reference, "workers": workers}
+    graph: dict[str, Any] = fill_template(templates["graph"], values)
+    return graph
 
 
-def _graph_component(
+def _worker_values(
     deployment: Deployment, members: list[Group], extra: dict[str, Any], image: str
 ) -> dict[str, Any]:
     first = members[0]
     # The operator numbers the nodes itself, so that the words are those of one node.
     alone = Group(first.number, first.role, first.split, first.places[:1])
-    words = [
-        _kubernetes_word(word, deployment.setting.model.source)
-        for word in _dynamo_worker_arguments(deployment, alone, 0, extra)
-    ]
-    env = [
-        {"name": key, "value": texts.quote_kubernetes(value)}
-        for key, value in rules.rule_environment(deployment).items()
-    ]
-    container = {
-        "image": image,
-        "command": list(WORKER),
-        "args": words,
-        "env": env,
-        "resources": {"limits": {"nvidia.com/gpu": str(len(first.places[0].devices))}},
-    }
-    component = {
-        "name": f"{first.role.capitalize()}Worker",
+    words = _dynamo_worker_arguments(deployment, alone, 0, extra)
+    return {
+        "role": first.role.capitalize(),
         "type": _TYPES[first.role],
         "replicas": len(members),
-        "podTemplate": _dynamo_pod(container),
+        "image": image,
+        "words": [_kubernetes_word(word, deployment.setting.model.source) for word in words],
+        "env": [
+            {"name": key, "value": texts.quote_kubernetes(value)}
+            for key, value in rules.rule_environment(deployment).items()
+        ],
+        "devices": len(first.places[0].devices),
+        "nodes": first.nodes if first.nodes > 1 else None,
     }
-    if first.nodes > 1:
-        component["multinode"] = {"nodeCount": first.nodes}
-    return component
 
 
 def _kubernetes_word(word: str, model: str) -> str:
@@ -182,7 +162,3 @@ def _kubernetes_word(word: str, model: str) -> str:
     return "".join(
         texts.quote_kubernetes(model if is_name else text) for is_name, text in pieces(word)
     )
-
-
-def _dynamo_pod(container: dict[str, Any]) -> dict[str, Any]:
-    return {"spec": {"containers": [{"name": "main", **container}]}}

@@ -215,5 +215,11 @@ def router_process(
     return Process("router", tuple(argv), env or {}, 0, (), 0, "router", len(groups))
 
 
+def node_options(group: Group, rank: int) -> dict[str, object]:
+    """Return what vLLM is told about the nodes that an engine is spread over."""
+    place = {"master_addr": HEAD, "master_port": MASTER_PORT}
+    return {"nnodes": group.nodes, "node_rank": rank, **place}
+
+
 def group_url(group: Group, first_port: int = 1) -> str:
     return f"http://${{node{group.places[0].node}}}:${{port{first_port + group.number}}}"

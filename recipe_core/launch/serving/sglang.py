@@ -6,7 +6,7 @@ from typing import Any
 
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.estimates.columns.splits import dispatches, exchange_dispatch
-from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import (
     HEAD,
@@ -17,6 +17,7 @@ from recipe_core.launch.serving.groups import (
     group_url,
     router_process,
 )
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
@@ -56,11 +57,9 @@ def launch_sglang(deployment: Deployment) -> Launch:
     return Launch(
         processes=tuple(started),
         options=options | extra,
-        health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body=EXACT_LENGTH,
         requires=("sglang_router", "nixl", *_dispatcher_modules(deployment, placed))
         if pools
         else (),
@@ -71,36 +70,20 @@ def sglang_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     """Every option that the estimate depends on; limits count all ranks of attention together."""
     candidate, split, engine = deployment.candidate, group.split, deployment.setting.engine
     within = split.dp if split.ep > 1 else 1
-    options: dict[str, Any] = {
-        "model_path": "${model}",
-        "host": "${host}",
-        "port": "${port}",
-        "served_model_name": deployment.served_name,
-        "tp_size": split.tp * within,
-        "pp_size": split.pp,
-        **_data_parallel_options(engine.options, split.dp, within),
-        "ep_size": split.ep,
-        "dtype": deployment.activation_word,
-        "kv_cache_dtype": _sglang_cache_word(deployment),
-        "context_length": deployment.max_context,
-        "max_running_requests": candidate.max_num_seqs * within,
-        "chunked_prefill_size": candidate.max_batched_tokens * within,
-        "mem_fraction_static": candidate.memory_fraction,
-        "enable_metrics": True,
-    }
-    if split.ep > 1:
-        options |= _exchange_options(deployment, group)
-    if candidate.cp > 1 and group.role != "prefill":
-        options["dcp_size"] = candidate.cp
-    if candidate.block_size != engine.memory.block_tokens:
-        options["page_size"] = candidate.block_size
-    stored = deployment.setting.model.weight_dtype
-    if candidate.weight_dtype == "fp8" and stored != "fp8":
-        options["quantization"] = "fp8"  # at load
-    if group.role in ("prefill", "decode"):
-        options |= {"disaggregation_mode": group.role, "disaggregation_transfer_backend": "nixl"}
-    if group.role == "prefill":
-        options["disaggregation_bootstrap_port"] = BOOTSTRAP_PORT + group.number
+    prefill = group.role == "prefill"
+    options = make_options(
+        "sglang",
+        deployment,
+        split,
+        group.role,
+        data_parallel=_data_parallel_options(engine.options, split.dp, within),
+        cache=_sglang_cache_word(deployment),
+        running=candidate.max_num_seqs * within,
+        chunk=candidate.max_batched_tokens * within,
+        exchange=_exchange_options(deployment, group) if split.ep > 1 else None,
+        transfer="nixl" if group.role in ("prefill", "decode") else None,
+        bootstrap_port=BOOTSTRAP_PORT + group.number if prefill else None,
+    )
     return (
         options
         | kv_offload.offload_options(deployment)

@@ -6,8 +6,8 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import engine_groups, group_processes
-from recipe_core.launch.user_options import check_options
+from recipe_core.launch.serving.option_words import make_options
+from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 1800
 # It computes in these two formats only; a checkpoint in bf16 is cast while it is loaded.
@@ -19,19 +19,10 @@ def launch_tei(deployment: Deployment) -> Launch:
 
     Its answers are vectors or scores, for which the launcher has no benchmark.
     """
-    engine = deployment.setting.engine
-    placed = engine_groups(deployment)
-    options = tei_options(deployment)
-    extra = check_options(deployment.engine_options, engine, engine.options, options)
-    argv = (engine.program, *engine.argv(options | extra))
-    environment = rules.rule_environment(deployment)
-    started = group_processes(
-        placed, lambda group, rank: argv, lambda group, rank: dict(environment)
-    )
-    return Launch(
-        processes=tuple(started),
-        options=options | extra,
-        health="/health",
+    return launch_replicas(
+        deployment,
+        (deployment.setting.engine.program,),
+        tei_options(deployment),
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path="/embed" if deployment.setting.model.task == "embed" else "/rerank",
         api_model="tei",
@@ -42,16 +33,11 @@ def tei_options(deployment: Deployment) -> dict[str, Any]:
     """Every option that the estimate depends on."""
     candidate, setting = deployment.candidate, deployment.setting
     longest = min(deployment.max_context, setting.model.max_context)
-    options: dict[str, Any] = {
-        "model_id": "${model}",
-        "hostname": "${host}",
-        "port": "${port}",
-        "max_batch_tokens": candidate.max_batched_tokens,
-        "max_batch_requests": candidate.max_num_seqs,
-        "max_concurrent_requests": 4 * candidate.max_num_seqs,
-        # refused beside a step that does not take the longest text
-        "auto_truncate": "true" if candidate.max_batched_tokens < longest else "false",
-    }
-    if (word := _DTYPES.get(setting.weight_dtype)) is not None:
-        options["dtype"] = word
+    options = make_options(
+        "tei",
+        deployment,
+        candidate.split,
+        truncate="true" if candidate.max_batched_tokens < longest else "false",
+        word=_DTYPES.get(setting.weight_dtype),
+    )
     return options | rules.rule_options(deployment)

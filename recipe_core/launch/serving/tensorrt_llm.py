@@ -10,7 +10,7 @@ from recipe_core.base.documents import to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Deployment, Draft, Launch
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Draft, Launch
 from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import (
     Group,
@@ -19,6 +19,7 @@ from recipe_core.launch.serving.groups import (
     group_url,
     router_process,
 )
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.start import weights_s
 from recipe_core.launch.user_options import check_options
 
@@ -73,11 +74,9 @@ def launch_tensorrt_llm(deployment: Deployment) -> Launch:
     return Launch(
         processes=tuple(started),
         options=options | config | extra,
-        health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model="${model}",
-        api_body={"ignore_eos": True, "temperature": 0},
+        api_body=EXACT_LENGTH,
         requires=("mpirun", "sshd") if several else (),
         files=files,
     )
@@ -146,24 +145,15 @@ def _trtllm_words(argv: list[str], group: Group, rank: int) -> tuple[str, ...]:
 
 
 def tensorrt_llm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
-    """Options of the command line. Limits are those of a rank of data-parallel attention."""
-    candidate, split = deployment.candidate, group.split
-    options: dict[str, Any] = {
-        "host": "${host}",
-        "port": "${port}",
-        "backend": "pytorch",
-        "tensor_parallel_size": split.tp * (split.dp if split.ep > 1 else 1),
-        "pipeline_parallel_size": split.pp,
-        "moe_expert_parallel_size": split.ep,
-        "max_batch_size": candidate.max_num_seqs,
-        "max_num_tokens": candidate.max_batched_tokens,
-        "max_seq_len": deployment.max_context,
-        "free_gpu_memory_fraction": candidate.memory_fraction,
-        "enable_chunked_prefill": True,
-        "config": f"${{root}}/{_config_path(group)}",
-    }
-    if not deployment.setting.model.is_moe:
-        del options["moe_expert_parallel_size"]
+    """Options of the command line."""
+    options = make_options(
+        "tensorrt-llm",
+        deployment,
+        group.split,
+        group.role,
+        moe_ep=group.split.ep if deployment.setting.model.is_moe else None,
+        config=_config_path(group),
+    )
     return options | rules.told_options(deployment)
 
 
@@ -180,33 +170,20 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
         message = f"TensorRT-LLM cuts attention over all ranks or none; {degrees}."
         hint = f"Use tp 1 with dp {split.devices // split.pp}, or dp 1."
         raise NoAnswer(message, field="candidate.tp", hint=hint)
-    config: dict[str, Any] = {
-        "dtype": deployment.activation_word,
-        "enable_attention_dp": attention_dp,
-        "kv_cache_config": {
-            "dtype": "fp8" if candidate.kv_dtype == "fp8" else "auto",
-            "free_gpu_memory_fraction": candidate.memory_fraction,
-            "tokens_per_block": candidate.block_size,
-            "enable_block_reuse": True,
-        },
-        "scheduler_config": {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"},
-        "cuda_graph_config": {
-            "max_batch_size": min(candidate.max_num_seqs, LARGEST_GRAPH),
-            "enable_padding": True,
-        },
-        "return_perf_metrics": True,
-    }
+    draft, prefill = candidate.speculative, group.role == "prefill"
     table = option_table("tensorrt-llm-config", engine("tensorrt-llm").version)
-    config |= rules.told_options(deployment, table)
-    if candidate.speculative is not None:
-        config["speculative_config"] = _trtllm_draft_config(candidate.speculative)
-    if group.role in ("prefill", "decode"):  # its buffer must hold the longest prompt
-        config["cache_transceiver_config"] = {
-            "backend": "NIXL",
-            "max_tokens_in_buffer": deployment.max_context,
-        }
-    if group.role == "prefill":  # not supported by servers that compute prompts only
-        config["disable_overlap_scheduler"] = True
+    config = make_options(
+        "tensorrt-llm-config",
+        deployment,
+        split,
+        group.role,
+        attention_dp=attention_dp,
+        cache="fp8" if candidate.kv_dtype == "fp8" else "auto",
+        largest_graph=min(candidate.max_num_seqs, LARGEST_GRAPH),
+        told=rules.told_options(deployment, table),
+        draft=None if draft is None else _trtllm_draft_config(draft),
+        prompts_only=True if prefill else None,
+    )
     table.argv(config)
     return config
 

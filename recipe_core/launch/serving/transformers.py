@@ -9,8 +9,8 @@ from typing import Any
 
 from recipe_core.launch.process import Deployment, Launch
 from recipe_core.launch.serving import rules
-from recipe_core.launch.serving.groups import engine_groups, group_processes
-from recipe_core.launch.user_options import check_options
+from recipe_core.launch.serving.option_words import make_options
+from recipe_core.launch.serving.replicas import launch_replicas
 
 STARTUP_TIMEOUT_S = 600
 _REQUIRES = ("torch", "openai", "fastapi", "uvicorn", "accelerate")
@@ -20,20 +20,12 @@ _EXACT_LENGTH = json.dumps({"eos_token_id": -1, "do_sample": False})
 
 def launch_transformers(deployment: Deployment) -> Launch:
     """One server per replica, on consecutive ports."""
-    options = _transformers_options(deployment)
-    engine = deployment.setting.engine
-    options |= check_options(deployment.engine_options, engine, engine.options, options)
-    argv = ("transformers", "serve", "${model}", *engine.argv(options))
-    environment = _transformers_environment(deployment)
-    placed = engine_groups(deployment)
-    return Launch(
-        processes=tuple(
-            group_processes(placed, lambda group, rank: argv, lambda group, rank: dict(environment))
-        ),
-        options=options,
-        health="/health",
+    return launch_replicas(
+        deployment,
+        ("transformers", "serve", "${model}"),
+        _transformers_options(deployment),
+        _transformers_environment(deployment),
         startup_timeout_s=STARTUP_TIMEOUT_S,
-        api_path="/v1/completions",
         api_model="${model}",
         api_body={"generation_config": _EXACT_LENGTH, "stream_options": None},
         requires=_REQUIRES,
@@ -42,16 +34,13 @@ def launch_transformers(deployment: Deployment) -> Launch:
 
 def _transformers_options(deployment: Deployment) -> dict[str, Any]:
     candidate = deployment.candidate
-    return {
-        "host": "${host}",
-        "port": "${port}",
-        "device": "cpu" if deployment.setting.cluster.device.runtime == "cpu" else "cuda",
-        "dtype": deployment.activation_word,
-        "continuous_batching": True,
-        "cb_block_size": candidate.block_size,
-        "cb_num_blocks": max(1, math.ceil(deployment.cache_tokens / candidate.block_size)),
-        "cb_max_batch_tokens": candidate.max_batched_tokens,
-    }
+    return make_options(
+        "transformers",
+        deployment,
+        candidate.split,
+        device="cpu" if deployment.setting.cluster.device.runtime == "cpu" else "cuda",
+        blocks=max(1, math.ceil(deployment.cache_tokens / candidate.block_size)),
+    )
 
 
 def _transformers_environment(deployment: Deployment) -> dict[str, str]:

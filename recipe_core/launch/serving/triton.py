@@ -54,7 +54,7 @@ def launch_triton(deployment: Deployment) -> Launch:
         env["LLM_CONFIG_PATH"] = f"${{root}}/{LLMAPI_OPTIONS}"
     started = group_processes(
         placed,
-        lambda group, rank: _tritonserver_words(deployment, repository, group),
+        lambda group, rank: ("tritonserver", *engine.argv(server_options(repository, group))),
         lambda group, rank: dict(env),
     )
     return Launch(
@@ -68,18 +68,16 @@ def launch_triton(deployment: Deployment) -> Launch:
     )
 
 
-def _tritonserver_words(deployment: Deployment, repository: str, group: Group) -> tuple[str, ...]:
-    argv = deployment.setting.engine.argv(
-        {
-            "model_repository": repository,
-            "http_address": "${host}",
-            "http_port": "${port}",
-            "allow_grpc": "false",
-            "metrics_port": 8002 + group.number,
-            "backend_config": f"python,shm-region-prefix-name=server{group.number}",
-        }
-    )
-    return ("tritonserver", *argv)
+def server_options(repository: str, group: Group) -> dict[str, Any]:
+    """Options of ``tritonserver``, with ports and shared memory of each server's own."""
+    return {
+        "model_repository": repository,
+        "http_address": "${host}",
+        "http_port": "${port}",
+        "allow_grpc": "false",
+        "metrics_port": 8002 + group.number,
+        "backend_config": f"python,shm-region-prefix-name=server{group.number}",
+    }
 
 
 def _vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.encoder_configs import Served, encoder_config, front_config
 from recipe_core.launch.serving.encoder_export import FILES
 from recipe_core.launch.serving.groups import Group, engine_groups, group_processes
+from recipe_core.launch.serving.triton import FOLDER, server_options
 from recipe_core.launch.user_options import check_options
 
 STARTUP_TIMEOUT_S = 1800
-FOLDER, COPY = "engine/repository", "${run}/repository"
+COPY = "${run}/repository"
 HERE = Path(__file__).parent
 START, EXPORT = "engine/encoder_start.py", "engine/encoder_export.py"
 CONTAINER = "engine/Containerfile"
@@ -34,17 +35,8 @@ OF_MODELS = (
     "performance_hint",
     "preferred_batch_size",
 )
-PACKAGES = (
-    "numpy",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "nncf",
-    "openvino",
-    "tokenizers",
-    "torch",
-    "transformers",
-)
+# What an export needs, for pip.
+PACKAGES = "numpy onnx onnxruntime onnxscript nncf openvino tokenizers torch transformers"
 
 
 def launch_triton_encoders(deployment: Deployment) -> Launch:
@@ -149,17 +141,7 @@ def _encoder_server_words(
     deployment: Deployment, served: Served, group: Group, extra: Mapping[str, Any]
 ) -> tuple[str, ...]:
     """Export where that was not done yet, then serve."""
-    argv = deployment.setting.engine.argv(
-        {
-            "model_repository": COPY,
-            "http_address": "${host}",
-            "http_port": "${port}",
-            "allow_grpc": "false",
-            "metrics_port": 8002 + group.number,
-            "backend_config": f"python,shm-region-prefix-name=server{group.number}",
-            **extra,
-        }
-    )
+    argv = deployment.setting.engine.argv(server_options(COPY, group) | dict(extra))
     export = (
         *("python3", f"${{root}}/{EXPORT}", "--model", "${model}", "--task", served.task),
         *("--backend", served.backend, "--precision", served.precision),
@@ -178,9 +160,9 @@ def _encoder_repository_files(served: Served, options: Mapping[str, Any]) -> dic
     """Both models of the repository, and the programs that fill it."""
     front, encoder = f"{FOLDER}/{served.name}", f"{FOLDER}/{served.encoder}"
     return {
-        f"{front}/config.pbtxt": front_config(served, options).text(),
+        f"{front}/config.pbtxt": front_config(served, options),
         f"{front}/1/model.py": (HERE / "encoder_front.py").read_text(encoding="utf-8"),
-        f"{encoder}/config.pbtxt": encoder_config(served, options).text(),
+        f"{encoder}/config.pbtxt": encoder_config(served, options),
         START: (HERE / "encoder_start.py").read_text(encoding="utf-8"),
         EXPORT: (HERE / "encoder_export.py").read_text(encoding="utf-8"),
     }
@@ -189,9 +171,8 @@ def _encoder_repository_files(served: Served, options: Mapping[str, Any]) -> dic
 def _triton_containerfile(images: Mapping[Any, Any]) -> str:
     """An image with what the front and the export need besides Triton."""
     base = next(image.reference for choices in images.values() for image in choices)
-    packages = " ".join(PACKAGES)
     return f"""# Triton with what exports a checkpoint: docker build -f {CONTAINER} .
 # Without an export at its start the server needs tokenizers and numpy only.
 FROM {base}
-RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir {packages}
+RUN PIP_BREAK_SYSTEM_PACKAGES=1 pip install --no-cache-dir {PACKAGES}
 """

@@ -10,19 +10,20 @@ from typing import Any, Literal
 from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
-from recipe_core.launch.process import Deployment, Launch
+from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
 from recipe_core.launch.serving import kv_offload, rules
 from recipe_core.launch.serving.groups import (
     HEAD,
-    MASTER_PORT,
     Group,
     by_rank,
     engine_groups,
     group_processes,
     group_url,
+    node_options,
     ranks_of_node,
     router_process,
 )
+from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.user_options import FIELD, check_options
 from recipe_core.models.config.encoder import encoder_task
 
@@ -70,12 +71,7 @@ class Way:
             return options
         if self.ray:
             return {**options, **_ray_replicas(group)} if group.split.dp > 1 else options
-        options |= {
-            "nnodes": group.nodes,
-            "node_rank": rank,
-            "master_addr": HEAD,
-            "master_port": MASTER_PORT,
-        }
+        options |= node_options(group, rank)
         if self.answers(group):  # the rank that a node begins with is inferred from its number
             local = ranks_of_node(group, HYBRID)
             return {**options, HYBRID: True, "data_parallel_size_local": local}
@@ -189,11 +185,10 @@ def launch_vllm(deployment: Deployment) -> Launch:
     return Launch(
         processes=tuple(started),
         options=vllm_options(deployment, placed[-1]) | user_options,
-        health="/health",
         startup_timeout_s=STARTUP_TIMEOUT_S,
         api_path=_PATHS[setting.model.task],
         api_model=deployment.served_name,
-        api_body={"ignore_eos": True, "temperature": 0} if setting.model.generates else {},
+        api_body=EXACT_LENGTH if setting.model.generates else {},
         requires=(
             *(("vllm-router", "nixl") if pools else ()),
             *(("ray",) if layout.ray else ()),
@@ -220,38 +215,24 @@ def vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
 
 def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
     """The options of the engine itself, without those of its server."""
-    candidate, split = deployment.candidate, group.split
-    options: dict[str, Any] = {
-        "tensor_parallel_size": split.tp,
-        "pipeline_parallel_size": split.pp,
-        "data_parallel_size": split.dp,
-        "enable_expert_parallel": split.ep > 1,
-        "dtype": deployment.activation_word,
-        "kv_cache_dtype": _vllm_cache_word(deployment),
-        "max_model_len": deployment.max_context,
-        "max_num_seqs": candidate.max_num_seqs,
-        "max_num_batched_tokens": candidate.max_batched_tokens,
-        "gpu_memory_utilization": candidate.memory_fraction,
-    }
-    if split.ep > 1 and split.dp > 1:
-        options["all2all_backend"] = "allgather_reducescatter"  # what the estimate counts
-    if candidate.cp > 1 and group.role != "prefill":
-        options["decode_context_parallel_size"] = candidate.cp
-    if candidate.block_size != deployment.setting.engine.memory.block_tokens:
-        options["block_size"] = candidate.block_size
-    model = deployment.setting.model
-    if not model.generates:
-        options["runner"] = "pooling"
-        if not model.is_encoder:  # a decoder is turned into what an encoder is already
-            options["convert"] = _CONVERTED[model.task]
-            _check_scorer(deployment)
-    stored = model.weight_dtype
-    if candidate.weight_dtype == "fp8" and stored != "fp8":
-        options["quantization"] = "fp8"  # at load
-    if (draft := _vllm_draft_config(deployment)) is not None:
-        options["speculative_config"] = draft
-    if group.role in ("prefill", "decode"):
-        options["kv_transfer_config"] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    model, split = deployment.setting.model, group.split
+    converts = not model.generates and not model.is_encoder
+    options = make_options(
+        "vllm",
+        deployment,
+        split,
+        group.role,
+        expert_parallel=split.ep > 1,
+        cache=_vllm_cache_word(deployment),
+        # what the estimate counts
+        exchange="allgather_reducescatter" if split.ep > 1 and split.dp > 1 else None,
+        runner=None if model.generates else "pooling",
+        # a decoder is turned into what an encoder is already
+        convert=_CONVERTED[model.task] if converts else None,
+        draft=_vllm_draft_config(deployment),
+    )
+    if converts:
+        _check_scorer(deployment)
     return (
         options
         | kv_offload.offload_options(deployment)

@@ -6,30 +6,24 @@ from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.embedded import train_json
-from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
-from recipe_core.launch.training.sources import trainer_files
+from recipe_core.launch.training.embedded import launch_hf_trainer
+from recipe_core.launch.training.job import Job
 
 
 def launch_accelerate(job: Job) -> Launch:
     """Transformers' trainer under Accelerate."""
-    config, settings = accelerate_config(job), train_json(job)
-    model = ("--model", "${model}") if job.has_home else ()
-    script = ("${root}/train_hf.py", "--config", "${root}/train.json", "--out", "${run}", *model)
-
-    def words(node: int) -> tuple[str, ...]:
-        rank = ("--machine_rank", str(node))
-        meeting = ("--main_process_ip", "${head}", "--main_process_port", "${port}")
-        config_file = ("--config_file", "${root}/accelerate.yaml")
-        return ("accelerate", "launch", *config_file, *rank, *meeting, *script)
-
-    files = trainer_files(settings, "train_hf.py", "hf") | {"accelerate.yaml": to_yaml(config)}
-    return job_launch(
-        job,
-        trainer_processes(job, words, torch_environment(job)),
-        settings | {"accelerate": config},
-        files,
+    config = accelerate_config(job)
+    start = ("accelerate", "launch", "--config_file", "${root}/accelerate.yaml")
+    files = {"accelerate.yaml": to_yaml(config)}
+    return launch_hf_trainer(
+        job, {"accelerate": config}, files, lambda node: (*start, *machine_words(node))
     )
+
+
+def machine_words(node: int) -> tuple[str, ...]:
+    """Accelerate's words for a node: its rank, and where all meet."""
+    rank = ("--machine_rank", str(node))
+    return (*rank, "--main_process_ip", "${head}", "--main_process_port", "${port}")
 
 
 def accelerate_config(job: Job) -> dict[str, Any]:

@@ -6,31 +6,21 @@ from typing import Any
 
 from recipe_core.base.documents import to_json
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.embedded import train_json
-from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
-from recipe_core.launch.training.sources import trainer_files
+from recipe_core.launch.training.embedded import launch_hf_trainer
+from recipe_core.launch.training.job import Job
 
 _OPTIMIZERS = {"adamw": "AdamW", "lion": "Lion", "muon": "Muon"}
 
 
 def launch_deepspeed(job: Job) -> Launch:
     """DeepSpeed's launcher on every node, without ssh; transformers' trainer runs under it."""
-    config, settings = ds_config(job), train_json(job)
-    model = ("--model", "${model}") if job.has_home else ()
-    arguments = ("--config", "${root}/train.json", "--out", "${run}", *model)
-    script = ("${root}/train_hf.py", *arguments, "--deepspeed", "${root}/ds_config.json")
-
-    def words(node: int) -> tuple[str, ...]:
-        sizes = ("--num_nodes", str(job.nodes), "--num_gpus", str(job.processes_per_node))
-        meeting = ("--master_addr", "${head}", "--master_port", "${port}", "--no_ssh")
-        return ("deepspeed", *sizes, *meeting, "--node_rank", str(node), *script)
-
-    files = trainer_files(settings, "train_hf.py", "hf") | {"ds_config.json": to_json(config)}
-    return job_launch(
-        job,
-        trainer_processes(job, words, torch_environment(job)),
-        settings | {"deepspeed": config},
-        files,
+    config = ds_config(job)
+    sizes = ("--num_nodes", str(job.nodes), "--num_gpus", str(job.processes_per_node))
+    meeting = ("--master_addr", "${head}", "--master_port", "${port}", "--no_ssh")
+    start, option = ("deepspeed", *sizes, *meeting), ("--deepspeed", "${root}/ds_config.json")
+    files = {"ds_config.json": to_json(config)}
+    return launch_hf_trainer(
+        job, {"deepspeed": config}, files, lambda node: (*start, "--node_rank", str(node)), *option
     )
 
 

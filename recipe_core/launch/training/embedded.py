@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from recipe_core.launch.process import Launch
@@ -14,7 +16,7 @@ from recipe_core.launch.training.job import (
     torchrun,
     trainer_processes,
 )
-from recipe_core.launch.training.sources import trainer_files, training_data_file
+from recipe_core.launch.training.sources import TEXT, trainer_files
 from recipe_core.request.describe import model_short_name
 
 SCHEDULES = ("1f1b", "interleaved", "gpipe")
@@ -36,7 +38,29 @@ def launch_embedded(job: Job) -> Launch:
         return (*start, *words)
 
     started = trainer_processes(job, of_node, torch_environment(job))
-    return job_launch(job, started, settings, trainer_files(settings, "train.py", "main"))
+    launch = job_launch(job, started, settings, trainer_files(settings, "train.py", "main"))
+    adapters = ("peft",) if job.setting.frozen else ()
+    return replace(launch, requires=(*launch.requires, *adapters))
+
+
+def launch_hf_trainer(
+    job: Job,
+    recorded: dict[str, Any],
+    files: dict[str, str],
+    start: Callable[[int], tuple[str, ...]],
+    *options: str,
+) -> Launch:
+    """Transformers' trainer under a program of its own files, started by its words on a node."""
+    settings = train_json(job)
+    model = ("--model", "${model}") if job.has_home else ()
+    script = ("${root}/train_hf.py", "--config", "${root}/train.json", "--out", "${run}", *model)
+
+    def words(node: int) -> tuple[str, ...]:
+        return (*start(node), *script, *options)
+
+    started = trainer_processes(job, words, torch_environment(job))
+    every_file = trainer_files(settings, "train_hf.py", "hf") | files
+    return job_launch(job, started, settings | recorded, every_file)
 
 
 def train_json(job: Job, **more: Any) -> dict[str, Any]:
@@ -50,10 +74,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
             "rank": setting.lora_rank,
             "alpha": setting.lora_alpha,
             "targets": setting.lora_targets,
-            "base": "nf4" if setting.method == "qlora" else "16-bit",
         }
-    if job.data_format == "preference":
-        more["dpo_beta"] = h.dpo_beta
     return {
         "schema_version": 1,
         "name": f"{model_short_name(setting.model.name)} on {job.dims.devices} x {device.title}",
@@ -62,9 +83,7 @@ def train_json(job: Job, **more: Any) -> dict[str, Any]:
             "weights": "pretrained" if job.from_weights else "random",
             "tokenizer": "model" if job.has_home else "data",
         },
-        "data": [training_data_file(job.data_format)],
-        "data_format": job.data_format,
-        "packed": setting.packed,
+        "data": [TEXT],
         "steps": job.steps,
         "batch": {
             "sequence_length": job.sequence_length,

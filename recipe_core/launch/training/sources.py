@@ -22,7 +22,7 @@ _THINGS = ("eggs", "carrots", "lemons", "plates", "loaves", "onions", "cups of r
 _ASK = "Think step by step, and end with the number."
 PATH = "container/Containerfile"
 BUILD = "Build one from container/Containerfile, and name it with a tag or a digest."
-TASKS = "data/tasks.jsonl"
+TASKS, TEXT = "data/tasks.jsonl", "data/text.txt"
 REWARD, RAY_NODE = "reward", "ray_node"
 _FOLDER = PACKAGE / "payload" / "trainer"
 # Programs in the trainer's folder that only bundles of other tools have.
@@ -252,18 +252,12 @@ def _story(chance: random.Random) -> str:
     return " ".join(sentences)
 
 
-def training_data_file(data_format: str) -> str:
-    return "data/text.txt" if data_format == "text" else f"data/{data_format}.jsonl"
-
-
 def trainer_files(settings: dict[str, Any], script: str, module: str) -> dict[str, str]:
-    """``trainer/``, a script of a few lines that starts it, ``train.json`` and sample data."""
+    """``trainer/``, a script of a few lines that starts it, ``train.json`` and a sample text."""
     names = (path.stem for path in sorted(_FOLDER.glob("*.py")) if path.stem not in _OF_TOOLS)
     files = _trainer_sources(*names)
     files[script] = train_py(script, module)
-    data_format = settings["data_format"]
-    data = story_corpus() if data_format == "text" else json_lines(SAMPLES[data_format]())
-    return files | {"train.json": to_json(settings), training_data_file(data_format): data}
+    return files | {"train.json": to_json(settings), TEXT: story_corpus()}
 
 
 def program_files(*names: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from recipe_core.base.documents import to_yaml
 from recipe_core.engines.training_programs import program_facts
 from recipe_core.launch.process import Launch
-from recipe_core.launch.training.accelerate import accelerate_config
+from recipe_core.launch.training.accelerate import accelerate_config, machine_words
 from recipe_core.launch.training.job import Job, job_launch, torch_environment, trainer_processes
 from recipe_core.launch.training.tuning import (
     ATTENTION,
@@ -33,9 +33,7 @@ def launch_trl(job: Job) -> Launch:
     places = ("--model_name_or_path", "${model}", "--output_dir", CHECKPOINTS)
 
     def words(node: int) -> tuple[str, ...]:
-        rank = ("--machine_rank", str(node))
-        meeting = ("--main_process_ip", "${head}", "--main_process_port", "${port}")
-        return (*start, "trl", command, *files_, *places, *rank, *meeting)
+        return (*start, "trl", command, *files_, *places, *machine_words(node))
 
     files = {
         "trl.yaml": to_yaml(config),

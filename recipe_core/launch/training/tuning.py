@@ -10,7 +10,6 @@ from recipe_core.launch.training.sources import (
     START,
     json_lines,
     starter_files,
-    training_data_file,
 )
 from recipe_core.request.training_workload import Attention
 
@@ -57,7 +56,7 @@ def adapter_targets(job: Job) -> tuple[str, ...]:
 
 
 def data_path(job: Job) -> str:
-    return training_data_file(_sample_format(job))
+    return f"data/{_sample_format(job)}.jsonl"
 
 
 def sample_data_files(job: Job) -> dict[str, str]:

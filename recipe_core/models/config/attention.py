@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
 
+from pydantic import model_validator
+
+from recipe_core.base.data_files import DataRow
+from recipe_core.base.documents import read_shipped
 from recipe_core.models.attention import (
     Attention,
+    CompressedAttention,
     GroupedAttention,
     LatentAttention,
     LinearAttention,
 )
-from recipe_core.models.compressed import CompressedAttention
 from recipe_core.models.config.fields import MAX_CONTEXT, MAX_WIDTH, Reader
 from recipe_core.models.config.layers import LayerWord
 
@@ -204,181 +212,92 @@ def _gate_width(read: Reader, heads: int, head_dim: int) -> int:
     return relative + (heads if read.has("use_head_wise_attn_gate", "gating") else 0)
 
 
+class _Width(DataRow):
+    """A width of a layer with a state: its fields, and what stands for it where all are missing."""
+
+    of: tuple[str, ...]
+    usual: str | None = None
+    maximum: int = MAX_WIDTH
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:
+        return {"of": value} if isinstance(value, list) else value
+
+
+class _StateLayer(DataRow):
+    """A row of ``states.yaml``, which explains the fields."""
+
+    title: str
+    when: tuple[tuple[str, ...], ...]
+    inside: str | None = None
+    having: str | None = None
+    alone: tuple[str, ...] = ()
+    widths: dict[str, _Width]
+    derived: Mapping[str, str] = {}
+    divides: str | None = None
+    heads: str
+    kv_heads: str
+    head_dim: str
+    v_head_dim: str
+    conv_channels: str = "0"
+    in_columns: str
+    extra: str = "0"
+    bytes: float | Literal["stated"] | None = None
+
+
+_FIGURES = ("heads", "kv_heads", "head_dim", "v_head_dim", "conv_channels", "in_columns", "extra")
+
+
+@cache
+def _state_layers() -> tuple[_StateLayer, ...]:
+    rows = read_shipped(Path(__file__).with_name("states.yaml"))
+    return tuple(map(_StateLayer.model_validate, rows))
+
+
 def linear_attention(read: Reader, hidden: int) -> LinearAttention:
     """The layer with a state that these fields describe."""
-    if read.has("linear_num_value_heads"):
-        return _gated_delta(read)
-    if read.has("linear_attn_config"):
-        return _kimi_delta(read.inside("linear_attn_config"))
-    if read.has("layer_group_size") and read.has("short_conv_kernel_size"):
-        return _full_rank_delta(read)
-    if read.has("attn_type_list", "layer_group_size"):
-        return _lightning(read, hidden)
-    if read.has("conv_L_cache"):
-        return _short_convolution(read, hidden)
-    if read.has("mamba_step"):
-        return _plamo_mamba(read, hidden)
-    heads = (
-        "mamba_num_heads",
-        "mamba_n_heads",
-        *(("num_heads",) if not read.has("num_attention_heads") else ()),
-    )
-    return _mamba2(read, heads) if read.has(*heads) else _mamba1(read, hidden)
+    for row in _state_layers():
+        fields = read.config
+        if row.alone and read.has("num_attention_heads"):
+            fields = {name: value for name, value in fields.items() if name not in row.alone}
+        known = Reader(fields, read.field)
+        if all(known.has(*names) for names in row.when):
+            inner = known.inside(row.inside) if row.inside else known
+            if row.having is None or inner.has(row.having):
+                return _state_layer(row, inner, hidden)
+    raise AssertionError("the last row fits every config")
 
 
-def _recurrent_bytes(read: Reader) -> float | None:
-    return _STATE_BYTES.get(
-        str(read.config.get("mamba_ssm_dtype") or read.config.get("mamba_ssm_cache_dtype"))
-    )
-
-
-def _gated_delta(read: Reader) -> LinearAttention:
-    """Gated delta net (Qwen3-Next): q, k, v and gate, and two small projections a value head."""
-    hk, hv = (
-        read.whole(("linear_num_key_heads",), MAX_WIDTH),
-        read.whole(("linear_num_value_heads",), MAX_WIDTH),
-    )
-    dk, dv = (
-        read.whole(("linear_key_head_dim",), MAX_WIDTH),
-        read.whole(("linear_value_head_dim",), MAX_WIDTH),
-    )
-    if hv % hk:
+def _state_layer(row: _StateLayer, read: Reader, hidden: int) -> LinearAttention:
+    read = Reader({k: v for k, v in read.config.items() if v != "auto"}, read.field)
+    widths = {"hidden": hidden, "rank": -(-hidden // 16), "step": max(64, hidden // 16)}
+    for name, width in row.widths.items():
+        usual = None if width.usual is None else _sum_of_products(width.usual, widths)
+        widths[name] = read.whole(width.of, width.maximum, default=usual)
+    for name, text in row.derived.items():
+        widths[name] = _sum_of_products(text, widths)
+    figures = {name: _sum_of_products(getattr(row, name), widths) for name in _FIGURES}
+    if row.divides and figures["heads"] % widths[row.divides]:
         raise read.error(
-            "linear_num_key_heads", f"{hv} value heads are not divisible by {hk} key heads."
+            row.widths[row.divides].of[0],
+            f"{figures['heads']} value heads are not divisible by {widths[row.divides]} key heads.",
         )
+    dtype = read.config.get("mamba_ssm_dtype") or read.config.get("mamba_ssm_cache_dtype")
     return LinearAttention(
-        heads=hv,
-        kv_heads=hk,
-        head_dim=dk,
-        v_head_dim=dv,
-        conv_kernel=read.whole(("linear_conv_kernel_dim",), MAX_WIDTH),
-        conv_channels=2 * hk * dk + hv * dv,
-        in_columns=2 * hk * dk + 2 * hv * dv + 2 * hv,
-        extra=2 * hv + dv,
-        recurrent_bytes=_recurrent_bytes(read),
+        **figures,
+        conv_kernel=widths.get("kernel", 0),
+        recurrent_bytes=_STATE_BYTES.get(str(dtype)) if row.bytes == "stated" else row.bytes,
     )
 
 
-def _kimi_delta(read: Reader) -> LinearAttention:
-    """Kimi delta attention (arXiv:2510.26692).
+def _sum_of_products(text: str, widths: Mapping[str, int]) -> int:
+    """``2*heads*dim + heads``, or ``hidden/heads`` rounded down, of numbers and widths by name."""
 
-    A decay per channel through a bottleneck of one head, and an output gate likewise or full.
-    """
-    heads, dim = read.whole(("num_heads",), MAX_WIDTH), read.whole(("head_dim",), MAX_WIDTH)
-    inner = heads * dim
-    gate = inner if read.has("use_full_rank_gate") else dim
-    back = dim * inner * (1 if read.has("use_full_rank_gate") else 2)
-    return LinearAttention(
-        heads=heads,
-        kv_heads=heads,
-        head_dim=dim,
-        v_head_dim=dim,
-        conv_kernel=read.whole(("short_conv_kernel_size",), MAX_WIDTH),
-        conv_channels=3 * inner,
-        in_columns=3 * inner + dim + gate + heads,
-        extra=back + inner + heads + dim,
-        recurrent_bytes=4.0,  # the reference kernels and vLLM keep it in fp32
-    )
+    def value(name: str) -> int:
+        return int(name) if name.isdigit() else widths[name]
 
-
-def _full_rank_delta(read: Reader) -> LinearAttention:
-    """Kimi delta attention whose decay and output gate are whole matrices (Ling 3)."""
-    heads, dim = read.whole(HEADS, MAX_WIDTH), read.whole(HEAD_DIM, MAX_WIDTH)
-    inner = heads * dim
-    return LinearAttention(
-        heads=heads,
-        kv_heads=heads,
-        head_dim=dim,
-        v_head_dim=dim,
-        conv_kernel=read.whole(("short_conv_kernel_size",), MAX_WIDTH),
-        conv_channels=3 * inner,
-        in_columns=5 * inner + heads,
-        extra=inner + heads + dim,
-        recurrent_bytes=4.0,  # as in `_kimi_delta`
-    )
-
-
-def _lightning(read: Reader, hidden: int) -> LinearAttention:
-    """Lightning attention (arXiv:2501.08313; MiniMax-Text-01, Ling 2.5): q, k, v and a gate."""
-    heads = read.whole(HEADS, MAX_WIDTH)
-    dim = read.whole(HEAD_DIM, MAX_WIDTH, default=hidden // heads)
-    return LinearAttention(heads, heads, dim, dim, 0, 0, 4 * heads * dim, heads * dim, 4.0)
-
-
-def _short_convolution(read: Reader, hidden: int) -> LinearAttention:
-    """LFM2's gated short convolution: no recurrent state, a convolution over the hidden size."""
-    return LinearAttention(
-        heads=hidden,
-        kv_heads=hidden,
-        head_dim=0,
-        v_head_dim=1,
-        conv_kernel=read.whole(("conv_L_cache",), MAX_WIDTH),
-        conv_channels=hidden,
-        in_columns=3 * hidden,
-    )
-
-
-def _mamba2(read: Reader, heads_names: Sequence[str]) -> LinearAttention:
-    """Mamba-2 (arXiv:2405.21060): gate, values, B and C of each group, and a step a head."""
-    heads = read.whole(heads_names, MAX_WIDTH)
-    width = (
-        "mamba_head_dim",
-        "mamba_d_head",
-        *(("head_dim",) if not read.has("num_attention_heads") else ()),
-    )
-    dim, state = (
-        read.whole(width, MAX_WIDTH),
-        read.whole(("ssm_state_size", "mamba_d_state", "state_size"), MAX_WIDTH),
-    )
-    groups = read.whole(("n_groups", "mamba_n_groups", "mamba_ngroups"), MAX_WIDTH, default=1)
-    inner = heads * dim
-    return LinearAttention(
-        heads=heads,
-        kv_heads=groups,
-        head_dim=state,
-        v_head_dim=dim,
-        conv_kernel=read.whole(("conv_kernel", "mamba_d_conv"), MAX_WIDTH, default=4),
-        conv_channels=inner + 2 * groups * state,
-        in_columns=2 * inner + 2 * groups * state + heads,
-        extra=inner + 2 * groups * state + 3 * heads + inner,
-        recurrent_bytes=_recurrent_bytes(read),
-    )
-
-
-def _plamo_mamba(read: Reader, hidden: int) -> LinearAttention:
-    """PLaMo 2: Mamba-2 whose B, C and step come out of the convolved values, for all heads."""
-    heads, dim = read.whole(("mamba_num_heads",), MAX_WIDTH), read.whole(HEAD_DIM, MAX_WIDTH)
-    state, inner = read.whole(("mamba_d_state",), MAX_WIDTH), heads * dim
-    step = max(64, hidden // 16)
-    return LinearAttention(
-        heads=heads,
-        kv_heads=1,
-        head_dim=state,
-        v_head_dim=dim,
-        conv_kernel=read.whole(("mamba_d_conv",), MAX_WIDTH, default=4),
-        conv_channels=inner,
-        in_columns=2 * inner,
-        extra=inner * (2 * state + step) + step * heads + 3 * heads + 2 * state + step,
-        recurrent_bytes=4.0,  # as vLLM keeps it
-    )
-
-
-def _mamba1(read: Reader, hidden: int) -> LinearAttention:
-    """Mamba-1 (arXiv:2312.00752): one "head" per inner channel, a low-rank step."""
-    state = read.whole(("mamba_d_state", "state_size"), MAX_WIDTH)
-    inner = read.whole(("mamba_expand", "expand"), 64, default=2) * hidden
-    rank = read.config.get("mamba_dt_rank", read.config.get("time_step_rank"))
-    if rank in (None, "auto"):
-        rank = -(-hidden // 16)
-    rank = Reader({"time_step_rank": rank}, read.field).whole(("time_step_rank",), MAX_WIDTH)
-    return LinearAttention(
-        heads=inner,
-        kv_heads=inner,
-        head_dim=state,
-        v_head_dim=1,
-        conv_kernel=read.whole(("mamba_d_conv", "conv_kernel", "d_conv"), MAX_WIDTH, default=4),
-        conv_channels=inner,
-        in_columns=2 * inner,
-        extra=inner * (rank + 2 * state) + rank * inner + inner + inner * state + 2 * inner,
-        recurrent_bytes=_recurrent_bytes(read),
-    )
+    if "/" in text:
+        above, below = map(value, text.split("/"))
+        return above // below
+    return sum(math.prod(map(value, term.split("*"))) for term in text.split(" + "))

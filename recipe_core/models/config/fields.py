@@ -101,14 +101,12 @@ class Reader:
             return []
         if not isinstance(values, list):
             raise self.error(name, f"{_one_line_repr(values)} is not a list.")
-        if length is not None and len(values) == length + self._drafts():
+        drafts = self.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
+        if length is not None and len(values) == length + drafts:
             values = values[:length]  # some configs go on to list their draft layers
         if length is not None and len(values) != length:
             raise self.error(name, f"lists {len(values)} layers; the model has {length}.")
         return values
-
-    def _drafts(self) -> int:
-        return self.whole(DRAFTS, MAX_LAYERS, default=0, minimum=0)
 
     def inside(self, name: str) -> Reader:
         """A reader of a nested object (empty when it is not given)."""

@@ -328,7 +328,7 @@ def _expert_layers(read: Reader, layers: int) -> list[bool]:
         minimum=0,
     )
     last = layers - 1
-    if _has_last_expert_layer(read):
+    if read.config.get("moe_layer_end_index") not in (None, -1):  # -1 says that there is none
         last = read.whole(("moe_layer_end_index",), MAX_LAYERS, default=layers - 1, minimum=0)
     dense_only = set(read.wholes("mlp_only_layers", MAX_LAYERS))
     offset = 1 if read.has(*_EVERY) else 0
@@ -336,11 +336,6 @@ def _expert_layers(read: Reader, layers: int) -> list[bool]:
         first <= i <= last and (i + offset) % interval == 0 and i not in dense_only
         for i in range(layers)
     ]
-
-
-def _has_last_expert_layer(read: Reader) -> bool:
-    """Return whether a last expert layer is named (-1 says there is none)."""
-    return read.config.get("moe_layer_end_index") not in (None, -1)
 
 
 def _listed_expert_layers(read: Reader, layers: int) -> list[bool] | None:

@@ -247,13 +247,10 @@ class _Sizes:
             embedding_weights=sum(map(self._numel, family.embedding)),
             projector_weights=copies * sum(map(self._numel, family.projector)),
             positions=self.positions,
-            outputs=copies * self.widths["out" if "out" in _projector_widths(family) else "text"],
+            outputs=copies
+            * self.widths["out" if any("out" in part for part in family.projector) else "text"],
             patch=self.widths["patch"] if modality == "image" else 0,
             item_tokens=tokens,
             repeats=family.repeats,
             sharded=family.sharded,
         )
-
-
-def _projector_widths(family: Family) -> set[Width]:
-    return {width for weights in family.projector for width in weights}

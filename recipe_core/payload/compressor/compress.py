@@ -1,142 +1,142 @@
-"""From a job to its output folder, whole or not at all."""
+"""From a job to its output: matrices rounded to nearest, in formats of compressed-tensors."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-from . import export_gguf, export_onnx, weights
 from .errors import CompressError
-from .job import Job
-from .models import (
-    copy_tokenizer,
-    load_decoder,
-    load_tokenizer,
-    pick_torch_device,
-    replaced,
-    save_model,
-)
-from .verify import samples, text_tokens
+from .job import Job, Options
+from .models import copy_tokenizer, load_decoder, matrices, replaced
 
-# The technique of an export alone.
-NONE = "none"
-# Weights in a block of which a share goes; None: anywhere in a row, and any share.
-SPARSE: dict[str, tuple[int | None, float]] = {
-    "sparse_2_4": (4, 0.5),
-    "sparse_4_8": (8, 0.5),
-    "sparse_unstructured": (None, 0.5),
-    "fp8_plus_sparse_2_4": (4, 0.5),
+# Preset schemes of compressed-tensors by technique; those of weights alone drop activations.
+SCHEMES: dict[str, str] = {
+    "fp8_w8a8": "FP8_DYNAMIC",
+    "fp8_weight_only": "FP8_DYNAMIC",
+    "int8_w8a8": "INT8",
+    "int8_weight_only": "INT8",
+    "int4_weight_only": "W4A16",
+    "int3_weight_only": "W3A16",
+    "int2_weight_only": "W2A16",
+    "w4a8_int8": "W4A8",
 }
-# The format that a sparse technique is rounded to afterwards.
-THEN = {"fp8_plus_sparse_2_4": "fp8_w8a8"}
-# Shares that go unless a job says otherwise.
-REMOVED = {"layer_pruning": 0.22, "low_rank": 0.2}
-_METHODS = {"layer_pruning": ("block_influence",), "low_rank": ("svd",)}
+METHODS = ("rtn",)
+# Who writes what this program does not, by format and by how techniques start.
+OTHERS = {
+    "gguf": "llama-cpp, by llama.cpp's own programs",
+    "onnx": "optimum-onnx",
+    "openvino": "optimum-openvino",
+    "sparse": "llm-compressor",
+}
 
 
-def techniques_by_format() -> dict[str, tuple[str, ...]]:
-    """Techniques that each format can be written in."""
-    dense = (NONE, *(name for name in SPARSE if name not in THEN), *REMOVED)
-    return {
-        "safetensors": (*dense[1:], *THEN, *weights.SCHEMES),
-        "onnx": (*dense, *export_onnx.BITS, export_onnx.DYNAMIC),
-        "openvino": (*dense, *export_onnx.MODES),
-        "gguf": (*dense, *export_gguf.MIXTURES),
-    }
-
-
-def methods(technique: str) -> tuple[str, ...]:
-    """Algorithms of a technique, the usual one first."""
-    return (
-        weights.PRUNING_METHODS
-        if technique in SPARSE
-        else _METHODS.get(technique, weights.ROUNDING_METHODS)
-    )
-
-
-def write_compressed_model(job: Job) -> list[str]:
-    """Write the job's output; returns sentences about it that a person should know.
+def write_compressed_model(job: Job) -> None:
+    """Write the job's output.
 
     Raises:
-        CompressError: for what cannot be made, and where a program is missing. The folder is then
-            what it was.
+        CompressError: for what cannot be made here, with the tool that makes it, and where
+            compressed-tensors is missing. The folder is then what it was.
     """
-    _check_technique_options(job)
+    _check_technique(job)
     model = load_decoder(job.source_folder)
-    notes = _reduced(model, job)
+    compressor = quantize_matrices(model, job.technique, job.options)
+
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
+        compressor.update_config(str(folder))
+        copy_tokenizer(job.source_folder, folder)
+
     job.output_folder.parent.mkdir(parents=True, exist_ok=True)
-    replaced(job.output_folder, lambda folder: _write_compressed_folder(model, job, folder))
-    return notes
+    replaced(job.output_folder, write)
 
 
-def _check_technique_options(job: Job) -> None:
-    techniques = techniques_by_format()[job.written]
-    if job.technique not in techniques:
-        message = f"{job.technique} cannot be written as {job.written} here."
-        raise CompressError(message, hint=f"Known: {', '.join(techniques)}.")
-    if job.method and job.method not in methods(job.technique):
-        hint = f"Use {' or '.join(methods(job.technique))}."
+def _check_technique(job: Job) -> None:
+    other = OTHERS.get(job.written) or OTHERS.get(job.technique.partition("_")[0])
+    if other or job.technique not in SCHEMES:
+        message = f"{job.technique} is not written as {job.written} here."
+        hint = f"Use the tool {other}." if other else f"Known: {', '.join(SCHEMES)}."
+        raise CompressError(message, hint=hint)
+    if job.method and job.method not in METHODS:
+        hint = f"Use {' or '.join(METHODS)}, or the tool llm-compressor."
         raise CompressError(f"method is {job.method!r} for {job.technique}.", hint=hint)
-    removed, fixed = job.options.removed, _fixed_removed_share(job.technique)
-    if removed is not None and removed != fixed and not _has_free_share(job.technique):
-        message = f"options.removed is {removed}, and {job.technique} removes {fixed}."
-        raise CompressError(message, hint="Leave it out.")
 
 
-def _has_free_share(technique: str) -> bool:
-    return technique in REMOVED or technique == "sparse_unstructured"
+def quantize_matrices(model: Any, technique: str, options: Options) -> Any:
+    """Round the matrices of ``model`` to nearest in place; returns what saves its configuration.
+
+    Scales are from the largest magnitude of an output or group; activations are quantised as they
+    come (dynamic).
+
+    Raises:
+        CompressError: where compressed-tensors is missing, or groups do not fill rows.
+    """
+    try:
+        from compressed_tensors.compressors import ModelCompressor
+        from compressed_tensors.quantization import (
+            QuantizationConfig,
+            QuantizationStatus,
+            apply_quantization_config,
+        )
+    except ImportError:
+        hint = "pip install compressed-tensors"
+        raise CompressError("compressed-tensors is not installed.", hint=hint) from None
+    scheme = _build_quantization_scheme(technique, options)
+    _check_groups(model, scheme.weights, options)
+    ignore = [f"re:.*{re.escape(name)}$" for name in options.ignore]
+    config = QuantizationConfig(config_groups={"group_0": scheme}, ignore=ignore)
+    apply_quantization_config(model, config, show_progress=False)
+    for _, module in matrices(model):
+        if getattr(module, "quantization_scheme", None) is not None:
+            set_scales(module, scheme.weights)
+            module.quantization_status = QuantizationStatus.FROZEN
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    return compressor
 
 
-def _fixed_removed_share(technique: str) -> float:
-    return SPARSE[technique][1] if technique in SPARSE else 0.0
+def _build_quantization_scheme(technique: str, options: Options) -> Any:
+    from compressed_tensors.quantization import preset_name_to_scheme
+
+    scheme = preset_name_to_scheme(SCHEMES[technique], ["Linear"])
+    if technique.endswith("weight_only"):
+        scheme.input_activations = None
+    changes: dict[str, Any] = {}
+    if options.group is not None:
+        if scheme.weights.group_size is None:
+            message = f"options.group is {options.group}, and {technique} has no groups."
+            raise CompressError(message, hint="Leave it out.")
+        changes["group_size"] = options.group
+    if not options.symmetric:
+        changes["symmetric"] = False
+    scheme.weights = scheme.weights.model_copy(update=changes)
+    return scheme
 
 
-def _reduced(model: Any, job: Job) -> list[str]:
-    """Remove weights, layers or ranks in place; what does not is told."""
-    technique, ignore = job.technique, job.options.ignore
-    if technique in SPARSE:
-        block, share = SPARSE[technique]
-        model.to(pick_torch_device())
-        weights.prune(
-            model, _sample_calibration_text(job), method=job.method or weights.PRUNING_METHODS[0],
-            removed=job.options.removed or share, block=block, ignore=ignore,
-        )  # fmt: skip
-        model.cpu()
-        return ["The zeros are stored: only an engine with sparse kernels gains by them."]
-    if technique == "layer_pruning":
-        share = job.options.removed or REMOVED[technique]
-        gone = weights.remove_layers(model, _sample_calibration_text(job), share)
-        return [f"Layers removed: {', '.join(map(str, gone))}."]
-    if technique == "low_rank":
-        weights.low_rank(model, job.options.removed or REMOVED[technique], ignore)
-        return ["The product of the factors is stored: the checkpoint is as large as its base."]
-    return []
+def _check_groups(model: Any, args: Any, options: Options) -> None:
+    group = args.group_size
+    for name, matrix in matrices(model, options.ignore):
+        if group and matrix.in_features % group:
+            hint = f"Set options.group to a number that divides {matrix.in_features}."
+            message = (
+                f"{name} has {matrix.in_features} inputs, which groups of {group} do not fill."
+            )
+            raise CompressError(message, hint=hint)
 
 
-def _sample_calibration_text(job: Job) -> list[list[int]]:
-    calibration = job.calibration
-    tokens = text_tokens(load_tokenizer(job.source_folder), job.text(calibration.text))
-    return samples(tokens, calibration.samples, calibration.tokens)
+def set_scales(module: Any, args: Any) -> None:
+    """Fill in scales and zero points of a matrix's weights, by their ranges."""
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
-
-def _write_compressed_folder(model: Any, job: Job, folder: Path) -> None:
-    technique, options = THEN.get(job.technique, job.technique), job.options
-    reduced = technique in (NONE, *SPARSE, *REMOVED)
-    if job.written == "gguf":
-        export_gguf.write_gguf(model, job.source_folder, folder, None if reduced else technique)
-    elif job.written == "onnx":
-        path = export_onnx.write_onnx_graph(model, folder)
-        if not reduced:
-            export_onnx.quantize_onnx_graph(path, technique, options)
-        copy_tokenizer(job.source_folder, folder)
-    elif job.written == "openvino":
-        path = export_onnx.write_onnx_graph(model, folder)
-        export_onnx.write_openvino_model(path, folder, None if reduced else technique, options)
-        for graph_file in folder.glob("model.onnx*"):
-            graph_file.unlink()
-        copy_tokenizer(job.source_folder, folder)
-    elif reduced:
-        save_model(model, job.source_folder, folder)
-    else:
-        compressor = weights.quantize_matrices(model, technique, options)
-        weights.save_quantized(model, compressor, job.source_folder, folder)
+    weight = module.weight.detach()
+    tensor_scale = None
+    if hasattr(module, "weight_global_scale"):
+        tensor_scale = generate_gparam(weight.amin(), weight.amax())
+        module.weight_global_scale.data.copy_(tensor_scale)
+    grouped = weight.unflatten(-1, (-1, args.group_size or weight.shape[-1]))
+    scale, zero = calculate_qparams(
+        grouped.amin(-1), grouped.amax(-1), args, global_scale=tensor_scale
+    )
+    module.weight_scale.data.copy_(scale)
+    if hasattr(module, "weight_zero_point"):
+        module.weight_zero_point.data.copy_(zero)

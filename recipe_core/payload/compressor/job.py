@@ -6,7 +6,7 @@
       "output": "compressed",                 folder to write, relative to the file
       "technique": "int4_weight_only",        names of published tables
       "tool": "embedded",                     what makes it; others' output is only verified
-      "format": "safetensors",                safetensors, onnx, openvino or gguf
+      "format": "safetensors",                others' output: onnx, openvino, gguf
       "method": "rtn",                        algorithm of the technique; "" for its usual one
       "options": {"ignore": ["lm_head"]},     see ``Options``
       "calibration": {"text": null, "samples": 32, "tokens": 256},
@@ -40,14 +40,12 @@ class Options:
     """How; what a technique does not use is refused where it would change the result.
 
     group: weights that share a scale (None: the technique's usual number). symmetric: without zero
-    points. ignore: modules that stay as they are, by the end of their names. removed: share of the
-    weights (sparsity, low rank) or of the layers (layer_pruning) that goes.
+    points. ignore: modules that stay as they are, by the end of their names.
     """
 
     group: int | None = None
     symmetric: bool = True
     ignore: tuple[str, ...] = ("lm_head",)
-    removed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -149,14 +147,10 @@ def _check_compress_job(job: Job, name: str) -> None:
     for path, number, minimum in _list_job_counts(job):
         if number < minimum:
             raise CompressError(f"{name}.{path} is {number}.", hint=f"Use at least {minimum}.")
-    shares = {"options.removed": job.options.removed}
-    if job.verify is not None:
-        shares["verify.least_retained"] = job.verify.least_retained
-    for path, share in shares.items():
-        if share is not None and not 0 < share <= 1:
-            raise CompressError(
-                f"{name}.{path} is {share}.", hint="Use a share above 0, 1 at most."
-            )
+    share = job.verify.least_retained if job.verify is not None else None
+    if share is not None and not 0 < share <= 1:
+        path = "verify.least_retained"
+        raise CompressError(f"{name}.{path} is {share}.", hint="Use a share above 0, 1 at most.")
     if Path(job.source) == Path(job.output):
         raise CompressError(
             f"{name}.output is {job.output!r}, which is the source.", hint="Name another folder."

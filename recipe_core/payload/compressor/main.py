@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from .errors import CompressError
@@ -23,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     options = _compressor_parser().parse_args(argv)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of progress say nothing in a log
     try:
         job = load_job(options.job)
         _compress_and_verify(job, options)
@@ -35,10 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
     from .compress import write_compressed_model
 
-    makes = job.tool == EMBEDDED and not options.verify_only
-    notes = write_compressed_model(job) if makes else []
-    for note in notes:
-        print(note)
+    if job.tool == EMBEDDED and not options.verify_only:
+        write_compressed_model(job)
     print(f"{job.technique}: {job.output_folder}", flush=True)
     if job.verify is None or options.no_verify:
         return
@@ -53,7 +51,7 @@ def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
         base, verify.observe(job.output_folder, tokens, job.verify), len(tokens)
     )
     path = options.result or job.root / RESULT
-    verify.write_result(replace(measured, notes=tuple(notes)), job, path)
+    verify.write_result(measured, job, path)
     print(
         f"Perplexity {base.figures.perplexity:.4f} became {measured.result.perplexity:.4f} over "
         f"{len(tokens)} tokens ({measured.perplexity_retained:.2%} retained); "

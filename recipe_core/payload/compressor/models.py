@@ -1,4 +1,4 @@
-"""Base checkpoints: loading, saving for good, and where their layers and matrices are."""
+"""Base checkpoints: loading, saving for good, and where their matrices are."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from .errors import CompressError
+
+Array = np.ndarray[Any, Any]
+Logits = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def put_in_place(part: Path, target: Path) -> None:
@@ -79,12 +83,6 @@ def load_tokenizer(folder: Path) -> Any:
         raise CompressError(f"{folder} has no tokenizer that can be read: {error}") from None
 
 
-def save_model(model: Any, source: Path, folder: Path) -> None:
-    """Write weights and configuration, and the tokenizer's files as they are."""
-    model.save_pretrained(folder)
-    copy_tokenizer(source, folder)
-
-
 TOKENIZER_FILES = (
     "tokenizer*",
     "special_tokens_map.json",
@@ -112,20 +110,6 @@ def replaced(target: Path, write: Callable[[Path], None]) -> None:
         put_in_place(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def decoder_layers(model: Any) -> nn.ModuleList:
-    """The list of the decoder's layers.
-
-    Raises:
-        CompressError: for a model that has no such list.
-    """
-    count = model.config.get_text_config().num_hidden_layers
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == count:
-            return module
-    kind = model.config.model_type
-    raise CompressError(f"a model of type {kind} has no list of {count} layers to go through.")
 
 
 def matrices(module: nn.Module, ignore: Sequence[str] = ()) -> Iterator[tuple[str, nn.Linear]]:

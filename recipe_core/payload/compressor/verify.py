@@ -6,7 +6,7 @@ import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ import numpy as np
 
 from .errors import CompressError, RetainedError
 from .job import Job, Verify
-from .models import put_in_place
-from .runners import Array, Logits, Runner, load_runner, runtime_of
+from .models import Array, Logits, put_in_place
+from .runners import Runner, load_runner, runtime_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,6 @@ class Result:
     same_top: float
     agreement: float | None
     first_divergence: float | None
-    notes: tuple[str, ...] = field(default=())
 
     def to_json(self, job: Job) -> dict[str, Any]:
         return {
@@ -130,7 +129,7 @@ class Result:
             "base_tokens_per_s": self.base.decode_tokens_per_s,
             "base": asdict(self.base),
             "result": asdict(self.result),
-            "notes": list(self.notes),
+            "notes": [],
         }
 
 
@@ -144,10 +143,10 @@ def write_result(result: Result, job: Job, path: Path) -> None:
 
 
 _STORED = {
-    "torch_runtime": ("*.safetensors", "*.bin"),
-    "onnx_runtime": ("*.onnx", "*.onnx.data"),
-    "openvino_runtime": ("*.xml", "*.bin"),
-    "llama_cpp": ("*.gguf",),
+    "torch": ("*.safetensors", "*.bin"),
+    "ONNX Runtime": ("*.onnx", "*.onnx.data", "*.onnx_data"),
+    "OpenVINO": ("openvino_model.*",),
+    "llama.cpp": ("*.gguf",),
 }
 
 

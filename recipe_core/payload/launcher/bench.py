@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from statistics import fmean
 from typing import Any
 
-from . import files, metrics
+from . import metrics
 from .client import Endpoint, Sample, is_pooled_path, send_pooled_request, stream_completion
 from .errors import LauncherError, RequestError
 from .files import read_object
@@ -25,7 +25,7 @@ from .load import (
     drive,
 )
 from .plan import LaunchPlan, Workload
-from .preflight import Preflight
+from .preflight import Preflight, measurement_head
 from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough for caches and kernels that are built lazily, and quick
@@ -210,16 +210,7 @@ def record(
     expected = read_object(plan.folder / "expected.json")
     measured, predicted = metrics.request_figures(outcome.samples), metrics.predictions(expected)
     return {
-        "schema_version": 1,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "recipe": plan.name,
-        "recipe_digest": files.digest(plan.root),
-        "machine": checked.machine.to_json(),
-        "engine": {
-            "name": plan.engine.name,
-            "version": checked.engine_version,
-            "planned_version": plan.engine.version,
-        },
+        **measurement_head(plan, checked, datetime.now(timezone.utc)),
         "workload": _effective(plan, traffic, outcome),
         "planned_workload": asdict(plan.workload),
         "metrics": {

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,12 +81,14 @@ def list_launch_choices(plan: LaunchPlan) -> tuple[Choice, ...]:
     return tuple(choice for choice in choices if choice.plan.nodes == 1)
 
 
-def misfit(choice: Choice, machine: Machine) -> str | None:
-    """Why a machine cannot hold a choice; None where it can."""
+def misfit(choice: Choice, machine: Machine, *, running: bool = False) -> str | None:
+    """Why a machine cannot hold a choice; None where it can.
+
+    ``running``: whatever uses its memory now.
+    """
     needs = needs_here(choice.plan)
-    failed = next(
-        (check for check in check_machine(needs, machine) if check.status == "FAIL"), None
-    )
+    checks = check_machine(needs, machine, running=running)
+    failed = next((check for check in checks if check.status == "FAIL"), None)
     if failed is not None:
         return failed.detail
     # Another device of the same vendor only warns at a start that a person asked for.
@@ -190,30 +193,36 @@ def curable(error: LauncherError) -> bool:
     return isinstance(error, StartError)
 
 
-# Looks at the servers for one at the machine.
-_POLLS = 30.0
+# Looks at what runs for one at the machine: of servers, and of a training run.
+_POLLS, _RUN_POLLS = 30.0, 10.0
 # A tool that fails once is asked again before it is believed.
 _AGAIN_S = 1.0
 
 
 class MachineWatch:
-    """Asks for the machine now and then; ``left_for_misfit``: a first choice that did not fit.
+    """Asks for the machine now and then; ``missing``: why it cannot hold what runs.
 
-    ``first_fits``: it has fitted again for as long as a service must last to be stable.
+    ``returning``: an earlier choice, left for want of devices, that fits again: the first one for
+    as long as a service must last to be stable, of a training run any at once.
     """
 
     def __init__(
         self,
+        plan: LaunchPlan,
         options: Sequence[Choice],
         limits: Supervision,
         *,
         strict: bool = False,
         world: World = HERE,
     ) -> None:
-        self.limits, self.strict, self.world = limits, strict, world
-        self.first = next((option for option in options if option.name == FIRST), None)
-        self.left_for_misfit: bool | None = None  # not known yet
-        self.first_fits = False
+        self.options, self.strict, self.world = options, strict, world
+        self.trains = plan.kind == "training"
+        polls = _RUN_POLLS if self.trains else _POLLS
+        self.every_s, self.stable_s = polls * limits.poll_s, 0.0 if self.trains else limits.stable_s
+        # The machine may hold the first choice again before anybody looks.
+        self.told_why = self.trains or refused_by_machine(plan.own) is True
+        self.barred: set[str] = set()  # left for another reason: nothing returns to them
+        self.returning: Choice | None = None
         self.missing: str | None = None
         self._fits_since: float | None = None
         self._pool = world.threads(1, "machine")
@@ -230,13 +239,19 @@ class MachineWatch:
         """The machine now, with the memory that ``plan`` uses counted as free."""
         return freed(self.detect(), plan.needs)
 
-    def misfit_now(self, plan: LaunchPlan, options: Sequence[Choice]) -> str | None:
-        """Why the machine cannot hold what runs, after a death; None where it can."""
+    def misfit_now(
+        self, plan: LaunchPlan, options: Sequence[Choice], *, stopped: bool = False
+    ) -> str | None:
+        """Why the machine cannot hold what ran, after a death; None where it can.
+
+        ``stopped``: nothing of it runs any more.
+        """
         reason = None
         for attempt in range(2):
             if attempt:
                 self.world.clock.sleep(_AGAIN_S)
-            reason = _misfit(plan, options, self.as_if_stopped(plan))
+            machine = self.detect() if stopped else self.as_if_stopped(plan)
+            reason = _misfit(plan, options, machine)
             if reason is None:
                 return None
         self.missing = reason
@@ -247,7 +262,7 @@ class MachineWatch:
     ) -> list[tuple[str, str]]:
         """Events of a look that was due: ``device_lost`` and ``device_found`` with a reason.
 
-        ``wanted``: whether a machine without devices is looked at too, for its memory.
+        ``always``: a machine without devices is looked at too, for its memory.
         """
         now = self.world.clock.monotonic()
         if self._asked is None:
@@ -258,8 +273,8 @@ class MachineWatch:
         if not self._asked.done():
             return []
         machine, self._asked = freed(self._asked.result(), plan.needs), None
-        self._next_at = now + _POLLS * self.limits.poll_s
-        return [*self._of_running(plan, options, machine), *self._of_first(plan, machine, now)]
+        self._next_at = now + self.every_s
+        return [*self._of_running(plan, options, machine), *self._of_earlier(plan, machine, now)]
 
     def _of_running(
         self, plan: LaunchPlan, options: Sequence[Choice], machine: Machine
@@ -271,24 +286,30 @@ class MachineWatch:
             return [("device_found", f"the machine holds {plan.choice} again")]
         return []
 
-    def _of_first(self, plan: LaunchPlan, machine: Machine, now: float) -> list[tuple[str, str]]:
-        if self.first is None or self.strict or plan.choice == FIRST:
+    def _of_earlier(self, plan: LaunchPlan, machine: Machine, now: float) -> list[tuple[str, str]]:
+        earlier = list(takewhile(lambda option: option.name != plan.choice, self.options))
+        if self.strict or not earlier:
             return []
-        reason = misfit(self.first, machine)
-        if self.left_for_misfit is None:
-            self.left_for_misfit = reason is not None
-        if reason is not None or not self.left_for_misfit:
-            self._fits_since = None
+        candidates = earlier if self.trains else earlier[:1]
+        fitting = [c for c in candidates if misfit(c, machine, running=self.trains) is None]
+        if not self.told_why:
+            self.told_why = True
+            self.barred |= {choice.name for choice in fitting}
+        choice = next((choice for choice in fitting if choice.name not in self.barred), None)
+        if choice is None:
+            self._fits_since = self.returning = None
             return []
-        if self._fits_since is None:
-            self._fits_since = now
-            return [("device_found", "the machine holds the first choice again")]
-        self.first_fits = now - self._fits_since >= self.limits.stable_s
-        return []
+        known, self._fits_since = self._fits_since is not None, self._fits_since or now
+        if now - self._fits_since >= self.stable_s:
+            self.returning = choice
+        words = "the first choice" if choice.name == FIRST else choice.name
+        return [] if known else [("device_found", f"the machine holds {words} again")]
 
-    def returned(self) -> None:
-        """The first choice is taken again."""
-        self.first_fits, self._fits_since, self.left_for_misfit = False, None, None
+    def left(self, name: str, *, for_misfit: bool) -> None:
+        """A choice is left; for its devices, it is taken again when they are back."""
+        self.told_why = True
+        self._fits_since = self.returning = None
+        self.barred = self.barred - {name} if for_misfit else self.barred | {name}
 
 
 def _misfit(plan: LaunchPlan, options: Sequence[Choice], machine: Machine) -> str | None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-
-from .sections import Fields
 
 GIB = 1 << 30
 # Of what is free now, what a lower share may claim: others take some until the engine looks.
@@ -29,7 +27,7 @@ class Claim:
     ``programs_bytes``: what the engine's own processes hold before it looks.
     """
 
-    share: float
+    share: float = field(metadata={"high": 1.0})
     size_bytes: int | None = None
     size_gib_variable: str = ""
     programs_bytes: int = 0
@@ -61,26 +59,6 @@ class Refusal:
 
     detail: str
     hint: str
-
-
-def read_claim(fields: Fields) -> Claim | None:
-    """The optional object ``claim`` of a launch's needs.
-
-    Raises:
-        InputError: for a share that is not above 0 and at most 1.
-    """
-    if fields.data.get("claim") is None:
-        return None
-    claim = fields.child("claim")
-    share = claim.optional_number("share")
-    if share is None or share > 1:
-        raise claim.fail("share", "a number above 0 and at most 1")
-    return Claim(
-        share,
-        claim.optional_integer("size_bytes"),
-        claim.optional_text("size_gib_variable") or "",
-        claim.optional_integer("programs_bytes") or 0,
-    )
 
 
 def refused(claim: Claim, memory: Memory, used_bytes: int, *, exact: bool) -> Refusal | None:

@@ -8,6 +8,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,26 +144,31 @@ def stream_completion(
     Raises:
         RequestError: with the server's message.
     """
-    body = json.dumps(request_body(endpoint.api, prompt, max_tokens)).encode()
+    body = request_body(endpoint.api, prompt, max_tokens)
+    started = clock()
+    with _answering(endpoint, body, {"Accept": "text/event-stream"}) as response:
+        return _Stream(started, clock).read(response)
+
+
+@contextmanager
+def _answering(
+    endpoint: Endpoint, body: dict[str, Any], headers: Mapping[str, str]
+) -> Iterator[http.client.HTTPResponse]:
+    """Ask a server, and hold the connection while its answer is read.
+
+    Raises:
+        RequestError: with the server's message, or why there is no answer.
+    """
     connection = http.client.HTTPConnection(
         endpoint.host, endpoint.port, timeout=endpoint.timeout_s
     )
-    started = clock()
+    sent = {"Content-Type": "application/json", **headers, **api_headers(endpoint.api)}
     try:
-        connection.request(
-            "POST",
-            endpoint.api.path,
-            body,
-            {
-                "Content-Type": "application/json",
-                "Accept": "text/event-stream",
-                **api_headers(endpoint.api),
-            },
-        )
+        connection.request("POST", endpoint.api.path, json.dumps(body).encode(), sent)
         response = connection.getresponse()
         if response.status != 200:
             raise refusal(endpoint.api, response.status, said_by(response.read(4096)))
-        return _Stream(started, clock).read(response)
+        yield response
     except (OSError, http.client.HTTPException) as error:
         raise RequestError(f"{type(error).__name__}: {error}") from None
     finally:
@@ -308,24 +314,10 @@ def send_pooled_request(
     if ways is None:
         raise RequestError(f"{endpoint.api.path} answers no vectors and no scores")
     asks, reads = ways
-    body = json.dumps(asks(endpoint.api, text)).encode()
-    connection = http.client.HTTPConnection(
-        endpoint.host, endpoint.port, timeout=endpoint.timeout_s
-    )
     started = clock()
-    try:
-        headers = {"Content-Type": "application/json", **api_headers(endpoint.api)}
-        connection.request("POST", endpoint.api.path, body, headers)
-        response = connection.getresponse()
-        content = response.read()
-        done = clock()
-        if response.status != 200:
-            raise refusal(endpoint.api, response.status, said_by(content[:4096]))
-        tokens = response.getheader("x-compute-tokens")
-    except (OSError, http.client.HTTPException) as error:
-        raise RequestError(f"{type(error).__name__}: {error}") from None
-    finally:
-        connection.close()
+    with _answering(endpoint, asks(endpoint.api, text), {}) as response:
+        content, tokens = response.read(), response.getheader("x-compute-tokens")
+    done = clock()
     try:
         count, counted = reads(json.loads(content))
     except (ValueError, LookupError, TypeError, AttributeError):

@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from . import compress, events, keep, keeping, report, runs, state, supervisor
+from . import (
+    compress,
+    events,
+    keeper_process,
+    report,
+    runs,
+    state,
+    supervision,
+    supervisor,
+)
 from .bench import Options, measure_serving
-from .choices import Attempts
 from .errors import InputError, LauncherError
 from .files import refuse_odd_run
+from .keeper import Log
+from .metrics import metrics_file
 from .plan import LaunchPlan
-from .preflight import Preflight, preflight
+from .preflight import preflight
 from .report import print_json
 from .request import Request
-from .running import (
+from .run_record import last_step, newest_checkpoint
+from .starts import (
     has_recorded_all,
     load_running_state,
     load_started_plan,
     not_applied,
-    passed_preflight,
-    require_files,
+    running_bundle,
+    start_bundle,
     stop_started,
     tell_copy,
 )
 from .state import State
 from .supervisor import Progress
+from .world import HERE
 
 
 def run_preflight(request: Request) -> int:
@@ -53,15 +64,15 @@ def run_up(request: Request) -> int:
         plan, current, already = _ensure_up(request, plan, progress)
         left_out = not_applied(request, parameters, current) if already else []
         if not request.foreground:
-            if not (request.no_keep or keeping.is_kept(plan.own, current)):
+            if not (request.no_keep or keeper_process.is_kept(plan.own, current)):
                 current = _keep_in_background(request, plan, progress)
                 plan = load_started_plan(plan, current)
             _show_up(request, plan, current, already, left_out)
             return 0
-        keeping.dismiss(current.keeper)
+        keeper_process.dismiss(current.keeper)
         with suppress(OSError):  # nobody reads it any more; the servers stay all the same
             _show_up(request, plan, current, already, left_out)
-        return keep.stay(request, plan, current, progress)
+        return supervision.stay(request, plan, current, progress)
     except KeyboardInterrupt:
         started = state.load_state(plan.own)
         if started is None:
@@ -77,20 +88,20 @@ def run_up(request: Request) -> int:
 def _ensure_up(
     request: Request, plan: LaunchPlan, progress: Progress
 ) -> tuple[LaunchPlan, State, bool]:
-    keep.dismiss_silent(plan.own, progress)
+    supervision.dismiss_silent(plan.own, progress)
     current = state.load_state(plan.own)
-    if keeping.is_kept(plan.own, current):
-        keep.revive(plan, current)
+    if keeper_process.is_kept(plan.own, current):
+        supervision.revive(plan, current)
         timeout_s = request.timeout or plan.startup_timeout_s
-        current = keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
+        current = supervision.wait_kept(plan, timeout_s=timeout_s, progress=progress)
         return load_started_plan(plan, current), current, True
     with state.exclusive(plan.own):
         current = load_running_state(plan)
         if current is None:
             orphaned = state.load_state(plan.own)
-            if orphaned is not None and keep.left_alone(orphaned) and not request.no_keep:
+            if orphaned is not None and supervision.left_alone(orphaned) and not request.no_keep:
                 return load_started_plan(plan, orphaned), orphaned, True
-            plan, current, _ = _start_serving(request, plan, progress)
+            plan, current, _ = start_bundle(request, plan, progress, HERE)
             return plan, current, False
         plan = load_started_plan(plan, current)
         if not current.ready:  # its launcher was killed while it waited
@@ -107,9 +118,9 @@ def _ensure_up(
 
 def _keep_in_background(request: Request, plan: LaunchPlan, progress: Progress) -> State:
     """Leave a keeper, which first brings back what of the servers is missing."""
-    keep.leave_keeper(request, plan)
+    supervision.leave_keeper(request, plan)
     timeout_s = request.timeout or plan.startup_timeout_s
-    return keep.wait_kept(plan, timeout_s=timeout_s, progress=progress)
+    return supervision.wait_kept(plan, timeout_s=timeout_s, progress=progress)
 
 
 def _show_up(
@@ -141,12 +152,10 @@ def _show_up(
 def run_keep_command(request: Request) -> int:
     """Be the keeper in the background of what `up` started; people do not call it."""
     plan = request.plan()
-    if plan.kind == "serving":
-        return keep.run_serving_keeper(request)
     current = state.load_state(plan.own)
     if current is None:
         raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
-    return runs.keep_run(request, load_started_plan(plan, current), current)
+    return supervision.stay(request, load_started_plan(plan, current), current, Log())
 
 
 def run_bench(request: Request) -> int:
@@ -162,22 +171,11 @@ def run_bench(request: Request) -> int:
         )
     progress = Progress()
     options = Options(request.requests, request.concurrency, request.duration_limit)
-    with ExitStack() as stack:
-        keep.dismiss_silent(plan.own, progress)
-        if keeping.is_kept(plan.own, state.load_state(plan.own)):
-            # What fails just now is the keeper's to restart.
-            keep.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
-        stack.enter_context(state.exclusive(plan.own))
-        current = load_running_state(plan)
-        if current is None:
-            refuse_odd_run(plan.run)
-            stack.callback(stop_started, plan, progress)
-            plan, current, checked = _start_serving(request, plan, progress)
-        else:
-            stack.close()  # others may stop what they started
-            plan = load_started_plan(plan, current)
-            checked = preflight(plan, own_ports=current.ports)
-            require_files(checked)
+    supervision.dismiss_silent(plan.own, progress)
+    if keeper_process.is_kept(plan.own, state.load_state(plan.own)):
+        # What fails just now is the keeper's to restart.
+        supervision.wait_kept(plan, timeout_s=plan.startup_timeout_s, progress=progress)
+    with running_bundle(request, plan, progress, stop=stop_started) as (plan, _, checked):
         measurement = measure_serving(plan, checked, options, progress)
     return request.show_measurement(plan, measurement, report.bench_text)
 
@@ -193,7 +191,7 @@ def run_status(request: Request) -> int:
         nothing: dict[str, Any] = {"state": "degraded" if strays else "down", "servers": []}
         if (origin := state.find_copied_state(plan.own)) is not None:
             nothing["copy_of"] = origin
-        print_json(nothing | keeping.described(plan, None) | keeping.remains(strays))
+        print_json(nothing | keeper_process.described(plan, None) | keeper_process.remains(strays))
         return 1
     plan = load_started_plan(plan, current)
     answering = {process.name for process in plan.answering}
@@ -222,10 +220,12 @@ def run_status(request: Request) -> int:
         "model": current.model,
         "choice": current.choice,
         "servers": servers,
-        **keeping.described(plan, current),
+        **keeper_process.described(plan, current),
     }
     print_json(
-        answer | ({"unrecorded": unrecorded} if unrecorded else {}) | keeping.remains(survivors)
+        answer
+        | ({"unrecorded": unrecorded} if unrecorded else {})
+        | keeper_process.remains(survivors)
     )
     return 0 if healthy else 1
 
@@ -237,21 +237,44 @@ def run_down(request: Request) -> int:
         plan = request.plan()
     except InputError as error:
         return _down_by_state(request, error, progress)
-    if plan.kind == "training":
-        return runs.end_run(request, plan)
     tell_copy(plan, progress)
-    current = state.load_state(plan.own)
+    current, trains = state.load_state(plan.own), plan.kind == "training"
+    if trains and current is not None and request.checkpoint and metrics_file(plan) is None:
+        raise LauncherError(
+            f"{plan.engine.name} cannot save a checkpoint on request.",
+            hint="Leave --checkpoint out; its last checkpoint remains.",
+        )
     if current is not None and current.here:
-        if request.drain is not None:
-            stopped = keep.drain(request, plan, current, progress)
-        keeping.dismiss(current.keeper)  # it may hold the lock while it restarts something
+        if request.drain is not None and not trains:
+            stopped = supervision.drain(request, plan, current, progress)
+        # It may hold the lock while it restarts something.
+        keeper_process.dismiss(current.keeper)
     with state.exclusive(plan.own):
         current = state.load_state(plan.own)
         if current:
-            events.append(plan.own, "stop")
+            if trains and request.checkpoint:
+                runs.end_with_checkpoint(plan, current, progress)
+            events.append(plan.own, "stop", **({"step": last_step(plan)} if trains else {}))
             stopped += supervisor.stop(plan.own, current, progress=progress)
         stopped += supervisor.stop_strays(plan, progress)
-    return _show_down(request, stopped)
+    return (
+        _show_ended_run(request, plan, current, stopped) if trains else _show_down(request, stopped)
+    )
+
+
+def _show_ended_run(
+    request: Request, plan: LaunchPlan, current: State | None, stopped: list[str]
+) -> int:
+    checkpoint = newest_checkpoint(plan)
+    data = {
+        "state": "down",
+        "stopped": [server.name for server in current.servers] if current else [],
+        "checkpoint": str(checkpoint[1]) if checkpoint else None,
+    }
+    ended = bool(stopped) or current is not None
+    text = f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
+    request.show(data, lambda: text)
+    return 0
 
 
 def _show_down(request: Request, stopped: list[str]) -> int:
@@ -280,34 +303,3 @@ def _down_by_state(request: Request, error: InputError, progress: Progress) -> i
 def _own_ports(plan: LaunchPlan) -> frozenset[int]:
     current = load_running_state(plan)
     return current.ports if current else frozenset()
-
-
-def _start_serving(
-    request: Request, plan: LaunchPlan, progress: Progress
-) -> tuple[LaunchPlan, State, Preflight]:
-    """Preflight, then start; a half-dead deployment is stopped first.
-
-    Where the machine holds less than planned, or a start fails for want of it, the next fallback
-    is taken, unless the request is strict or names its choice.
-    """
-    leftover = state.load_state(plan.own)
-    if leftover is not None:
-        supervisor.stop(plan.own, leftover, progress=progress)
-    supervisor.stop_strays(plan, progress)
-    fixed = request.strict or request.choice is not None
-    attempts = Attempts(plan, progress, strict=fixed)
-    began = time.monotonic()
-    for choice in attempts:
-        events.append(plan.own, "start", choice=choice.name)
-        with attempts.trying(choice):
-            result = passed_preflight(choice.plan, progress)
-            current = supervisor.start_processes(
-                choice.plan,
-                timeout_s=request.timeout or choice.plan.startup_timeout_s,
-                progress=progress,
-            )
-            spent = time.monotonic() - began
-            events.append(plan.own, "ready", choice=choice.name, after_s=round(spent, 3))
-            progress.say(f"ready after {spent:.1f} s")
-            return choice.plan, current, result
-    raise attempts.failure

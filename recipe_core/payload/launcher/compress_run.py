@@ -24,10 +24,12 @@ from .logs import open_log
 from .machine import Machine, detect_machine
 from .plan import LaunchPlan, is_model_path
 from .preflight import Check, Preflight, check_files
+from .procs import ask_program
 from .request import Request
-from .sections import RECORD, TOOLS, Fields, Making
+from .sections import RECORD, TOOLS, Making
 from .state import boot_id, find_copied_owner, owner_of
 from .supervisor import Progress
+from .typed_json import Fields
 
 _PROBE = """
 import importlib.util as u, json, shutil, sys
@@ -78,11 +80,9 @@ def checks_of(plan: LaunchPlan, making: Making, python: str) -> Preflight:
 
 def _check_tool(making: Making, python: str) -> Check:
     words = [python, "-c", _PROBE, making.module, *making.programs]
-    probe = subprocess.run(
-        words, capture_output=True, text=True, check=False, env=tool_environment(making, python)
-    )
+    _, output, _ = ask_program(words, env=tool_environment(making, python))
     try:
-        missing = json.loads(probe.stdout)
+        missing = json.loads(output)
     except ValueError:
         return Check("tool", "FAIL", f"{python} does not start", "Name another: --python PYTHON")
     if missing:
@@ -131,20 +131,15 @@ def fetch_base_model(model: str, python: str, making: Making, progress: Progress
             )
         return str(folder)
     progress.say(f"fetching {model}")
-    download = subprocess.run(
-        [python, "-c", _FETCH, model],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=tool_environment(making, python),
-    )
-    if download.returncode:
+    words = [python, "-c", _FETCH, model]
+    code, output, errors = ask_program(words, env=tool_environment(making, python))
+    if code != 0:
         raise StartError(
             f"{model} cannot be had from the hub.",
             hint="Name a folder that holds it: --model FOLDER",
-            detail=download.stderr[-2000:],
+            detail=errors[-2000:],
         )
-    return download.stdout.strip().splitlines()[-1]
+    return output.strip().splitlines()[-1]
 
 
 def tool_environment(making: Making, python: str) -> dict[str, str]:

@@ -2,26 +2,61 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from re import Match, Pattern
+from typing import Any
 
-from .causes import (
-    CRASHED,
-    ENDED,
-    EXCEPTION,
-    KILLED,
-    KNOWN,
-    SIGNALS,
-    SYMPTOMS,
-    TERMINATED,
-    UNKNOWN,
-    WORKER,
-    Cause,
-)
 from .files import plain_lines, tail
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause of ``causes.json``; ``patterns`` are searched for in every line of a log.
+
+    ``transient``: a start without any change may succeed. ``device``: an accelerator is lost or at
+    fault. ``exact``: the fix where a pattern's named groups matched, with their texts in it.
+    ``benign``: lines that look like it but are not. ``signals``: ends that mean it by themselves.
+    ``kernel``: the kernel's words, which count in the kernel's log too.
+    """
+
+    id: str
+    title: str
+    fix: str
+    patterns: tuple[Pattern[str], ...] = ()
+    transient: bool = False
+    device: bool = False
+    exact: str = ""
+    benign: tuple[Pattern[str], ...] = ()
+    signals: tuple[int, ...] = ()
+    kernel: tuple[Pattern[str], ...] = ()
+
+
+def _compile_all(patterns: Iterable[str]) -> tuple[Pattern[str], ...]:
+    return tuple(map(re.compile, patterns))
+
+
+def _parse_cause(data: dict[str, Any]) -> Cause:
+    compiled: dict[str, Any] = {
+        name: _compile_all(value) if name in ("patterns", "benign", "kernel") else value
+        for name, value in data.items()
+        if name != "benign_because"
+    }
+    return Cause(**compiled)
+
+
+_DATA = json.loads(Path(__file__).with_name("causes.json").read_text(encoding="utf-8"))
+# All that logs show, the deepest causes first.
+KNOWN = tuple(map(_parse_cause, _DATA["known"]))
+# What an end means where no log shows a cause.
+_ENDS = {cause.id: cause for cause in map(_parse_cause, _DATA["ends"])}
+# What says that a part of an engine ended, without saying why.
+_SYMPTOMS = _compile_all(_DATA["symptoms"])
+# Ends by signal, for people.
+_SIGNALS: dict[int, str] = {int(number): words for number, words in _DATA["signals"].items()}
 
 # Of a log, what is searched for the beginning of a failure.
 LOG_BYTES = 1 << 20
@@ -130,7 +165,7 @@ def diagnose(
     cause, matches = _match_known_cause(log, kernels)
     if cause is None or (cause.id == "network" and number == 9):
         # Ranks also lose each other because one of them was killed.
-        cause, matches = _by_end(log, number, exit_code) or (cause or UNKNOWN, matches)
+        cause, matches = _by_end(log, number, exit_code) or (cause or _ENDS["unknown"], matches)
     hopeless = ready is False and cause.id in _MEMORY
     return Diagnosis(
         cause=cause.id,
@@ -165,18 +200,18 @@ _Matches = list[tuple[str, Match[str] | None]]
 def _match_known_cause(log: Sequence[str], kernel: Sequence[str]) -> tuple[Cause | None, _Matches]:
     for cause in KNOWN:
         matches = list(_matching(log, (*cause.patterns, *cause.kernel), cause.benign))
-        matches += _matching(kernel, cause.kernel, None)
+        matches += _matching(kernel, cause.kernel)
         if matches:
             return cause, matches
     return None, []
 
 
 def _matching(
-    lines: Iterable[str], patterns: Sequence[Pattern[str]], benign: Pattern[str] | None
+    lines: Iterable[str], patterns: Sequence[Pattern[str]], benign: Sequence[Pattern[str]] = ()
 ) -> Iterator[tuple[str, Match[str] | None]]:
     for line in lines:
         text = line[:_SEARCHED]
-        if _HARMLESS.search(text[:80]) or (benign is not None and benign.search(text)):
+        if _HARMLESS.search(text[:80]) or any(pattern.search(text) for pattern in benign):
             continue
         match = next((match for pattern in patterns if (match := pattern.search(text))), None)
         if match:
@@ -190,17 +225,18 @@ def _by_end(
     for cause in KNOWN:
         if number in cause.signals:
             return cause, _pair_without_match(_last(log))
-    symptoms: _Matches = list(_matching(log, SYMPTOMS, None))
+    symptoms: _Matches = list(_matching(log, _SYMPTOMS))
     errors = _pair_without_match(_exceptions(log))
+    name, matches = "", _pair_without_match(_last(log))
     if number == 9:
-        return KILLED, _pair_without_match(_last(log))
-    if errors:
-        return (WORKER if symptoms else EXCEPTION), errors
-    if symptoms:
-        return WORKER, symptoms
-    if number is not None:
-        return (TERMINATED if number == 15 else CRASHED), _pair_without_match(_last(log))
-    return (ENDED, _pair_without_match(_last(log))) if exit_code == 0 else None
+        name = "killed"
+    elif errors or symptoms:
+        name, matches = "worker-died" if symptoms else "exception", errors or symptoms
+    elif number is not None:
+        name = "terminated" if number == 15 else "crashed"
+    elif exit_code == 0:
+        name = "ended"
+    return (_ENDS[name], matches) if name else None
 
 
 def _pair_without_match(lines: Iterable[str]) -> _Matches:
@@ -216,14 +252,14 @@ def _exceptions(log: Sequence[str]) -> list[str]:
         and (_EXCEPTION.search(line[:_SEARCHED]) or _EXCEPTION_ALONE.search(line[:_SEARCHED]))
     ]
     causes = [
-        line for line in exception_lines if not any(symptom.search(line) for symptom in SYMPTOMS)
+        line for line in exception_lines if not any(symptom.search(line) for symptom in _SYMPTOMS)
     ]
     return causes or exception_lines
 
 
 def _cause_title(cause: Cause, number: int | None) -> str:
-    if cause is CRASHED and number is not None:
-        return SIGNALS.get(number, f"it ended by signal {number}")
+    if cause is _ENDS["crashed"] and number is not None:
+        return _SIGNALS.get(number, f"it ended by signal {number}")
     return cause.title
 
 

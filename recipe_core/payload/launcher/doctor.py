@@ -13,7 +13,7 @@ from typing import Any
 
 from .errors import InputError, file_error
 from .evidence import Patient, Piece, collect
-from .files import json_text
+from .files import file_anew, json_text
 from .redact import Redactor
 from .request import Request
 
@@ -96,13 +96,11 @@ def _write_archive(path: Path, pieces: list[Piece]) -> None:
     Raises:
         LauncherError: where it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     folder = path.name.removesuffix(_SUFFIX).removesuffix(".tgz")
     now = int(time.time())
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with (
-            os.fdopen(descriptor, "wb") as file,
+            file_anew(path, 0o600) as file,
             tarfile.open(fileobj=file, mode="w:gz") as archive,
         ):
             for piece in pieces:
@@ -110,12 +108,5 @@ def _write_archive(path: Path, pieces: list[Piece]) -> None:
                 member = tarfile.TarInfo(f"{folder}/{piece.name}")
                 member.size, member.mtime, member.mode = len(content), now, 0o600
                 archive.addfile(member, io.BytesIO(content))
-        temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise file_error(error, path) from None
-    except BaseException:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise

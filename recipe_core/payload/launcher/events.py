@@ -18,27 +18,6 @@ from .files import make_run, open_plain, read_file_end
 
 NAME = "events.jsonl"
 OLDER = f"{NAME}.1"
-# Kinds of a serving bundle; a training run has more.
-KINDS = (
-    "start",
-    "ready",
-    "stop",
-    "died",
-    "hung",
-    "slow",
-    "killed",
-    "device_lost",
-    "device_found",
-    "restart",
-    "fallback",
-    "first_choice",
-    "gave_up",
-    "drain",
-    "drained",
-    "keeper_start",
-    "keeper_stop",
-    "refused",
-)
 # From this size on the file is moved aside, once: the two hold thousands of events.
 LIMIT_BYTES = 1 << 20
 _READ_BYTES = 4 * LIMIT_BYTES

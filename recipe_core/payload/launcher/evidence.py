@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import platform
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +24,8 @@ from .logs import log_files, named_log_path
 from .machine import detect_machine
 from .plan import LaunchPlan, is_model_path
 from .preflight import check_files, preflight
+from .procs import ask_program
+from .world import HERE
 
 # Of each log: its end.
 LOG_BYTES = 1 << 20
@@ -108,7 +108,7 @@ def collect(patient: Patient, problems: list[str]) -> Iterator[Piece]:
                     problems.append(f"{piece.name}: the report is full")
                     continue
                 yield piece
-        except (LauncherError, OSError, ValueError, subprocess.SubprocessError) as error:
+        except (LauncherError, OSError, ValueError) as error:
             words = error.message if isinstance(error, LauncherError) else repr(error)
             problems.append(f"{collector.__name__.removeprefix('_collect_')}: {words}")
 
@@ -197,21 +197,17 @@ def _collect_figures(patient: Patient) -> Iterator[Piece]:
     path = exposition.PATHS.get(plan.engine.name, "/metrics")
     for server in current.servers:
         if server.name in answering and server.alive:
-            text = _fetch_metrics_text(plan, server.port, path)
-            if text:
-                yield Piece(f"metrics/{server.name}.txt", text)
-
-
-def _fetch_metrics_text(plan: LaunchPlan, port: int, path: str) -> str:
-    connection = http.client.HTTPConnection(plan.client_host, port, timeout=_ANSWER_S)
-    try:
-        connection.request("GET", path, headers=api_headers(plan.api))
-        answer = connection.getresponse()
-        return answer.read(LOG_BYTES).decode("utf-8", errors="replace")
-    except (OSError, http.client.HTTPException) as error:
-        return f"no answer: {error!r}\n"
-    finally:
-        connection.close()
+            status, text = HERE.ask(
+                plan.client_host,
+                server.port,
+                path,
+                headers=api_headers(plan.api),
+                timeout_s=_ANSWER_S,
+                most_bytes=LOG_BYTES,
+            )
+            words = "no answer\n" if status is None else text.decode("utf-8", errors="replace")
+            if words:
+                yield Piece(f"metrics/{server.name}.txt", words)
 
 
 def _collect_versions(patient: Patient) -> Iterator[Piece]:
@@ -300,19 +296,10 @@ def _collect_kernel(_: Patient) -> Iterator[Piece]:
 
 def _run_evidence_tool(argv: list[str], *, failed: bool = False) -> str:
     """A program's output; of one that fails only where ``failed`` ones are wanted, too."""
-    try:
-        done = subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TOOL_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{error}\n" if failed else ""
-    if done.returncode and not failed:
+    code, output, errors = ask_program(argv, timeout_s=_TOOL_S)
+    if code and not failed:
         return ""
-    ending = f"exit code {done.returncode}\n{done.stderr}" if done.returncode else ""
-    return done.stdout[:LOG_BYTES] + ending[:LOG_BYTES]
+    if code is None:
+        return f"{errors}\n" if failed else ""
+    ending = f"exit code {code}\n{errors}" if code else ""
+    return output[:LOG_BYTES] + ending[:LOG_BYTES]

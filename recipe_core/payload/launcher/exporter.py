@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
+from typing import TYPE_CHECKING
 
-from . import decide, heartbeat
+from . import heartbeat
 from .errors import LauncherError
-from .health import sum_given_values
-from .kept import Kept
+from .health import sum_given_values, tpot_s
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
 
 # How long a client may take for its request line; a supervisor has no time to lose.
 _TIMEOUT_S = 5.0
@@ -193,10 +196,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class Teller:
-    """Tells about ``kept``; ``port``: of its pages on the loopback, None for none."""
+    """Tells about a keeper; ``port``: of its pages on the loopback, None for none."""
 
-    def __init__(self, deployment: Kept, port: int | None) -> None:
-        self.kept, self.metrics_port = deployment, port
+    def __init__(self, keeper: Keeper, port: int | None) -> None:
+        self.keeper, self.metrics_port = keeper, port
         self.tokens: dict[int, tuple[float, float]] = {}  # before its restart, and by its counter
         self._exporter: Exporter | None = None
         self._exports_at = 0.0
@@ -206,45 +209,45 @@ class Teller:
             self._exporter.close()
 
     def count(self) -> None:
-        for group, observation in self.kept.look.observations.items():
+        for group, observation in self.keeper.probe.look.observations.items():
             if observation.tokens is not None:
                 before, last = self.tokens.get(group, (0.0, 0.0))
                 before += last if observation.tokens < last else 0.0
                 self.tokens[group] = before, observation.tokens
 
     def tell(self) -> None:
-        heartbeat.notify_status(self.kept.summary())
+        heartbeat.notify_status(self.keeper.summary())
 
     def export(self) -> None:
         """Serve ``/healthz`` and ``/metrics``; where the port is taken, try again later."""
-        now = self.kept.clock.monotonic()
+        now = self.keeper.clock.monotonic()
         if self._exporter is not None or self.metrics_port is None or now < self._exports_at:
             return
         try:
             self._exporter = Exporter("127.0.0.1", self.metrics_port, self.snapshot)
         except LauncherError as error:
             if not self._exports_at:
-                self.kept.progress.say(str(error))
-            self._exports_at = now + 30 * self.kept.limits.poll_s
+                self.keeper.progress.say(str(error))
+            self._exports_at = now + 30 * self.keeper.limits.poll_s
 
     def snapshot(self) -> Snapshot:
         """What the exporter shows."""
-        look, tracks = self.kept.look, self.kept.all_tracks()
+        look, tracks = self.keeper.probe.look, self.keeper.all_tracks()
         figures = list(look.figures.values())
-        paces = [pace for track in tracks if (pace := decide.tpot_s(track)) is not None]
-        serves = self.kept.serves()
-        down = "" if serves else f"not serving: {self.kept.summary()}"
+        paces = [pace for track in tracks if (pace := tpot_s(track)) is not None]
+        serves = self.keeper.serves()
+        down = "" if serves else f"not serving: {self.keeper.summary()}"
         return Snapshot(
-            up=serves and not self.kept.refusing,
-            reason=self.kept.refusing or down,
-            name=self.kept.plan.name,
-            choice=self.kept.plan.choice,
-            restarts=dict(self.kept.causes),
-            servers={p.name: look.healthy.get(p.name, False) for p in self.kept.plan.answering},
+            up=serves and not self.keeper.refusing,
+            reason=self.keeper.refusing or down,
+            name=self.keeper.plan.name,
+            choice=self.keeper.plan.choice,
+            restarts=dict(self.keeper.causes),
+            servers={p.name: look.healthy.get(p.name, False) for p in self.keeper.plan.answering},
             tokens=sum(map(sum, self.tokens.values())) if self.tokens else None,
             running=sum_given_values([server.running for server in figures]),
             waiting=sum_given_values([server.waiting for server in figures]),
             cache_usage=max((f.cache_usage for f in figures if f.cache_usage), default=None),
             tpot_s=max(paces, default=None),
-            predicted_tpot_s=self.kept.target.tpot_s,
+            predicted_tpot_s=self.keeper.probe.target.tpot_s,
         )

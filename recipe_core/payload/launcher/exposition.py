@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 # Text beyond this is not read: the largest engines write a tenth of it.
 MAX_CHARS = 8 << 20
@@ -76,78 +78,12 @@ class Figures:
     cache_usage: float | None = None
     tpot_sum_s: float | None = None
     tpot_count: float | None = None
-    ttft_sum_s: float | None = None
-    ttft_count: float | None = None
-
-    @property
-    def published(self) -> bool:
-        return any(getattr(self, name) is not None for name in self.__slots__)
 
 
-# Names by engine, the first that is there counts: vLLM (docs/usage/metrics), SGLang
-# (srt/observability and srt/metrics), TensorRT-LLM (metrics/collector.py; the gauges of requests
-# came after 1.2, then without the prefix), TGI (router/src/server.rs), llama.cpp (tools/server) and
-# Dynamo's frontend (its metrics catalog). The older names are of releases before.
-_GENERATION = (
-    "vllm:generation_tokens_total",
-    "sglang:generation_tokens_total",
-    "trtllm_generation_tokens_total",
-    "tgi_request_generated_tokens_sum",
-    "llamacpp:tokens_predicted_total",
-    "dynamo_frontend_output_sequence_tokens_sum",
+# Names of metrics by what they tell; of each the first that is there counts.
+_NAMES: dict[str, list[str]] = json.loads(
+    Path(__file__).with_name("engine_metrics.json").read_text(encoding="utf-8")
 )
-_PROMPT = (
-    "vllm:prompt_tokens_total",
-    "sglang:prompt_tokens_total",
-    "trtllm_prompt_tokens_total",
-    "tgi_request_input_length_sum",
-    "llamacpp:prompt_tokens_total",
-    "dynamo_frontend_input_sequence_tokens_sum",
-)
-_RUNNING = (
-    "vllm:num_requests_running",
-    "sglang:num_running_reqs",
-    "trtllm_num_requests_running",
-    "num_requests_running",
-    "tgi_batch_current_size",
-    "llamacpp:requests_processing",
-    "dynamo_frontend_inflight_requests",
-)
-_WAITING = (
-    "vllm:num_requests_waiting",
-    "sglang:num_queue_reqs",
-    "trtllm_num_requests_waiting",
-    "num_requests_waiting",
-    "tgi_queue_size",
-    "llamacpp:requests_deferred",
-    "dynamo_frontend_queued_requests",
-)
-_CACHE = (
-    "vllm:kv_cache_usage_perc",
-    "vllm:gpu_cache_usage_perc",
-    "sglang:token_usage",
-    "trtllm_kv_cache_utilization",
-    "llamacpp:kv_cache_usage_ratio",
-)
-_ITL = (
-    "vllm:inter_token_latency_seconds",
-    "sglang:inter_token_latency_seconds",
-    "dynamo_frontend_inter_token_latency_seconds",
-)
-_TPOT = (
-    "vllm:request_time_per_output_token_seconds",
-    "vllm:time_per_output_token_seconds",
-    "sglang:time_per_output_token_seconds",
-    "trtllm_time_per_output_token_seconds",
-    "tgi_request_mean_time_per_token_duration",
-)
-_TTFT = (
-    "vllm:time_to_first_token_seconds",
-    "sglang:time_to_first_token_seconds",
-    "trtllm_time_to_first_token_seconds",
-    "dynamo_frontend_time_to_first_token_seconds",
-)
-_SPECULATION = ("vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_drafts")
 _RANKS = ("pp_rank", "tp_rank", "moe_ep_rank")
 
 
@@ -155,15 +91,13 @@ def engine_figures(text: str) -> Figures:
     samples = parse_exposition(text)
     tpot_sum, tpot_count = _sum_token_times(samples)
     return Figures(
-        generation_tokens=_sum_first_metric(samples, _GENERATION),
-        prompt_tokens=_sum_first_metric(samples, _PROMPT),
-        running=_sum_first_metric(samples, _RUNNING),
-        waiting=_sum_first_metric(samples, _WAITING),
-        cache_usage=_max_first_metric(samples, _CACHE),
+        generation_tokens=_sum_first_metric(samples, _NAMES["generation"]),
+        prompt_tokens=_sum_first_metric(samples, _NAMES["prompt"]),
+        running=_sum_first_metric(samples, _NAMES["running"]),
+        waiting=_sum_first_metric(samples, _NAMES["waiting"]),
+        cache_usage=_max_first_metric(samples, _NAMES["cache"]),
         tpot_sum_s=tpot_sum,
         tpot_count=tpot_count,
-        ttft_sum_s=_sum_first_metric(samples, _add_name_suffix(_TTFT, "sum")),
-        ttft_count=_sum_first_metric(samples, _add_name_suffix(_TTFT, "count")),
     )
 
 
@@ -173,9 +107,9 @@ def _sum_token_times(samples: dict[str, list[Sample]]) -> tuple[float | None, fl
     The former counts every token as it comes; the latter knows of a request only at its end. With
     speculative decoding vLLM counts the former by step, which has several tokens.
     """
-    names = (*_ITL, *_TPOT)
-    if any(name in samples for name in _SPECULATION):
-        names = (*_TPOT, *_ITL)
+    names = (*_NAMES["itl"], *_NAMES["tpot"])
+    if any(name in samples for name in _NAMES["speculation"]):
+        names = (*_NAMES["tpot"], *_NAMES["itl"])
     total = _sum_first_metric(samples, _add_name_suffix(names, "sum"))
     if total is not None:
         return total, _sum_first_metric(samples, _add_name_suffix(names, "count"))

@@ -8,10 +8,11 @@ import json
 import os
 import re
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any
 
 from .errors import InputError, LauncherError, file_error
 
@@ -236,21 +237,38 @@ def write_json(path: Path, data: object) -> None:
     Raises:
         LauncherError: where it cannot be written; what was there before stays.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    text = json_text(data) + "\n"
     try:
         if not path.parent.is_dir():
             make_durable_folder(path.parent, parents=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json_text(data) + "\n")
+        with file_anew(path) as file:
+            file.write(text.encode())
+    except OSError as error:
+        raise file_error(error, path) from None
+
+
+@contextmanager
+def file_anew(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
+    """A file that takes its place once it is whole, through a temporary one in the same folder.
+
+    Then it outlasts a loss of power: the disk has its bytes and its name. Where anything fails,
+    nothing of it stays, and what was there before does.
+
+    Raises:
+        OSError: where it cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE
+    try:
+        with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
         sync_plain_folder(path.parent)
-    except BaseException as error:
+    except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise file_error(error, path) from None
         raise
 
 

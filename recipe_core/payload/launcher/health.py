@@ -1,31 +1,30 @@
-"""What a running group shows now: its processes, its figures, and whether it generates if idle.
-
-Health is answered by the process that takes requests. Where the one that computes hangs, requests
-wait for ever while health, and the figures that the other published last, look well. Nothing is
-asked of a server that has requests: its count of tokens shows whether it goes on. Pools are not
-asked: one alone answers nothing.
-"""
+"""What running groups of servers show: processes, figures, hangs, slowness."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from . import exposition
-from .client import api_headers, pooled_request_body, request_body
-from .decide import MISSES, Seen, Target
+from .client import api_headers
 from .errors import LauncherError
 from .exposition import Figures
 from .files import read_object
 from .metrics import expected_bands, predictions
 from .plan import LaunchPlan, Process
-from .sections import Api
+from .sections import Supervision
 from .state import Server
-from .world import HERE, Answer, World
+from .tracks import Kind, Pace, Phase, Track, Trouble, forget_failures
+from .world import HERE, World
 
+# Looks in a row that must show a hang: one late answer on a busy machine is none, and neither is
+# the first look after the machine slept.
+MISSES = 3
+# A prompt may take this many times the recipe's time to first token before it counts as stuck.
+_ROUNDS = 3.0
+# Measured times per token below which a window says nothing.
+_ENOUGH = 3.0
 # How long a server may take for its health or its figures.
 ANSWER_S = 2.0
 _MOST_BYTES = 8 << 20
@@ -184,122 +183,163 @@ def _count_replicas(plan: LaunchPlan) -> int:
     return max(1, names.count("decode") or names.count("server"))
 
 
-# Of the time that counts as a hang, how long after a sign of generating an idle server is asked;
-# the rest is how long its answer may take.
-SHARE = 0.25
-_WORD = "Hi"
-_OUR_FAULT = range(400, 500)
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a group.
 
-
-@dataclass(slots=True)
-class _Server:
-    """What is remembered of one start of a server: when it last generated, what it was asked.
-
-    ``proven``: it has generated since it started. ``since``: when it was asked what it has not
-    answered yet. ``refuses``: it does not take the question.
+    ``ended``: names of processes that do not run, ``codes`` their exit codes where known (below 0
+    the signal). ``out_of_memory``: the kernel killed for want of memory since the last look.
+    ``answers``: every process with an address answered its health path; None where none was asked
+    this time. Figures are None where the
+    engine publishes none. ``unanswered_s``: for how long an idle server has not answered a request
+    for one token, 0 while that may take so long.
     """
 
-    identity: tuple[int, int]
-    at: float
+    ended: tuple[str, ...] = ()
+    codes: tuple[int | None, ...] = ()
+    out_of_memory: bool = False
+    answers: bool | None = True
     tokens: float | None = None
-    proven: bool = False
-    since: float | None = None
-    question: Answer | None = None
-    refuses: bool = False
+    running: float | None = None
+    waiting: float | None = None
+    tpot_sum_s: float | None = None
+    tpot_count: float | None = None
+    unanswered_s: float = 0.0
 
 
-class Prober:
-    """Asks the servers of one keeper; ``told`` is called with why one cannot be asked."""
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the recipe expects of one group; None where it does not say.
 
-    def __init__(self, report: Callable[[str], object], *, world: World = HERE) -> None:
-        self.world, self._told = world, report
-        self._servers: dict[str, _Server] = {}
+    ``tpot_most_s``: the upper end of the band of times per token, at up to ``load_most`` requests
+    at once. ``tpot_s`` and ``first_token_s``: time per token and to the first, as planned.
+    """
 
-    def unanswered_s(
-        self,
-        plan: LaunchPlan,
-        process: Process,
-        identity: tuple[int, int],
-        figures: Figures | None,
-        *,
-        hang_s: float,
-        pause_s: float,
-    ) -> float:
-        """For how many seconds longer than it may an idle server has not answered; 0 for none.
-
-        With looks ``pause_s`` apart it is told before ``hang_s`` is over. A server that publishes
-        nothing may load its model at the first request, so that may take as long as a start.
-        """
-        now, server = self.world.clock.monotonic(), self._server(process, identity)
-        self._collect(process, server, now)
-        tokens = _sum_published_tokens(figures)
-        if tokens is not None and tokens != server.tokens:
-            server.at, server.since, server.proven = now, None, server.tokens is not None
-            server.tokens = tokens
-        if server.question is None and server.since is None and self._is_busy(process, figures):
-            server.at = now
-        waits = server.refuses or server.question is not None or now - server.at < SHARE * hang_s
-        if not waits and process.role == "server":
-            server.since = server.since or now
-            server.question = self._ask(plan, process, hang_s)
-        if server.since is None:
-            return 0.0
-        loads = not server.proven and figures is None
-        # The question may be a look late, and a hang has to show in several looks.
-        patience = plan.startup_timeout_s if loads else (1 - SHARE) * hang_s - MISSES * pause_s
-        spent = now - server.since
-        return spent if spent >= patience else 0.0
-
-    def _server(self, process: Process, identity: tuple[int, int]) -> _Server:
-        server = self._servers.get(process.name)
-        if server is None or server.identity != identity:
-            server = _Server(identity, self.world.clock.monotonic())
-            self._servers[process.name] = server
-        return server
-
-    def _collect(self, process: Process, server: _Server, now: float) -> None:
-        """Note an answer that has come: with 200 it has generated, with 4xx it never will be."""
-        if server.question is None or not server.question.done():
-            return
-        status, _ = server.question.result()
-        server.question = None
-        if status == 200:
-            server.at, server.since, server.proven = now, None, True
-        elif status in _OUR_FAULT:
-            server.refuses, server.since = True, None
-            self._told(f"{process.name} is not asked for tokens when idle: HTTP {status}")
-
-    def _is_busy(self, process: Process, figures: Figures | None) -> bool:
-        """Whether it has requests; of one that publishes none, whether anybody is connected."""
-        if figures is not None and figures.running is not None:
-            return bool(figures.running or figures.waiting)
-        return bool(self.world.connections([process.port]))
-
-    def _ask(self, plan: LaunchPlan, process: Process, timeout_s: float) -> Answer:
-        return self.world.ask_later(
-            plan.client_host,
-            process.port,
-            plan.api.path,
-            method="POST",
-            body=question(plan.api),
-            headers=api_headers(plan.api, os.environ),
-            timeout_s=timeout_s,
-            most_bytes=1,
-        )
+    tpot_most_s: float | None = None
+    load_most: float | None = None
+    first_token_s: float | None = None
+    tpot_s: float | None = None
 
 
-def question(api: Api) -> dict[str, Any]:
-    """A request for one token, or for a vector or score of one word, answered as a whole."""
-    pooled = pooled_request_body(api, _WORD)
-    if pooled is not None:
-        return pooled
-    body = request_body(api, _WORD, 1) | {"stream": False}
-    body.pop("stream_options", None)
-    return body
+def track_serving_group(now: float, before: Track | None = None) -> Track:
+    """A group that answers from now on."""
+    track = before or Track(Phase.SERVING, now)
+    return replace(
+        track,
+        phase=Phase.SERVING,
+        proven=True,
+        since=now,
+        until=float("inf"),
+        answered_at=now,
+        moved_at=now,
+        missed=0,
+        stuck=0,
+        silent=0,
+        tokens=None,
+        paces=(),
+        told_slow=False,
+    )
 
 
-def _sum_published_tokens(figures: Figures | None) -> float | None:
-    """Tokens generated and read so far; None where it publishes neither."""
-    if figures is None:
-        return None
-    return sum_given_values((figures.generation_tokens, figures.prompt_tokens))
+def judge_group(
+    track: Track, observation: Seen, now: float, limits: Supervision, target: Target
+) -> tuple[Track, Trouble | None]:
+    """The track after a look, and the trouble that the look shows."""
+    if track.phase in (Phase.RESTING, Phase.PARKED):
+        return track, None
+    if observation.ended:
+        return track, _death(observation)
+    if observation.answers is None:
+        return track, None
+    if track.phase is Phase.STARTING:
+        if observation.answers:
+            return track_serving_group(now, track), None
+        if now >= track.until:
+            return track, Trouble(Kind.LATE, f"not ready after {now - track.since:.0f} s")
+        return track, None
+    track = _with_answer(forget_failures(track, now, limits), observation, now)
+    if track.phase is Phase.DRAINING:
+        return track, None
+    if track.missed >= MISSES and now - track.answered_at >= limits.hang_s:
+        return track, Trouble(Kind.HUNG, f"no answer for {now - track.answered_at:.0f} s")
+    patience = max(limits.hang_s, _ROUNDS * (target.first_token_s or 0.0))
+    if track.stuck >= MISSES and now - track.moved_at >= patience:
+        requests = (observation.running or 0.0) + (observation.waiting or 0.0)
+        count = f"{requests:.0f} requests" if requests != 1 else "1 request"
+        return track, Trouble(Kind.HUNG, f"{count}, no new token for {now - track.moved_at:.0f} s")
+    if track.silent >= MISSES - 1:
+        return track, Trouble(Kind.HUNG, f"idle, and no token for {observation.unanswered_s:.0f} s")
+    return _with_pace(track, observation, now, limits, target)
+
+
+def _death(observation: Seen) -> Trouble:
+    ends = ", ".join(
+        f"{name} {_how(code)}"
+        for name, code in zip(observation.ended, observation.codes, strict=True)
+    )
+    if observation.out_of_memory:
+        return Trouble(Kind.KILLED, f"{ends}; the kernel killed for want of memory")
+    return Trouble(Kind.DIED, ends)
+
+
+def _how(code: int | None) -> str:
+    if code is None:
+        return "ended"
+    return f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+
+def _with_answer(track: Track, observation: Seen, now: float) -> Track:
+    """What health and the engine's count of tokens say."""
+    if observation.answers:
+        track = replace(track, answered_at=now, missed=0)
+    else:
+        track = replace(track, missed=track.missed + 1)
+    track = replace(track, silent=track.silent + 1 if observation.unanswered_s else 0)
+    if observation.running is None or observation.tokens is None:  # not known now
+        return replace(track, moved_at=now, stuck=0) if observation.answers else track
+    if not (observation.running or observation.waiting) or observation.tokens != track.tokens:
+        return replace(track, tokens=observation.tokens, moved_at=now, stuck=0)
+    return replace(track, stuck=track.stuck + 1)
+
+
+def _with_pace(
+    track: Track, observation: Seen, now: float, limits: Supervision, target: Target
+) -> tuple[Track, Trouble | None]:
+    """The mean time per token over the last ``slow_s``, at loads that were planned for."""
+    if (
+        target.tpot_most_s is None
+        or observation.tpot_sum_s is None
+        or observation.tpot_count is None
+    ):
+        return track, None
+    load = (observation.running or 0.0) + (observation.waiting or 0.0)
+    overloaded = target.load_most is not None and load > target.load_most
+    newest = Pace(now, observation.tpot_sum_s, observation.tpot_count)
+    if overloaded or (track.paces and newest.count < track.paces[-1].count):
+        return replace(track, paces=()), None  # more than planned, or its counters began anew
+    paces = (*track.paces, newest)
+    while len(paces) > 1 and now - paces[1].at >= limits.slow_s:
+        paces = paces[1:]
+    track = replace(track, paces=paces)
+    measured = _tpot_s(paces)
+    if now - paces[0].at < limits.slow_s or measured is None:
+        return track, None
+    if measured <= target.tpot_most_s:
+        return replace(track, slow_before=False, told_slow=False), None
+    if track.told_slow:
+        return track, None
+    reason = (
+        f"{measured * 1e3:.1f} ms per token over {now - paces[0].at:.0f} s, "
+        f"planned at most {target.tpot_most_s * 1e3:.1f}"
+    )
+    return track, Trouble(Kind.SLOW, reason)
+
+
+def _tpot_s(paces: tuple[Pace, ...]) -> float | None:
+    count = paces[-1].count - paces[0].count
+    return (paces[-1].sum_s - paces[0].sum_s) / count if count >= _ENOUGH else None
+
+
+def tpot_s(track: Track) -> float | None:
+    """The mean time per token of late, in seconds; None where too few were measured."""
+    return _tpot_s(track.paces) if track.paces else None

@@ -38,11 +38,6 @@ def notify_stopping(text: str = "") -> bool:
     return _send("STOPPING=1", *_status(text))
 
 
-def notify_extension(seconds: float) -> bool:
-    """A start or a stop needs this much longer from now on (``EXTEND_TIMEOUT_USEC``)."""
-    return _send(f"EXTEND_TIMEOUT_USEC={max(1, int(seconds * 1e6))}")
-
-
 def notify_watchdog() -> bool:
     """A sign of life; without a watchdog for this process nothing is sent."""
     return watchdog_period() is not None and _send("WATCHDOG=1")

@@ -8,9 +8,8 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from .machine import UNITS, run_vendor_tool
+from .machine import list_amd_items, parse_unit_bytes, run_vendor_tool
 from .procs import read_process_name
 
 _SHOWN = 3
@@ -90,17 +89,14 @@ def parse_amd_processes(output: str) -> list[Holder]:
     Raises:
         ValueError: where it is no JSON.
     """
-    starts = [position for position in (output.find("["), output.find("{")) if position >= 0]
-    data = json.loads(output[min(starts) :]) if starts else []
-    devices = data.get("gpu_data", []) if isinstance(data, dict) else data
     rows = []
-    for device in devices:
+    for device in list_amd_items(output):
         listed = device.get("process_list")
         for item in listed if isinstance(listed, list) else []:
             process = item.get("process_info", item) if isinstance(item, dict) else None
             if isinstance(process, dict) and str(process.get("pid", "")).isdigit():
                 pid = int(process["pid"])
-                size = _parse_unit_bytes((process.get("memory_usage") or {}).get("vram_mem"))
+                size = parse_unit_bytes((process.get("memory_usage") or {}).get("vram_mem"), "B")
                 rows.append(Holder(pid, _holder_name(pid, str(process.get("name") or "")), size))
     return _summed(rows)
 
@@ -154,11 +150,3 @@ def _holder_name(pid: int, reported: str) -> str:
     """A process's name: its own where it can be read, else what the tool reports."""
     text = read_process_name(pid) or reported.strip().strip('"')
     return "" if text.startswith("[") or text == "N/A" else text[:_LONGEST_NAME]
-
-
-def _parse_unit_bytes(size: Any) -> int | None:
-    """Bytes of ``{"value": 37.2, "unit": "GB"}``."""
-    value = size.get("value") if isinstance(size, dict) else None
-    if not isinstance(value, (int, float)):
-        return None
-    return round(value * UNITS.get(str(size.get("unit", "B")).upper(), 1))

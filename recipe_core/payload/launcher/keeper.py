@@ -1,8 +1,8 @@
-"""Keeps a serving bundle up: looks at its groups, restarts what failed, takes fallbacks, drains.
+"""Keeps a bundle up: looks at its groups, restarts what failed, takes fallbacks, lets requests end.
 
-``decide`` says what is to be done; this module looks, does it and notes it (``events.jsonl``). It
-changes what runs only while it holds the bundle's lock, and writes ``state.json`` before it starts
-anything, so that it can be killed at any moment.
+A probe looks (``serving_probe``, ``run_probe``), ``tracks`` says what is to be done; this module
+does it and notes it (``events.jsonl``). It changes what runs only while it holds the bundle's lock,
+and writes ``state.json`` before it starts anything, so that it can be killed at any moment.
 """
 
 from __future__ import annotations
@@ -10,34 +10,41 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-from . import decide, events, keeping, state, supervisor
-from .choices import Choice, MachineWatch, list_launch_choices, next_choice, refused_by_machine
-from .decide import Kind, Phase, Seen, Step, Track, Trouble
-from .diagnosis import Diagnosis, diagnose, with_lost_device
-from .errors import BusyError, LauncherError, StartError
+from . import events, keeper_process, state, supervisor, tracks
+from .choices import Choice, MachineWatch, list_launch_choices, next_choice
+from .diagnosis import Diagnosis, with_lost_device
+from .errors import BusyError, LauncherError, PreflightError, StartError
 from .exporter import Teller
 from .heartbeat import notify_ready, notify_stopping, only_keeper, watchdog_period
-from .kept import IDLE_LOOKS, Gone, Kept
 from .logs import cut_logs
 from .plan import FIRST, LaunchPlan
 from .procs import CLOCK, Clock, takes_over
 from .rolling import Rolling
+from .run_probe import RunProbe
 from .sections import Supervision
+from .serving_probe import ServingProbe
+from .starts import passed_preflight
 from .state import State
 from .supervisor import Progress
+from .tracks import Kind, Phase, Step, Track, Trouble
 from .world import HERE, World
 
 # How soon a signal is heeded between two looks.
 _NAP_S = 0.1
 _NOTED_S = 60.0
-# What hangs hardly ends by itself, and other groups are not looked at meanwhile.
-_HUNG_GRACE_S = 5.0
 _UNKNOWN = ("unknown", "exception", "crashed")
+# Checks before a start that may pass by waiting.
+_PASSING = ("port", "head")
+
+
+class Gone(Exception):  # noqa: N818 - it is how a keeper ends, not an error
+    """There is nothing to keep any more, or somebody else keeps it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +59,14 @@ class Log(Progress):
         Progress.say(self, f"{now} {text}")
 
 
-class Keeper(Kept):
+class Keeper:
     """Supervises what ``current`` records of ``plan`` until it is stopped, dismissed, or gives up.
 
-    ``strict``: it takes no fallback. ``metrics_port``: of its own metrics; None for none.
+    ``strict``: it takes no fallback. ``metrics_port``: of its own metrics; None for none. Of a run,
+    steps after ``shown`` are told, and ``checked`` raises where a check before a start fails.
+
+    ``refusing``: why no requests are welcome, if so; ``causes``: restarts by their cause;
+    ``asked``: signals, oldest first.
     """
 
     def __init__(
@@ -67,18 +78,86 @@ class Keeper(Kept):
         *,
         strict: bool = False,
         metrics_port: int | None = None,
+        shown: int | None = None,
+        checked: Callable[[LaunchPlan, Progress], object] = passed_preflight,
         world: World = HERE,
     ) -> None:
-        super().__init__(plan, current, limits, progress, world=world)
+        self.world, self.clock = world, world.clock
+        self.plan, self.current, self.limits, self.progress = plan, current, limits, progress
+        self.strict, self.trains = strict, plan.kind == "training"
         self.options = list_launch_choices(plan)
-        self.machine = MachineWatch(self.options, limits, strict=strict, world=world)
-        self.machine.left_for_misfit = refused_by_machine(self.own)
-        self.strict = strict
-        self.rolling = Rolling(self, self._start_now)
-        self.teller, self.me = Teller(self, metrics_port), keeping.me(limits, metrics_port)
+        self.machine = MachineWatch(plan, self.options, limits, strict=strict, world=world)
+        self.tracks: dict[int, Track] = {}
+        self.causes: dict[str, int] = {}
+        self.reasons: dict[int, str] = {}  # for which groups are started again
+        self.refusing, self._complaint = "", ""
         self.tried: set[str] = set()
-        self.asked: list[int] = []  # signals, oldest first
-        self._complaint = ""
+        self.awaited: tuple[Trouble, str, Diagnosis] | None = None  # for which devices are lost
+        self.asked: list[int] = []
+        self.probe = RunProbe(self, shown, checked) if self.trains else ServingProbe(self)
+        now = self.clock.monotonic()
+        self.tracks = {group: self.probe.adopt_track(now) for group in groups_of(plan)}
+        self.rolling = Rolling(self)
+        self.teller = Teller(self, metrics_port)
+        self.me = keeper_process.me(limits, metrics_port)
+
+    # What it keeps
+
+    @property
+    def own(self) -> Path:
+        return self.plan.own
+
+    def all_tracks(self) -> list[Track]:
+        return list(self.tracks.values())
+
+    def active(self) -> list[int]:
+        """Groups that run, or are to."""
+        resting = (Phase.RESTING, Phase.PARKED)
+        return [group for group, track in self.tracks.items() if track.phase not in resting]
+
+    def name(self, group: int) -> str:
+        """What people call a group: its first process."""
+        names = [process.name for process in self.plan.processes if process.group == group]
+        return names[0] if names else f"group {group}"
+
+    def event(self, kind: str, group: int, **fields: object) -> None:
+        events.append(self.own, kind, group=group, name=self.name(group), **fields)
+
+    def serves(self, *, without: int | None = None) -> bool:
+        """Whether requests can be answered, also without a group."""
+        roles = {p.group: p.role for p in reversed(self.plan.processes) if p.role != "worker"}
+        serving = (Phase.SERVING, Phase.DRAINING)
+        return tracks.serves(
+            (roles.get(group, "server"), group != without and track.phase in serving)
+            for group, track in self.tracks.items()
+        )
+
+    def summary(self) -> str:
+        """How much serves, in a line."""
+        if self.trains:
+            return f"keeps a training run, choice {self.plan.choice}"
+        well = sum(track.phase is Phase.SERVING for track in self.all_tracks())
+        text = f"{well} of {len(self.tracks)} groups serve, choice {self.plan.choice}"
+        return f"{self.refusing}; {text}" if self.refusing else text
+
+    def check_ours(self) -> None:
+        """Raise where another launcher has stopped or replaced what is kept."""
+        with suppress(LauncherError):  # damaged: it is written again with the next change
+            saved = state.load_state(self.own)
+            if saved is None or saved.mark != self.current.mark:
+                raise Gone("another launcher stopped the servers")
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Be the only one who starts or stops anything."""
+        with state.exclusive(self.own):
+            self.check_ours()
+            yield
+
+    def save(self, current: State) -> None:
+        """Write the state; it counts once it is written."""
+        state.save_state(self.own, current)
+        self.current = current
 
     # The loop
 
@@ -86,12 +165,12 @@ class Keeper(Kept):
         """Keep until there is nothing to keep (0), or ``done`` says so after a round.
 
         Raises:
-            StartError: with the diagnosis, when the servers cannot be kept up.
+            StartError: with the diagnosis, when it cannot be kept up.
             LauncherError: while another keeper lives.
         """
         with only_keeper(self.plan, self.limits, self.clock) as heartbeat, self._signals():
             self._note_keeper()
-            events.append(self.own, "keeper_start", choice=self.plan.choice)
+            events.append(self.own, "keeper_start", choice=self.plan.choice, pid=self.me.pid)
             self.progress.say(f"keeping {self.plan.name}: {self.summary()}")
             if self.current.ready:
                 notify_ready(self.summary())
@@ -117,7 +196,7 @@ class Keeper(Kept):
         """End the threads that look and answer."""
         self.teller.close()
         self.machine.close()
-        self.observer.close()
+        self.probe.close()
 
     def step(self) -> str:
         """One look and what follows from it; why this keeper is to end, else nothing."""
@@ -126,16 +205,17 @@ class Keeper(Kept):
         self.check_ours()
         self.teller.export()
         cut_logs(self.own)
-        self.looked(asks=bool(self.rolling.groups))
+        groups = self.probe.looked(asks=bool(self.rolling.groups))
         self.teller.count()
         try:
             plan = self.plan
-            for group in sorted(self.look.observations):
-                if self.plan is plan:  # else its choice was left: these groups are gone
-                    self._judge(group, self.look.observations[group])
+            for group in groups:
+                if self.plan is plan and (ended := self._judge(group)):
+                    return ended
+            # Where its choice was left, these groups are gone.
             for group, track in list(self.tracks.items()):
-                if self.plan is plan and decide.due(track, self.clock.monotonic()):
-                    self._start(group)
+                if self.plan is plan and tracks.due(track, self.clock.monotonic()):
+                    self._start_again(group)
             self._watch_machine()
             self.rolling.step()
             self._forget()
@@ -193,7 +273,7 @@ class Keeper(Kept):
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (keeping.LEAVE, keeping.READ, *takes_over())
+        numbers = (keeper_process.LEAVE, keeper_process.READ, *takes_over())
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
             signal.signal(number, self._note)
@@ -210,12 +290,13 @@ class Keeper(Kept):
         """Do what signals ask for; why this keeper ends, where it does."""
         while self.asked:
             number = self.asked.pop(0)
-            if number == keeping.LEAVE:
+            if number == keeper_process.LEAVE:
                 return "dismissed"
-            if number == keeping.READ:
-                self.rolling.ask(keeping.requested(self.own).get("restart"))
-            elif number == keeping.DRAIN:
-                seconds = keeping.requested(self.own).get("drain_s")
+            if number == keeper_process.READ:
+                names = keeper_process.requested(self.own).get("restart")
+                self.rolling.ask(names) if not self.trains else None
+            elif number == keeper_process.DRAIN and not self.trains:
+                seconds = keeper_process.requested(self.own).get("drain_s")
                 limit = seconds if isinstance(seconds, (int, float)) else self.limits.drain_s
                 self.drain(float(limit))
                 return "drained"
@@ -224,15 +305,22 @@ class Keeper(Kept):
                 return "stopped"
         return ""
 
+    def drain(self, limit_s: float) -> None:
+        """Welcome no requests, let those that run finish, then stop everything."""
+        self.probe.quiesce(limit_s, "draining")
+        self._stop_all()
+
     # Trouble
 
-    def _judge(self, group: int, observation: Seen) -> None:
+    def _judge(self, group: int) -> str:
+        """Act on what the last look shows of a group; why this keeper is to end, else nothing."""
         now, before = self.clock.monotonic(), self.tracks[group]
-        track, trouble = decide.judge_group(before, observation, now, self.limits, self.target)
+        track, trouble = self.probe.judge(group, before, now)
         if trouble is not None:
-            self._trouble(group, track, trouble, observation)
-            return
+            return self._trouble(group, track, trouble)
         self.tracks[group] = track
+        if self.trains:
+            return ""
         if before.phase is Phase.STARTING and track.phase is Phase.SERVING:
             spent = now - before.since
             self.event("ready", group, after_s=round(spent, 3))
@@ -243,181 +331,235 @@ class Keeper(Kept):
                 with self.acting():
                     self.save(replace(self.current, ready=True))
                 notify_ready(self.summary())
+        return ""
 
-    def _trouble(self, group: int, track: Track, trouble: Trouble, observation: Seen) -> None:
+    def _trouble(self, group: int, track: Track, trouble: Trouble) -> str:
         with self.acting():
-            diagnosis = self._diagnose(group, track, trouble, observation)
-            cause, kind = _trouble_cause(trouble, diagnosis), _event_of(trouble)
-            detail = {"reason": trouble.reason, "cause": cause, "title": diagnosis.title}
-            self.event(kind, group, **detail, lines=list(diagnosis.lines), fix=diagnosis.fix)
-            self.progress.say(f"{self.name(group)} {kind}: {trouble.reason} ({diagnosis.title})")
+            if trouble.kind in (Kind.FINISHED, Kind.STOPPED):
+                self._stop()
+                events.append(self.own, trouble.kind.value, step=track.step)
+                return str(trouble.kind.value)
+            diagnosis = self.probe.diagnose(group, track, trouble)
+            cause = _trouble_cause(trouble, diagnosis)
+            self.tracks[group] = track
+            self._note_trouble(group, trouble, cause, diagnosis)
+            if self.trains:  # what it still holds of the machine is not counted
+                self.stop_group(group)
             misfit = None
             if trouble.kind is not Kind.SLOW:
-                misfit = self.machine.misfit_now(self.plan, self.options)
+                misfit = self.machine.misfit_now(self.plan, self.options, stopped=self.trains)
             if misfit:
-                self.event("device_lost", group, reason=misfit)
+                self.event("device_lost", group, reason=misfit, choice=self.plan.choice)
                 self.progress.say(f"the machine is smaller than planned: {misfit}")
                 diagnosis = with_lost_device(diagnosis)
                 cause = _trouble_cause(trouble, diagnosis)
-            track, step = decide.respond_for_group(
-                track,
-                trouble,
-                self.clock.monotonic(),
-                self.limits,
-                lasting=not diagnosis.transient,
-                misfit=misfit is not None,
-                others_serve=self.serves(without=group),
-                jitter=self.world.chance.random(),
-            )
-            self._answer(group, track, step, cause, diagnosis, misfit)
+            self._respond(group, track, trouble, cause, diagnosis, misfit)
+        return ""
 
-    def _answer(
+    def _note_trouble(self, group: int, trouble: Trouble, cause: str, diagnosis: Diagnosis) -> None:
+        if trouble.kind is Kind.ROLLED_BACK:
+            return  # it has an event of its own
+        names = {Kind.LATE: Kind.HUNG, Kind.REFUSED: Kind.DIED}
+        kind = names.get(trouble.kind, trouble.kind).value
+        detail: dict[str, Any] = {
+            "reason": trouble.reason,
+            "cause": cause,
+            "title": diagnosis.title,
+        }
+        detail |= {"lines": list(diagnosis.lines), "fix": diagnosis.fix}
+        self.event(kind, group, **detail, **self.probe.facts())
+        self.progress.say(f"{self.name(group)} {kind}: {trouble.reason} ({diagnosis.title})")
+
+    def _respond(
         self,
         group: int,
         track: Track,
-        step: Step,
+        trouble: Trouble,
         cause: str,
         diagnosis: Diagnosis,
         misfit: str | None,
     ) -> None:
-        if step is Step.LEAVE and cause == "slow" and not self._may_leave():
-            self.progress.say("no other choice fits: slow is better than stopped")
-            track, step = replace(track, told_slow=True), Step.KEEP
-        if step is Step.KEEP:
-            self.tracks[group] = track
-            return
-        self.causes[cause] = self.causes.get(cause, 0) + 1
-        grace = _HUNG_GRACE_S if cause == "hang" else supervisor.GRACE_S
-        self._stop_group(group, grace)
-        parked = tuple(
-            sorted({*self.current.parked} | {group} if step is Step.PARK else self.current.parked)
-        )
-        self.tracks[group] = track
-        self.save(self.without(group, parked=parked))
-        if step is Step.LEAVE:
-            self._leave_choice(cause, diagnosis, misfit)
-        elif step is Step.PARK:
-            self.event("gave_up", group, cause=cause, reason=misfit or diagnosis.title)
-            self.progress.say(f"{self.name(group)} stays down, others serve; {diagnosis.fix}")
-        else:
-            pause = track.until - track.since
-            self.event("restart", group, cause=cause, attempt=track.attempt, in_s=round(pause, 3))
-            self.progress.say(f"{self.name(group)} restarts in {pause:.1f} s")
+        """Do what follows from trouble: the lock is held.
 
-    def _diagnose(self, group: int, track: Track, trouble: Trouble, observation: Seen) -> Diagnosis:
-        """The cause, from the log of what ended first, or of the group's first process."""
-        names = observation.ended or tuple(p.name for p in self.plan.processes if p.group == group)
-        logs = {server.name: server.log for server in self.current.servers}
-        texts = [self.log_of(Path(logs[name])) for name in names if name in logs]
-        code = next((code for code in observation.codes if code is not None), None)
-        return diagnose(
-            "\n".join(texts),
-            code,
-            kernel="oom_kill 1" if trouble.kind is Kind.KILLED else "",
-            ready=track.phase is not Phase.STARTING,
-        )
-
-    def _start(self, group: int) -> None:
-        before = self.tracks[group]
-        with self.acting():
-            self._stop_group(group)  # what a killed start left
-            self._start_now(group, before)
-
-    def _start_now(self, group: int, before: Track | None) -> None:
-        try:
-            self.start(group, before)
-        except StartError as error:
-            self._not_started(group, self.tracks[group], error)
-        except LauncherError:  # a full disk, say: nothing runs that is not written down
-            attempt = before.attempt if before is not None else 0
-            now = self.clock.monotonic()
-            pause = decide.backoff_s(attempt, self.limits, self.world.chance.random())
-            self.tracks[group] = replace(
-                self.tracks[group],
-                phase=Phase.RESTING,
-                since=now,
-                until=now + pause,
-                attempt=attempt + 1,
-            )
-            raise
-
-    def _not_started(self, group: int, track: Track, error: StartError) -> None:
-        """A program that cannot be started at all."""
-        hint = error.hint or ""
-        diagnosis = Diagnosis("program", error.message.rstrip("."), (), hint, False, False)
-        self.event("died", group, cause="program", reason=error.message, fix=hint)
-        trouble = Trouble(Kind.DIED, error.message)
-        track, step = decide.respond_for_group(
+        Raises:
+            StartError: with the diagnosis, where nothing is left to be tried.
+        """
+        track, step = tracks.respond(
             track,
             trouble,
             self.clock.monotonic(),
             self.limits,
-            lasting=True,
+            lasting=self.probe.is_lasting(diagnosis),
+            misfit=misfit is not None,
             others_serve=self.serves(without=group),
+            checkpoint=self.probe.checkpoint(),
             jitter=self.world.chance.random(),
         )
-        self._answer(group, track, step, "program", diagnosis, None)
+        if step is Step.LEAVE and cause == "slow" and not self._may_leave():
+            self.progress.say("no other choice fits: slow is better than stopped")
+            track, step = replace(track, told_slow=True), Step.KEEP
+        self.tracks[group] = track
+        if step is Step.KEEP:
+            return
+        self.causes[cause] = self.causes.get(cause, 0) + 1
+        self.reasons[group] = cause
+        hung = cause == "hang"
+        self.stop_group(group, self.probe.hung_grace_s if hung else supervisor.GRACE_S)
+        parked = {*self.current.parked, group} if step is Step.PARK else self.current.parked
+        self.save(self._without(group, parked=tuple(sorted(parked))))
+        if step is Step.STOP:
+            raise self._given_up(cause, trouble, diagnosis, misfit)
+        if step is Step.LEAVE:
+            self._leave_choice(group, trouble, cause, diagnosis, misfit)
+        elif step is Step.PARK:
+            self.event("gave_up", group, cause=cause, reason=misfit or diagnosis.title)
+            self.progress.say(f"{self.name(group)} stays down, others serve; {diagnosis.fix}")
+        else:
+            self.probe.note_rest(group, cause, track)
+            self.progress.say(f"{self.name(group)} restarts in {track.until - track.since:.1f} s")
+
+    def _without(self, group: int, **changes: Any) -> State:
+        names = {process.name for process in self.plan.processes if process.group == group}
+        servers = tuple(s for s in self.current.servers if s.name not in names)
+        return replace(self.current, servers=servers, ready=False, **changes)
+
+    # Starts
+
+    def _start_again(self, group: int) -> None:
+        before = self.tracks[group]
+        with self.acting():
+            self.stop_group(group)  # what a killed start left
+            if self.awaited and self._still_misfits(group):
+                return
+            self.start_now(group, before)
+
+    def start_now(self, group: int, before: Track | None) -> None:
+        """Start a group, or answer that it cannot be started: the lock is held.
+
+        ``before``: its track, of a restart.
+        """
+        try:
+            self._start(group, before)
+        except (StartError, PreflightError) as error:
+            self._not_started(group, self.tracks[group], error)
+        except LauncherError:  # a full disk, say: nothing runs that is not written down
+            attempt = before.attempt if before is not None else 0
+            now, jitter = self.clock.monotonic(), self.world.chance.random()
+            pause = tracks.backoff_s(attempt, self.limits, jitter)
+            resting = replace(self.tracks[group], phase=Phase.RESTING, since=now, until=now + pause)
+            self.tracks[group] = replace(resting, attempt=attempt + 1)
+            raise
+
+    def _start(self, group: int, before: Track | None) -> None:
+        self.probe.prepare()
+        restarts = self.current.restarts + (before is not None or self.trains)
+        self.tracks[group] = self.probe.start_track(self.clock.monotonic(), before)
+        try:
+            parked = tuple(other for other in self.current.parked if other != group)
+            began = replace(self.current, restarts=restarts, parked=parked)
+            self.current = supervisor.start_group(self.plan, began, group, world=self.world)
+        except LauncherError:
+            with suppress(LauncherError):
+                self.current = state.load_state(self.own) or self.current
+            raise
+        self.probe.note_start(group, self.reasons.get(group, "requested"))
+
+    def _not_started(self, group: int, track: Track, error: LauncherError) -> None:
+        """A program that cannot be started at all, or a check that fails before."""
+        hint, misfit, passing = error.hint or "", None, False
+        name, kind = "program", "died"
+        if isinstance(error, PreflightError):
+            name, kind, passing = f"preflight-{error.check}", "refused", error.check in _PASSING
+            misfit = self.machine.misfit_now(self.plan, self.options, stopped=True)
+        diagnosis = Diagnosis(name, error.message.rstrip("."), (), hint, passing, device=False)
+        self.event(kind, group, cause=name, reason=error.message, fix=hint)
+        track = replace(track, proven=track.proven and passing)
+        self._respond(group, track, Trouble(Kind.DIED, error.message), name, diagnosis, misfit)
 
     # Choices
 
     def _may_leave(self) -> bool:
         """Whether another choice fits, as if nothing of this one ran."""
-        if self.strict:
-            return False
         machine = self.machine.as_if_stopped(self.plan)
         tried = {*self.tried, self.plan.choice}
-        return next_choice(self.options, machine, tried=tried) is not None
+        return not self.strict and next_choice(self.options, machine, tried=tried) is not None
 
-    def _leave_choice(self, cause: str, diagnosis: Diagnosis, misfit: str | None) -> None:
-        """Take the next choice that fits, or stop everything with the diagnosis.
+    def _leave_choice(
+        self, group: int, trouble: Trouble, cause: str, diagnosis: Diagnosis, misfit: str | None
+    ) -> None:
+        """Take the next choice that fits, wait for lost devices, or stop with the diagnosis.
 
         Raises:
             StartError: with the diagnosis, where no choice is left.
         """
-        left_name = self.plan.choice
+        left_name, following = self.plan.choice, None
         if misfit is None:
             self.tried.add(left_name)
+        self.machine.left(left_name, for_misfit=misfit is not None)
         supervisor.end(self.current, self.progress, world=self.world)
-        following = None
         if not self.strict:
             tried = {*self.tried, left_name}
             following = next_choice(self.options, self.machine.detect(), tried=tried)
         if following is None:
-            raise self._given_up(cause, diagnosis, misfit)
-        if left_name == FIRST:
-            self.machine.left_for_misfit = misfit is not None
-        names = {"from": left_name, "to": following.name, "title": following.title}
+            if misfit and self.trains and self._waits(group, trouble, cause, diagnosis):
+                return
+            raise self._given_up(cause, trouble, diagnosis, misfit)
         reason = misfit or diagnosis.title
-        kind = "first_choice" if following.name == FIRST else "fallback"
-        events.append(self.own, kind, **names, cause=cause, reason=reason)
         self.progress.say(
             f"taking {following.name} ({following.title}) instead of {left_name}: {reason}"
         )
-        self._begin(following)
+        kind = "first_choice" if following.name == FIRST else "fallback"
+        self._begin(following, kind, cause=cause, reason=reason)
 
-    def _given_up(self, cause: str, diagnosis: Diagnosis, misfit: str | None) -> StartError:
-        """Stop everything; the error that says why."""
-        reason = misfit or diagnosis.title
-        fields = {"lines": list(diagnosis.lines), "fix": diagnosis.fix}
-        events.append(self.own, "gave_up", cause=cause, reason=reason, **fields)
-        self._stop()
-        return StartError(
-            f"the servers cannot be kept up: {reason.rstrip('.')}.",
-            hint=diagnosis.fix,
-            detail="\n".join(diagnosis.lines),
+    def _waits(self, group: int, trouble: Trouble, cause: str, diagnosis: Diagnosis) -> bool:
+        """Wait for lost devices, which counts as a failure; whether it is worth that."""
+        jitter, now = self.world.chance.random(), self.clock.monotonic()
+        track, step = tracks.respond(
+            self.tracks[group], Trouble(Kind.DIED, ""), now, self.limits, jitter=jitter
         )
+        if step is not Step.RESTART:
+            return False
+        self.progress.say("no choice fits what is left of the machine; waiting for it")
+        self.tracks[group] = track
+        self.awaited = (trouble, cause, diagnosis)
+        return True
 
-    def _begin(self, choice: Choice) -> None:
-        """Start all groups of a choice; nothing else runs."""
+    def _still_misfits(self, group: int) -> bool:
+        """Whether devices that are waited for are still lost: then this was one more wait."""
+        awaited, self.awaited = self.awaited, None
+        misfit = self.machine.misfit_now(self.plan, self.options, stopped=True)
+        if misfit is None or awaited is None:
+            return False
+        self._leave_choice(group, *awaited, misfit)
+        return True
+
+    def _given_up(
+        self, cause: str, trouble: Trouble, diagnosis: Diagnosis, misfit: str | None
+    ) -> StartError:
+        """Stop everything; the error that says why."""
+        error = self.probe.give_up(cause, trouble, diagnosis, misfit)
+        self._stop()
+        return error
+
+    def _begin(self, choice: Choice, kind: str, **about: object) -> None:
+        """Start all groups of a choice, and note why it is taken; nothing else runs."""
+        names = {"from": self.plan.choice, "to": choice.name, "title": choice.title}
         self.rolling.forget()
-        self.begin(choice)
+        self.plan, self.machine.missing = choice.plan, None
+        self.probe.begin(choice.expected)
+        events.append(self.own, kind, **names, **about, **self.probe.facts())
+        now = self.clock.monotonic()
+        self.tracks = {group: self.probe.start_track(now) for group in groups_of(self.plan)}
+        logs = supervisor.logs_of(self.plan)
+        begun = replace(self.current, choice=choice.name, servers=(), ready=False, parked=())
+        self.save(replace(begun, logs=logs))
         for group in list(self.tracks):
             if self.plan is not choice.plan:  # one could not be started: it is left already
                 return
-            self._start_now(group, None)
+            self.start_now(group, None)
 
     def _watch_machine(self) -> None:
-        """Note lost and found devices; return to the first choice once it fits again."""
+        """Note lost and found devices; return to an earlier choice once it fits again."""
         misses_devices = bool(self.current.parked) or self.plan.choice != FIRST
         for kind, reason in self.machine.look(self.plan, self.options, always=misses_devices):
             events.append(self.own, kind, reason=reason)
@@ -427,18 +569,20 @@ class Keeper(Kept):
                 for group, track in self.tracks.items():
                     if track.phase is Phase.PARKED:
                         self.tracks[group] = replace(track, until=now)
-        if self.machine.first_fits and not self.rolling.groups:
-            with self.acting():
-                self._quiesce(self.limits.drain_s, "the first choice fits again")
-                if not self.asked:
-                    first = next(option for option in self.options if option.name == FIRST)
-                    names = {"from": self.plan.choice, "to": FIRST}
-                    supervisor.end(self.current, self.progress, world=self.world)
-                    events.append(self.own, "first_choice", **names, reason="it fits again")
-                    self.progress.say(f"returning to the first choice from {self.plan.choice}")
-                    self.machine.returned()
-                    self._begin(first)
-            self.refusing = ""
+        choice = self.machine.returning
+        if choice is None or not self.active() or not self.probe.may_return():
+            return
+        with self.acting():
+            words = "the first choice" if choice.name == FIRST else choice.name
+            self.probe.quiesce(self.limits.drain_s, f"{words} fits again")
+            if not self.asked:
+                supervisor.end(self.current, self.progress, world=self.world)
+                self.progress.say(f"returning to {words} from {self.plan.choice}")
+                self.machine.left(self.plan.choice, for_misfit=True)
+                self.reasons = dict.fromkeys(self.tracks, "device-found")
+                kind = "first_choice" if choice.name == FIRST else "fallback"
+                self._begin(choice, kind, reason="it fits again")
+        self.refusing = ""
 
     def _forget(self) -> None:
         """After enough time of service, choices that failed may be tried again."""
@@ -450,35 +594,7 @@ class Keeper(Kept):
         if stable and self.tried:
             self.tried.clear()
 
-    # Draining and rolling
-
-    def drain(self, limit_s: float) -> None:
-        """Welcome no requests, let those that run finish, then stop everything."""
-        self._quiesce(limit_s, "draining")
-        self._stop_all()
-
-    def _quiesce(self, limit_s: float, reason: str) -> None:
-        """Say that no requests are welcome, end routers, and wait until nothing runs.
-
-        Servers have no way to refuse what is new: ``/healthz`` says so, and routers end as they
-        do on SIGTERM: they take no connection and finish those that they have.
-        """
-        self.refusing = reason
-        self.teller.tell()
-        events.append(self.own, "drain", reason=reason, limit_s=limit_s)
-        self.progress.say(f"{reason}: waiting up to {limit_s:.0f} s for running requests")
-        routers = {p.name for p in self.plan.processes if p.role == "router"}
-        leaving = [s.identity for s in self.current.servers if s.name in routers]
-        self.world.processes.send(leaving, signal.SIGTERM)
-        began, idle = self.clock.monotonic(), 0
-        while idle < IDLE_LOOKS and self.clock.monotonic() - began < limit_s and not self.asked:
-            self.looked(asks=True)
-            idle = idle + 1 if all(self.is_idle(group) for group in self.active()) else 0
-            self.teller.tell()
-            if idle < IDLE_LOOKS:
-                self.clock.sleep(min(self.limits.poll_s, _NAP_S * 3))
-        spent = round(self.clock.monotonic() - began, 3)
-        events.append(self.own, "drained", finished=idle >= IDLE_LOOKS, after_s=spent)
+    # Stops
 
     def _stop_all(self) -> None:
         """Stop everything, unless another launcher does so.
@@ -490,7 +606,7 @@ class Keeper(Kept):
         while True:
             try:
                 with self.acting():
-                    events.append(self.own, "stop")
+                    events.append(self.own, "stop", **self.probe.facts())
                     self._stop()
                 return
             except BusyError:
@@ -498,7 +614,8 @@ class Keeper(Kept):
                     raise
             self.clock.sleep(_NAP_S)
 
-    def _stop_group(self, group: int, grace_s: float = supervisor.GRACE_S) -> None:
+    def stop_group(self, group: int, grace_s: float = supervisor.GRACE_S) -> None:
+        """End what runs of a group: the lock is held."""
         supervisor.stop_group(self.plan, self.current, group, grace_s=grace_s, world=self.world)
 
     def _stop(self) -> None:
@@ -507,8 +624,9 @@ class Keeper(Kept):
         )
 
 
-def _event_of(trouble: Trouble) -> str:
-    return "hung" if trouble.kind is Kind.LATE else trouble.kind.value
+def groups_of(plan: LaunchPlan) -> list[int]:
+    """The groups of a plan, in the order that they start in."""
+    return list(dict.fromkeys(process.group for process in plan.processes))
 
 
 def _trouble_cause(trouble: Trouble, diagnosis: Diagnosis) -> str:

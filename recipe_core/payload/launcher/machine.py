@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .claims import Memory, node_memories
+from .procs import ask_program
 
 UNITS = {
     "B": 1,
@@ -132,18 +132,12 @@ def run_vendor_tool(argv: list[str], notes: list[str]) -> str | None:
     """A tool's output; None where it is missing, or fails (with a note)."""
     if shutil.which(argv[0]) is None:
         return None
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=30, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        notes.append(f"{argv[0]}: {error}")
-        return None
-    if done.returncode != 0:
-        output = (done.stderr or done.stdout).strip().splitlines()[:1]
-        notes.append(f"{argv[0]}: {output or [f'exit code {done.returncode}']}")
-        return None
-    return done.stdout
+    code, text, errors = ask_program(argv, timeout_s=30)
+    if code == 0:
+        return text
+    first = (errors or text).strip().splitlines()[:1]
+    notes.append(f"{argv[0]}: {first[0] if first else f'exit code {code}'}")
+    return None
 
 
 def _nvidia(notes: list[str]) -> list[Device]:
@@ -240,10 +234,10 @@ def parse_amd_smi(output: str) -> list[Device]:
         Device(
             int(item.get("gpu", index)),
             item.get("asic", {}).get("market_name") or "AMD GPU",
-            _parse_amd_bytes(item.get("vram", {}).get("size")),
+            parse_unit_bytes(item.get("vram", {}).get("size")),
             architecture=gfx(str(item.get("asic", {}).get("target_graphics_version", ""))),
         )
-        for index, item in enumerate(_amd_items(output))
+        for index, item in enumerate(list_amd_items(output))
     ]
 
 
@@ -259,10 +253,10 @@ def _with_free(devices: list[Device], notes: list[str]) -> list[Device]:
 def parse_amd_usage(output: str) -> dict[int, int]:
     """Free bytes by device, of objects with ``mem_usage``: ``free_vram``, or total less used."""
     free: dict[int, int] = {}
-    for index, item in enumerate(_amd_items(output)):
+    for index, item in enumerate(list_amd_items(output)):
         usage = item.get("mem_usage") or {}
         sizes = [
-            _parse_amd_bytes(usage.get(key)) for key in ("free_vram", "total_vram", "used_vram")
+            parse_unit_bytes(usage.get(key)) for key in ("free_vram", "total_vram", "used_vram")
         ]
         free_bytes, total, used = sizes
         if free_bytes is None and total is not None and used is not None:
@@ -272,17 +266,24 @@ def parse_amd_usage(output: str) -> dict[int, int]:
     return free
 
 
-def _amd_items(output: str) -> list[dict[str, Any]]:
+def list_amd_items(output: str) -> list[dict[str, Any]]:
+    """The devices in what ``amd-smi`` prints, after its warnings: a list, or one in ``gpu_data``.
+
+    Raises:
+        ValueError: where it is no JSON.
+    """
     starts = [position for position in (output.find("["), output.find("{")) if position >= 0]
     data = json.loads(output[min(starts) :]) if starts else []
     items = data.get("gpu_data", []) if isinstance(data, dict) else data
     return [item for item in items if isinstance(item, dict)]
 
 
-def _parse_amd_bytes(size: object) -> int | None:
-    if isinstance(size, dict) and isinstance(size.get("value"), int):
-        return int(size["value"]) * UNITS.get(str(size.get("unit", "MB")).upper(), 1 << 20)
-    return None
+def parse_unit_bytes(size: object, unit: str = "MB") -> int | None:
+    """Bytes of ``{"value": 37.2, "unit": "GB"}``, in binary units; ``unit`` where it has none."""
+    value = size.get("value") if isinstance(size, dict) else None
+    if not isinstance(size, dict) or not isinstance(value, (int, float)):
+        return None
+    return round(value * UNITS.get(str(size.get("unit", unit)).upper(), UNITS[unit]))
 
 
 def _intel(notes: list[str]) -> list[Device]:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import commands, compress, doctor, keep, logs
+from . import commands, compress, doctor, logs, supervision
 from .errors import InputError, LauncherError, file_error
 from .plan import check_port_number
 from .procs import interruptible
@@ -37,7 +37,7 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     ),
     "status": (commands.run_status, "show what runs, as JSON"),
     "restart": (
-        keep.run_restart,
+        supervision.run_restart,
         "restart one replica after the other, each healthy before the next",
     ),
     "down": (commands.run_down, "stop what runs"),

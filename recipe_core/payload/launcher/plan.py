@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .claims import Claim, read_claim
+from .claims import Claim
 from .errors import InputError
 from .files import read_object
-from .portability import Support, Variant, parse_variants, read_support
-from .sections import (
-    USUAL,
-    Api,
-    Fields,
-    Making,
-    Supervision,
-    read_api,
-    read_making,
-    read_supervision,
-)
+from .portability import Support, Variant, read_support
+from .sections import USUAL, Api, Making, Supervision, read_api, read_making
+from .typed_json import Fields, read_typed
 
 MODES = ("closed", "open", "static", "offline")
 RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
 KINDS = ("serving", "training")
 # The name of what the recipe decided, beside its fallbacks.
 FIRST = "first"
+# What a field has to be.
+_COUNT = {"low": 1}
+_FOLDER = {
+    "form": rf"(?!{FIRST}$)[a-z0-9][a-z0-9-]{{0,63}}",
+    "words": "lower-case letters, digits and dashes",
+}
+_FILE = {"form": r"[\w.-]+", "words": "letters, digits, dots and dashes"}  # of a log
 _SILENT = ("worker", "trainer")
 _POOLS = ("prefill", "decode")
 _PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
@@ -43,7 +42,7 @@ class Engine:
     program: str
     module: str
     install: str
-    requires: tuple[str, ...]
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +52,11 @@ class Needs:
     ``claim``: what of it must be free when the engine starts, where that is more than it uses.
     """
 
-    runtime: str
+    runtime: str = field(metadata={"allowed": RUNTIMES})
     device: str
     title: str
     names: tuple[str, ...]
-    count: int
+    count: int = field(metadata=_COUNT)
     memory_bytes: int | None
     used_bytes: int | None
     claim: Claim | None = None
@@ -73,7 +72,7 @@ class Parameters:
 
     model: str
     host: str
-    port: int
+    port: int = field(metadata=_COUNT)
     head: str = "127.0.0.1"
     data: str | None = None
 
@@ -108,20 +107,20 @@ class Process:
 class Workload:
     """The traffic the recipe was computed for."""
 
-    mode: str
-    input_tokens: int
-    output_tokens: int
-    concurrency: int | None
+    mode: str = field(metadata={"allowed": MODES})
+    input_tokens: int = field(metadata=_COUNT)
+    output_tokens: int = field(metadata=_COUNT)
+    concurrency: int | None = field(metadata=_COUNT)
     request_rate: float | None
-    batch: int | None
-    requests: int | None
+    batch: int | None = field(metadata=_COUNT)
+    requests: int | None = field(metadata=_COUNT)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
     """A fallback as ``launch.json`` lists it: the ``name`` of its folder, and what it is."""
 
-    name: str
+    name: str = field(metadata=_FOLDER)
     kind: str
     title: str
 
@@ -219,7 +218,9 @@ def load_plan(
     fields = _document(root, choice)
     if fields.data.get("schema_version") != 1:
         raise fields.fail("schema_version", "1 (the version this launcher reads)")
-    parameters = _parse_launch_parameters(fields.child("parameters"))
+    defaults = fields.child("parameters")
+    parameters = read_typed(Parameters, defaults, head="127.0.0.1", data=None)
+    check_port_number(parameters.port, f"{defaults.where}.port")
     parameters = Parameters(
         model=_user_path(model) if model is not None else _bundle_path(parameters.model, root),
         host=host if host is not None else parameters.host,
@@ -228,6 +229,9 @@ def load_plan(
         data=str(Path(data).expanduser().resolve()) if data else None,
     )
     fill = Filler(parameters, root)
+    engine, needs = fields.child("engine"), fields.child("needs")
+    module = engine.optional_text("module") or engine.text("name")
+    title = needs.optional_text("title") or needs.text("device")
     kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
     items = fields.children("processes")
     everywhere = _parse_launch_processes(items, fill)
@@ -236,24 +240,27 @@ def load_plan(
     return LaunchPlan(
         root=root,
         name=fields.text("name"),
-        engine=_parse_launch_engine(fields.child("engine")),
-        needs=_parse_launch_needs(fields.child("needs")),
+        engine=read_typed(Engine, engine, module=module),
+        needs=read_typed(Needs, needs, title=title, names=needs.texts("names")),
         parameters=parameters,
         processes=tuple(process for process in everywhere if node is None or process.node == node),
         health=(fields.optional_text("health") or "/health") if kind == "serving" else "",
         startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
         api=read_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
-        workload=_parse_launch_workload(fields.child("workload"))
-        if kind == "serving"
-        else _NO_LOAD,
+        workload=read_typed(Workload, fields.child("workload")) if kind == "serving" else _NO_LOAD,
         kind=kind,
         node=node,
         nodes=nodes,
         needs_model=any("${model}" in text for item in items for text in _templates(item)),
-        variants=parse_variants(fields),
+        variants=tuple(
+            read_typed(Variant, item)
+            for item in (fields.children("variants") if fields.data.get("variants") else ())
+        ),
         choice=choice,
         fallbacks=_parse_fallbacks(fields),
-        supervision=read_supervision(fields),
+        supervision=read_typed(Supervision, fields.child("supervision"))
+        if fields.data.get("supervision") is not None
+        else USUAL,
         making=read_making(fields, root),
         support=read_support(fields),
     )
@@ -280,15 +287,8 @@ def _document(root: Path, choice: str) -> Fields:
 
 def _parse_fallbacks(fields: Fields) -> tuple[Listed, ...]:
     """The fallbacks of the first choice; bundles of older versions have none."""
-    if not fields.data.get("fallbacks"):
-        return ()
-    listed = []
-    for item in fields.children("fallbacks"):
-        name = item.text("name")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,63}", name) or name == FIRST:  # a folder's name
-            raise item.fail("name", "lower-case letters, digits and dashes")
-        listed.append(Listed(name, item.text("kind"), item.text("title")))
-    return tuple(listed)
+    items = fields.children("fallbacks") if fields.data.get("fallbacks") else ()
+    return tuple(read_typed(Listed, item) for item in items)
 
 
 def unknown_nodes(plan: LaunchPlan) -> list[int]:
@@ -405,39 +405,6 @@ def _bundle_path(model: str, root: Path) -> str:
     return os.path.normpath(root / Path(model).expanduser()) if is_model_path(model) else model
 
 
-def _parse_launch_parameters(fields: Fields) -> Parameters:
-    port = fields.integer("port", low=1)
-    return Parameters(
-        fields.text("model"), fields.text("host"), check_port_number(port, f"{fields.where}.port")
-    )
-
-
-def _parse_launch_engine(fields: Fields) -> Engine:
-    program = fields.text("program")
-    return Engine(
-        name=fields.text("name"),
-        version=fields.text("version"),
-        program=program,
-        module=fields.optional_text("module") or fields.text("name"),
-        install=fields.text("install"),
-        requires=fields.texts("requires"),
-    )
-
-
-def _parse_launch_needs(fields: Fields) -> Needs:
-    device = fields.text("device")
-    return Needs(
-        runtime=fields.one_of("runtime", RUNTIMES),
-        device=device,
-        title=fields.optional_text("title") or device,
-        names=fields.texts("names"),
-        count=fields.integer("count", low=1),
-        memory_bytes=fields.optional_integer("memory_bytes"),
-        used_bytes=fields.optional_integer("used_bytes"),
-        claim=read_claim(fields),
-    )
-
-
 def _parse_launch_processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
     first: dict[int, int] = {}
     for item in items:
@@ -465,11 +432,8 @@ def _parse_launch_process(fields: Fields, fill: Filler) -> Process:
     argv = fields.texts("argv")
     if not argv:
         raise fields.fail("argv", "a list with the program first")
-    name = fields.text("name")
-    if not re.fullmatch(r"[\w.-]+", name):  # the name becomes the log's file name
-        raise fields.fail("name", "letters, digits, dots and dashes")
     return Process(
-        name=name,
+        name=fields.text("name", **_FILE),
         argv=tuple(fill.text(word) for word in argv),
         env={key: fill.text(value) for key, value in fields.text_map("env").items()},
         port=check_port_number(
@@ -479,16 +443,4 @@ def _parse_launch_process(fields: Fields, fill: Filler) -> Process:
         node=fields.optional_integer("node") or 0,
         role=fields.optional_text("role") or "server",
         group=fields.optional_integer("group") or 0,
-    )
-
-
-def _parse_launch_workload(fields: Fields) -> Workload:
-    return Workload(
-        mode=fields.one_of("mode", MODES),
-        input_tokens=fields.integer("input_tokens", low=1),
-        output_tokens=fields.integer("output_tokens", low=1),
-        concurrency=fields.optional_integer("concurrency", low=1),
-        request_rate=fields.optional_number("request_rate"),
-        batch=fields.optional_integer("batch", low=1),
-        requests=fields.optional_integer("requests", low=1),
     )

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .machine import Device, Machine
-from .sections import Fields
+from .typed_json import Fields, read_typed
 
 VERDICTS = ("no", "unknown")
 
@@ -21,7 +21,7 @@ VERDICTS = ("no", "unknown")
 class Told:
     """An answer, in words, of some releases on some architectures: "no", or "unknown"."""
 
-    verdict: str
+    verdict: str = field(metadata={"allowed": VERDICTS})
     releases: tuple[str, ...]
     architectures: tuple[str, ...]
     words: str
@@ -69,15 +69,8 @@ def read_support(fields: Fields) -> Support | None:
     releases = kernels.texts("releases")
     if not releases:
         raise kernels.fail("releases", "a list of at least one release")
-    verdicts = tuple(
-        Told(
-            item.one_of("verdict", VERDICTS),
-            item.texts("releases"),
-            item.texts("architectures"),
-            item.text("words"),
-        )
-        for item in (kernels.children("told") if kernels.data.get("told") else ())
-    )
+    told = kernels.children("told") if kernels.data.get("told") else ()
+    verdicts = tuple(read_typed(Told, item) for item in told)
     return Support(kernels.text("architecture"), releases, kernels.texts("architectures"), verdicts)
 
 
@@ -141,8 +134,8 @@ class Variant:
 
     name: str
     kinds: tuple[Kind, ...]
-    at_least: int
-    at_most: int | None
+    at_least: int = 1
+    at_most: int | None = None
 
     def hardware(self, machine: Machine, nodes: int) -> str | None:
         """The machine for ``recipe resolve`` (``mi300x:8``); None if the variant is for others."""
@@ -150,28 +143,6 @@ class Variant:
         if count < self.at_least or (self.at_most is not None and count > self.at_most):
             return None
         return next((f"{kind.profile}:{count}" for kind in self.kinds if kind.holds(machine)), None)
-
-
-def parse_variants(fields: Fields) -> tuple[Variant, ...]:
-    """The variants of ``launch.json``; bundles of older versions have none."""
-    return (
-        tuple(map(_parse_variant, fields.children("variants")))
-        if fields.data.get("variants")
-        else ()
-    )
-
-
-def _parse_variant(fields: Fields) -> Variant:
-    kinds = tuple(
-        Kind(kind.text("profile"), kind.text("runtime"), kind.texts("names"))
-        for kind in fields.children("kinds")
-    )
-    return Variant(
-        fields.text("name"),
-        kinds,
-        fields.optional_integer("at_least") or 1,
-        fields.optional_integer("at_most"),
-    )
 
 
 def advise_variant(

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from .claims import Memory, Refusal, refused, show_gib
 from .client import api_headers
 from .engine import locate, same_version
 from .errors import LauncherError
-from .files import verify_manifest
+from .files import digest, verify_manifest
 from .holders import holders
 from .machine import Device, Machine, detect_machine
 from .plan import LaunchPlan, Needs, Process, is_model_path
@@ -59,6 +60,22 @@ class Preflight:
             "machine": self.machine.to_json(),
             "engine_version": self.engine_version,
         }
+
+
+def measurement_head(plan: LaunchPlan, checked: Preflight, now: datetime) -> dict[str, Any]:
+    """What every ``measurement.json`` begins with: which recipe, machine and engine it is of."""
+    return {
+        "schema_version": 1,
+        "created": now.astimezone(timezone.utc).isoformat(timespec="seconds"),
+        "recipe": plan.name,
+        "recipe_digest": digest(plan.root),
+        "machine": checked.machine.to_json(),
+        "engine": {
+            "name": plan.engine.name,
+            "version": checked.engine_version,
+            "planned_version": plan.engine.version,
+        },
+    }
 
 
 def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> Preflight:

@@ -309,9 +309,30 @@ def _flags(pid: int, number: int) -> int:
 
 
 HERE = Processes()
-read_stat, alive, reap, send = HERE.read_stat, HERE.alive, HERE.reap, HERE.send
-family, left_behind, unrecorded = HERE.family, HERE.left_behind, HERE.unrecorded
-terminate = HERE.terminate
+read_stat, alive, reap, terminate = HERE.read_stat, HERE.alive, HERE.reap, HERE.terminate
+
+
+def ask_program(
+    argv: Sequence[str], *, timeout_s: float | None = None, env: Mapping[str, str] | None = None
+) -> tuple[int | None, str, str]:
+    """Run a program that only answers: its exit code, output, and errors.
+
+    None for one that cannot be started, or does not end in ``timeout_s``: then the errors say why.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            env=env,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, "", str(error)
+    return done.returncode, done.stdout, done.stderr
 
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

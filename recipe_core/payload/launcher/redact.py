@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import math
 import os
 import pwd
@@ -15,92 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from re import Match
 
-# Every repetition has an upper bound: texts come from anybody, and may be megabytes. What a form
-# matches is what a report leaves out, but for the part of it that is ``kept``.
-_REST = r"[A-Za-z0-9_-]{0,400}"
-_FORMS = {
-    "a Hugging Face token": r"\b(?:hf|api_org)_[A-Za-z0-9]{16,400}",
-    "an API key": (
-        r"\b(?:sk|nvapi|xai|gsk|pplx|csk|[rs]k_(?:live|test|prod)|r8|fw|tgp_v1|rpa|wandb_v1"
-        r"|lsv2_(?:pt|sk)|lin_api|pscale_(?:tkn|oauth|pw)|duffel_(?:live|test)"
-        rf"|shippo_(?:live|test)|sq0(?:atp|csp)|sm_[aps]at)[-_][A-Za-z0-9_-]{{16}}{_REST}"
-    ),
-    "a Google API key": r"\bAIza[A-Za-z0-9_-]{35}",
-    "a Google token": rf"\bya29\.[A-Za-z0-9_-]{{20}}{_REST}|\bGOCSPX-[A-Za-z0-9_-]{{20}}{_REST}",
-    "a service account": r'"type"\s{0,9}:\s{0,9}"service_account"',
-    "a GitHub token": r"\b(?:gh[pousr]|github_pat)_[A-Za-z0-9_]{16,400}",
-    "a GitLab token": (
-        r"\bgl(?:pat|ptt|dt|rt|cbt|ft|ffct|soat|agent|oas|imt)-[A-Za-z0-9_.-]{16,400}"
-        r"|\bGR1348941[A-Za-z0-9_-]{20}"
-    ),
-    "an npm token": r"\bnpm_[A-Za-z0-9]{30,400}",
-    "a PyPI token": rf"\bpypi-[A-Za-z0-9_-]{{32}}{_REST}",
-    "a Docker token": rf"\bdckr_[po]at_[A-Za-z0-9_-]{{20}}{_REST}",
-    "an AWS access key": r"\b(?:AKIA|ASIA|ABIA|ACCA|A3T[A-Z0-9])[0-9A-Z]{16}\b",
-    "an AWS API key": (r"\bABSK[A-Za-z0-9+/]{100,400}|\bbedrock-api-key-[A-Za-z0-9+/=]{16,2000}"),
-    "an Azure key": (
-        r"(?P<kept>\b(?:AccountKey|SharedAccessKey|SharedAccessSignature)=)(?![$<{])[^\s;\"']{8,400}"
-        r"|(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86}=="
-        r"|(?<![A-Za-z0-9_~.-])[A-Za-z0-9_~.]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"
-    ),
-    "a key of a cloud": (
-        r"\bLTAI[A-Za-z0-9]{20}\b|\bdapi[0-9a-f]{32}\b|\bdo[opr]_v1_[0-9a-f]{40,100}"
-        r"|\bHRKU-[A-Za-z0-9_-]{40,100}|\bf(?:o1|m1[ar]|m2)_[A-Za-z0-9+/_-]{40,2000}"
-        r"|\bsha256~[A-Za-z0-9_-]{43}"
-    ),
-    "a Vault token": r"\bhv[sbr]\.[A-Za-z0-9_-]{24,400}|\b[A-Za-z0-9]{14}\.atlasv1\.[\w=-]{60,80}",
-    "a Grafana token": r"\bgl(?:sa|c)_[A-Za-z0-9_+/=]{32,400}|\beyJrIjoi[A-Za-z0-9]{60,400}",
-    "a Tailscale key": r"\btskey-[a-z]{1,20}-[A-Za-z0-9-]{12,200}",
-    "a SendGrid key": r"\bSG\.[A-Za-z0-9_-]{16,80}\.[A-Za-z0-9_-]{16,80}",
-    "a Twilio key": r"\bSK[0-9a-f]{32}\b",
-    "a Telegram token": r"\b[0-9]{8,10}:AA[A-Za-z0-9_-]{33}",
-    "a Slack token": r"\bx(?:ox[abeoprs]|app)-[A-Za-z0-9.-]{10,400}",
-    "a token of a service": (
-        r"\bA3-[A-Z0-9]{6}-[A-Z0-9-]{28,34}|\bops_eyJ[A-Za-z0-9+/]{100,2000}"
-        r"|\bAKCp[A-Za-z0-9]{69}\b|\bcmVmd[A-Za-z0-9]{59}\b|\bATATT3[A-Za-z0-9_=-]{100,400}"
-        r"|\bdp\.(?:pt|st|ct|sa|scim)\.[A-Za-z0-9_.-]{40,100}|\bdt0[a-z]01\.[A-Za-z0-9.]{80,100}"
-        r"|\bntn_[0-9]{11}[A-Za-z0-9]{32,40}|\bPMAK-[a-f0-9]{24}-[a-f0-9]{34}|\bNRAK-[A-Z0-9]{27}"
-        r"|\bpnu_[A-Za-z0-9]{36}\b|\bpul-[a-f0-9]{40}\b|\brdme_[a-z0-9]{70}"
-        r"|\brubygems_[a-f0-9]{48}|\bshp(?:at|ca|pa|ss)_[a-fA-F0-9]{32}|\bsgp_[a-zA-Z0-9_]{40,60}"
-        r"|\bsntry[su]_[A-Za-z0-9+/=_-]{40,400}|\bxkeysib-[a-f0-9]{64}-[A-Za-z0-9]{16}"
-        r"|\bAPI-[A-Z0-9]{26}\b|\bico-[A-Za-z0-9]{32}\b|\bp8e-[a-z0-9]{32}\b|\bfigd_[\w-]{40}"
-    ),
-    "a webhook": (
-        r"\bhooks\.slack\.com/(?:services|workflows|triggers)/\w[\w/]{0,200}"
-        r"|\bdiscord(?:app)?\.com/api/webhooks/[0-9]{1,30}/\w[\w-]{0,200}"
-        r"|\.webhook\.office\.com/\w[\w/@-]{0,400}"
-    ),
-    "a signed web token": r"\beyJ[\w-]{8,400}\.eyJ[\w-]{8,8000}(?:\.[\w-]{0,4000})?",
-    "a private key": (
-        r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
-        r"|\bAGE-SECRET-KEY-1[0-9A-Z]{20,100}|\bPuTTY-User-Key-File-[^\n]{0,100}"
-        r"|\bb3BlbnNzaC1rZXktdj[A-Za-z0-9+/=]{0,8000}"
-        # "-----BEGIN … PRIVATE", as files of Kubernetes hold it
-        r"|\bLS0tLS1CRUdJTi(?:BSU0EgUFJJVkFUR|BQUklWQVRF|BFQyBQUklWQVRF|BPUEVOU1NIIFBSSVZBVE"
-        r"|BFTkNSWVBURUQgUFJJVkFUR)[A-Za-z0-9+/=]{0,8000}"
-    ),
-    "a password of netrc": (
-        r"(?P<kept>\blogin\s{1,9}\S{1,200}\s{1,9}passw(?:or)?d\s{1,9})(?![$<{])\S{1,200}"
-    ),
-    "a user's password": (
-        r"(?P<kept>\b(?:curl|wget)\s[^\n]{0,200}?(?:-u|--user)[\s=]{1,3}[\"']?[^\s:\"'$<{]{1,100}:)"
-        r"(?![$<{])[^\s\"']{3,200}"
-    ),
-    "an authorization header": (
-        r"(?i:\A\s{0,9}bearer[\s.:]\s{0,9}\S{3,4000}\s{0,9}\Z"
-        r"|\bbearer\s{1,9}(?=[\w.~+/-]{0,60}[0-9])[\w.~+/-]{12,4000}"
-        r"|\b(?:proxy-)?authorization\s{0,9}[:=]\s{0,9}(?:bearer|basic|token|digest)\s{1,9}"
-        r"\S{1,4000})"
-    ),
-    "an address with a password": (
-        r"(?P<kept>\b[a-z][a-z0-9+.-]{0,30}://)[^\s/:@]{0,200}:(?![$<{])[^\s/@]{1,200}@"
-    ),
-    "an address with a key": (
-        r"(?i:(?P<kept>[?&](?:[a-z]{1,20}[-_]){0,3}(?:token|api-?key|key|sig|signature"
-        r"|pass(?:word|wd)?|secret|credential)=)(?![$<{])[^&\s]{6,2000})"
-    ),
-}
-_PATTERNS = {kind: re.compile(form) for kind, form in _FORMS.items()}
+_DATA: dict[str, dict[str, str]] = json.loads(
+    Path(__file__).with_name("secret_forms.json").read_text(encoding="utf-8")
+)
+_PATTERNS = {kind: re.compile(form) for kind, form in _DATA["forms"].items()}
 # ``user:password`` in base 64: of a header, and of Docker's ``config.json``
 _BASIC = re.compile(
     r"(?P<kept>\b[Bb]asic\s{1,9}|\"auth\"\s{0,9}:\s{0,9}\")(?P<value>[A-Za-z0-9+/]{6,400}={0,2})"
@@ -113,35 +32,15 @@ _NAMED_SECRET = re.compile(
 _VALUE = re.compile(r"[^\s,;}\]\"'$<{]{1,4000}")
 _EMPTY_SECRETS = frozenset({"none", "null", "true", "false", "[redacted"})
 
+_BY_NAME = {role: re.compile(form, re.IGNORECASE) for role, form in _DATA["names"].items()}
 # What nothing but a secret is called.
-_SECRET_NAMES = re.compile(
-    r"(?:^|_)(?:api_?keys?|secrets?|token|jwt|(?:access|private|secret|account|signing|encryption|"
-    r"master|license|deploy|ssh|auth|session|storage|shared|host)_?key(?:_id)?|credentials?|"
-    r"conn(?:ection)?_?str(?:ing)?|webhook(?:_url)?|authorization)$|passw(?:or)?d$|passphrase$",
-    re.IGNORECASE,
-)
+_SECRET_NAMES = _BY_NAME["always"]
 # What secrets are called, and settings too, whose values are plain words.
-_OFTEN = re.compile(
-    r"(?:^|_)(?:(?:pg|db|my|ssh|key|store|trust|user|proxy|ldap|smtp|mail|root|admin)?pass|passcode"
-    r"|pw|pswd|psk|otp|auth|bearer|session(?:_id)?|cookies?|dsn|pat|sas|creds?)$|\wpwd$",
-    re.IGNORECASE,
-)
+_OFTEN, _SETTING = _BY_NAME["often"], _BY_NAME["setting"]
 # What many things are called; a secret is one of random letters.
-_KEYS = re.compile(r"(?:^|_)(?:key|keys|salt|seed_phrase)$", re.IGNORECASE)
-_SETTING = re.compile(
-    r"\d{1,5}|true|false|yes|no|on|off|none|null|auto|default|required|optional|(?:en|dis)abled?|"
-    r"basic|digest|token|oauth2?|kerberos|anonymous|standard",
-    re.IGNORECASE,
-)
-# What settings about secrets are called: HF_HUB_DISABLE_IMPLICIT_TOKEN=1.
-_SWITCH = re.compile(
-    r"(?:^|_)(?:allow|disable|enable|has|no|require|return|skip|use|with)_|token$", re.IGNORECASE
-)
-_PIECE_OF_TEXT = re.compile(
-    r"(?:^|_)(?:bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|eot|eod|fim|special|image|audio|video|"
-    r"think(?:ing)?|tool|first|last|next|draft|per|response|prompt|boi|eoi)_token$",
-    re.IGNORECASE,
-)
+_KEYS = _BY_NAME["keys"]
+# What settings about secrets are called: HF_HUB_DISABLE_IMPLICIT_TOKEN=1; and pieces of texts.
+_SWITCH, _PIECE_OF_TEXT = _BY_NAME["switch"], _BY_NAME["piece_of_text"]
 _REFERENCES = frozenset({"token_secret", "api_key_secret"})  # the name of a secret, not the secret
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _RANDOM = re.compile(r"[A-Za-z0-9+/_.=-]{16,}")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from . import supervisor
 from .client import api_headers
-from .decide import Phase, Track
-from .kept import IDLE_LOOKS, Kept, rolled_groups
 from .plan import LaunchPlan, Process
+from .serving_probe import IDLE_LOOKS
+from .tracks import Phase, Track
 from .world import HERE, World
+
+if TYPE_CHECKING:
+    from .keeper import Keeper
 
 _ANSWER_S = 5.0
 _MOST_BYTES = 1 << 20
@@ -142,13 +144,10 @@ _BLIND_ROUTER_S = 10.0
 
 
 class Rolling:
-    """The ``groups`` that are still to be restarted on request, the current one first.
+    """The ``groups`` that are still to be restarted on request, the current one first."""
 
-    ``start``: starts a group, or answers that it cannot be started.
-    """
-
-    def __init__(self, deployment: Kept, start: Callable[[int, Track], None]) -> None:
-        self.kept, self._start = deployment, start
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
         self.groups: list[int] = []
         self.withdrawn: dict[int, tuple[Withdrawn, ...]] = {}
         self.idle, self.settled_at = 0, 0.0
@@ -162,21 +161,21 @@ class Rolling:
     def ask(self, names: object) -> None:
         """Queue groups for a rolling restart: those of named processes, or every replica."""
         listed = names if isinstance(names, list) else []
-        self.groups = rolled_groups(self.kept.plan, [str(name) for name in listed])
+        self.groups = rolled_groups(self.keeper.plan, [str(name) for name in listed])
         self.idle = 0
 
     def step(self) -> None:
         """One step of a rolling restart: one group is drained, restarted and awaited at a time."""
-        if not self.groups or self.kept.clock.monotonic() < self.settled_at:
+        if not self.groups or self.keeper.clock.monotonic() < self.settled_at:
             return
-        group, now = self.groups[0], self.kept.clock.monotonic()
-        track = self.kept.tracks[group]
+        group, now = self.groups[0], self.keeper.clock.monotonic()
+        track = self.keeper.tracks[group]
         if track.phase is Phase.PARKED and self.idle >= 0:  # whoever asks has seen to its cause
             self._again(group, track)
         elif track.phase in (Phase.RESTING, Phase.PARKED):
-            self.kept.event("restart", group, cause="requested", finished=False)
-            name = self.kept.name(group)
-            self.kept.progress.say(f"{name} did not come back: the rest runs on as it is")
+            self.keeper.event("restart", group, cause="requested", finished=False)
+            name = self.keeper.name(group)
+            self.keeper.progress.say(f"{name} did not come back: the rest runs on as it is")
             self.groups.clear()
         elif track.phase is Phase.DRAINING:
             self._drained(group, track, now)
@@ -185,37 +184,43 @@ class Rolling:
                 self.groups.pop(0)
                 self.idle = 0
                 self.settled_at = now + (_BLIND_ROUTER_S if self._blind and self.groups else 0.0)
-        elif all(group_track.phase is Phase.SERVING for group_track in self.kept.all_tracks()):
-            routed = any(process.role == "router" for process in self.kept.plan.processes)
-            withdrawn = withdraw(self.kept.plan, group, world=self.kept.world)
+        elif all(group_track.phase is Phase.SERVING for group_track in self.keeper.all_tracks()):
+            routed = any(process.role == "router" for process in self.keeper.plan.processes)
+            withdrawn = withdraw(self.keeper.plan, group, world=self.keeper.world)
             self._blind = routed and not withdrawn
             if withdrawn:
                 self.withdrawn[group] = withdrawn
-            self.kept.event("drain", group, limit_s=self.kept.limits.drain_s)
-            self.kept.tracks[group] = replace(
-                track, phase=Phase.DRAINING, since=now, until=now + self.kept.limits.drain_s
+            self.keeper.event("drain", group, limit_s=self.keeper.limits.drain_s)
+            self.keeper.tracks[group] = replace(
+                track, phase=Phase.DRAINING, since=now, until=now + self.keeper.limits.drain_s
             )
 
     def _drained(self, group: int, track: Track, now: float) -> None:
-        self.idle = self.idle + 1 if self.kept.is_idle(group) else 0
+        self.idle = self.idle + 1 if self.keeper.probe.is_idle(group) else 0
         if self.idle < IDLE_LOOKS and now < track.until:
             return
-        with self.kept.acting():
-            self.kept.event("drained", group, finished=self.idle >= IDLE_LOOKS)
+        with self.keeper.acting():
+            self.keeper.event("drained", group, finished=self.idle >= IDLE_LOOKS)
         self._again(group, track)
 
     def _again(self, group: int, track: Track) -> None:
         """Start a group anew, as if it had never failed."""
-        with self.kept.acting():
-            self.kept.event("restart", group, cause="requested")
-            self.kept.causes["requested"] = self.kept.causes.get("requested", 0) + 1
-            self.kept.progress.say(f"{self.kept.name(group)} is restarted on request")
-            supervisor.stop_group(self.kept.plan, self.kept.current, group, world=self.kept.world)
+        with self.keeper.acting():
+            self.keeper.event("restart", group, cause="requested")
+            self.keeper.causes["requested"] = self.keeper.causes.get("requested", 0) + 1
+            self.keeper.progress.say(f"{self.keeper.name(group)} is restarted on request")
+            self.keeper.stop_group(group)
             self.idle = -1
-            self._start(group, replace(track, failures=(), attempt=0))
+            self.keeper.start_now(group, replace(track, failures=(), attempt=0))
 
     def admit(self, group: int) -> None:
         """Put a group that serves again back behind the router."""
         workers = self.withdrawn.get(group)
-        if workers and admit(self.kept.plan, workers, world=self.kept.world):
+        if workers and admit(self.keeper.plan, workers, world=self.keeper.world):
             del self.withdrawn[group]
+
+
+def rolled_groups(plan: LaunchPlan, names: Sequence[str]) -> list[int]:
+    """The groups of named processes; without names every group but the routers."""
+    members = [p for p in plan.processes if (p.name in names if names else p.role != "router")]
+    return list(dict.fromkeys(process.group for process in members))

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
-from datetime import timezone
 from pathlib import Path
 from typing import Any
 
-from . import events, files, keep, keeping, report, state, supervisor
-from .choices import Attempts
+from . import events, keeper_process, report, state, supervision, supervisor
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import refuse_odd_run, tail
-from .keeper import Log
 from .metrics import (
     WARM_UP,
     Step,
@@ -23,29 +19,30 @@ from .metrics import (
     read_steps,
 )
 from .plan import LaunchPlan
-from .preflight import Preflight, preflight
+from .preflight import measurement_head
 from .report import print_json
 from .request import Request
-from .run_decide import log_of
-from .run_keeper import END_S, Keeper
-from .running import (
+from .run_probe import END_S, log_of
+from .run_record import (
     STOP,
     checkpoint_step,
     finished,
     last_step,
+    newest_checkpoint,
+    read_rollbacks,
+    start_step,
+    step_of_start,
+    world_size,
+)
+from .starts import (
+    has_recorded_all,
     load_running_state,
     load_started_plan,
-    newest_checkpoint,
     not_applied,
-    note_start,
-    passed_preflight,
-    require_files,
-    start_step,
-    status_data,
-    step_of_start,
+    running_bundle,
+    start_bundle,
     stop_started,
     tell_copy,
-    world_size,
 )
 from .state import State
 from .supervisor import Progress
@@ -63,25 +60,25 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
     try:
         tell_copy(plan, progress)
         refuse_odd_run(plan.run)
-        keep.dismiss_silent(plan.own, progress, world=world)
+        supervision.dismiss_silent(plan.own, progress, world=world)
         recorded = state.load_state(plan.own)
-        is_supervised = keeping.is_kept(plan.own, recorded, world=world)
+        is_supervised = keeper_process.is_kept(plan.own, recorded, world=world)
         already = is_supervised or load_running_state(plan) is not None
         if is_supervised and request.foreground and recorded is not None:
-            keeping.dismiss(recorded.keeper, world=world)
-        if not keeping.is_kept(plan.own, state.load_state(plan.own), world=world):
+            keeper_process.dismiss(recorded.keeper, world=world)
+        if not keeper_process.is_kept(plan.own, state.load_state(plan.own), world=world):
             with state.exclusive(plan.own):
                 current = load_running_state(plan)
                 already = current is not None
                 shown = last_step(plan) if already else checkpoint_step(plan)
                 if current is None:
-                    plan, current, _ = _start_run(request, plan, progress, world)
+                    plan, current, _ = start_bundle(request, plan, progress, world)
                 elif not current.ready:  # its launcher was killed before it had written that
                     current = replace(current, ready=True)
                     state.save_state(plan.own, current)
             plan = load_started_plan(plan, current)
             if request.foreground:
-                return _build_run_keeper(request, plan, current, progress, shown, world).keep()
+                return supervision.stay(request, plan, current, progress, shown=shown, world=world)
             if not request.no_keep:
                 _leave_keeper(request, plan)
             if not already:
@@ -108,59 +105,10 @@ def up(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
 def _leave_keeper(request: Request, plan: LaunchPlan) -> None:
     """Leave a keeper; a short run may be over before it says that it is there."""
     try:
-        keep.leave_keeper(request, plan)
+        supervision.leave_keeper(request, plan)
     except StartError:
         if state.load_state(plan.own) is not None:
             raise
-
-
-def keep_run(request: Request, plan: LaunchPlan, current: State, *, world: World = HERE) -> int:
-    """Be the keeper in the background of a run that `up` started; SIGTERM ends both."""
-    progress = Log()
-    try:
-        return _build_run_keeper(request, plan, current, progress, None, world).keep()
-    except KeyboardInterrupt:
-        stop_started(plan, progress)
-        return 0
-
-
-def _build_run_keeper(
-    request: Request,
-    plan: LaunchPlan,
-    current: State,
-    progress: Progress,
-    shown: int | None,
-    world: World,
-) -> Keeper:
-    limits, fixed = (
-        keep.supervision_limits(request, plan),
-        request.strict or request.choice is not None,
-    )
-    return Keeper(plan, current, limits, progress, fixed=fixed, shown=shown, world=world)
-
-
-def _start_run(
-    request: Request, plan: LaunchPlan, progress: Progress, world: World
-) -> tuple[LaunchPlan, State, Preflight]:
-    """Preflight, then start; where the machine is smaller than planned, the next choice."""
-    leftover = state.load_state(plan.own)
-    if leftover is not None:
-        supervisor.stop(plan.own, leftover, progress=progress, world=world)
-    supervisor.stop_strays(plan, progress, world=world)
-    fixed = request.strict or request.choice is not None
-    attempts = Attempts(plan, progress, strict=fixed)
-    for choice in attempts:
-        size = world_size(choice.plan)
-        events.append(plan.own, "start", choice=choice.name, world_size=size)
-        with attempts.trying(choice):
-            result = passed_preflight(choice.plan, progress)
-            note_start(choice.plan)
-            timeout_s = request.timeout or choice.plan.startup_timeout_s
-            current = supervisor.start_processes(
-                choice.plan, timeout_s=timeout_s, progress=progress, world=world
-            )
-            return choice.plan, current, result
-    raise attempts.failure
 
 
 def wait_first_step(
@@ -193,7 +141,7 @@ def wait_first_step(
         if stepped or passed > (limit_s if path else _LIVES_S):
             return
         lives = supervisor.lives(now, world=world)
-        if not lives and not keeping.is_kept(plan.own, now, world=world):
+        if not lives and not keeper_process.is_kept(plan.own, now, world=world):
             break
         if clock.monotonic() - reported_at >= supervisor.PROGRESS_S:
             reported_at = clock.monotonic()
@@ -221,7 +169,7 @@ def _given_up(plan: LaunchPlan, current: State, world: World) -> LauncherError:
             if event["event"] in ("start", "finished", "stopped"):
                 break
         world.clock.sleep(_LOOK_S)
-    log = plan.own / keeping.LOG
+    log = plan.own / keeper_process.LOG
     return LateError("the run was stopped before its first step.", hint=f"See {log}.")
 
 
@@ -262,18 +210,10 @@ def bench(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
         hint = "Its log in run/ has the time of every step."
         message = f"{plan.engine.name} writes no record that this launcher can read."
         raise LauncherError(message, hint=hint)
-    count = request.steps or _MEASURED
-    with ExitStack() as stack:
-        stack.enter_context(state.exclusive(plan.own))
-        current = load_running_state(plan)
-        if current is None and len(read_steps(path)) <= WARM_UP:
-            stack.callback(_end_measured_run, plan, progress, world)
-            plan, current, checked = _start_run(request, request.plan(starts=True), progress, world)
-        else:
-            stack.close()  # others may stop what they started
-            plan = load_started_plan(plan, current) if current is not None else plan
-            checked = preflight(plan, own_ports=current.ports if current else frozenset())
-            require_files(checked)
+    count, needed = request.steps or _MEASURED, len(read_steps(path)) <= WARM_UP
+    with running_bundle(
+        request, plan, progress, stop=_end_measured_run, needed=needed, world=world
+    ) as (plan, current, checked):
         if current is not None:
             wait_steps(plan, current, count + WARM_UP, progress, world=world)
     steps = read_steps(path)[WARM_UP:][-count:]
@@ -282,11 +222,16 @@ def bench(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
             f"the run has not passed its first {WARM_UP} steps, which are not measured.",
             hint="Let it run longer, or see the logs in run/.",
         )
-    measurement = _record(plan, checked, steps, world)
+    measurement = {
+        **measurement_head(plan, checked, world.clock.now()),
+        "kind": "training",
+        "steps": {"first": steps[0].number, "last": steps[-1].number, "count": len(steps)},
+        **comparison(plan, steps),
+    }
     return request.show_measurement(plan, measurement, report.training_bench_text)
 
 
-def _end_measured_run(plan: LaunchPlan, progress: Progress, world: World) -> None:
+def _end_measured_run(plan: LaunchPlan, progress: Progress, world: World = HERE) -> None:
     """End a run that was started only to be measured, however far it came."""
     try:
         current = state.load_state(plan.own)
@@ -305,60 +250,6 @@ def wait_steps(
             return
 
 
-def _record(
-    plan: LaunchPlan, checked: Preflight, steps: list[Step], world: World
-) -> dict[str, Any]:
-    return {
-        "schema_version": 1,
-        "kind": "training",
-        "created": world.clock.now().astimezone(timezone.utc).isoformat(timespec="seconds"),
-        "recipe": plan.name,
-        "recipe_digest": files.digest(plan.root),
-        "machine": checked.machine.to_json(),
-        "engine": {
-            "name": plan.engine.name,
-            "version": checked.engine_version,
-            "planned_version": plan.engine.version,
-        },
-        "steps": {"first": steps[0].number, "last": steps[-1].number, "count": len(steps)},
-        **comparison(plan, steps),
-    }
-
-
-def end_run(request: Request, plan: LaunchPlan, *, world: World = HERE) -> int:
-    """End the run, at once or after a checkpoint; it is fine if nothing runs."""
-    progress = Progress(request.as_json)
-    tell_copy(plan, progress)
-    current = state.load_state(plan.own)
-    if current is not None and request.checkpoint and metrics_file(plan) is None:
-        raise LauncherError(
-            f"{plan.engine.name} cannot save a checkpoint on request.",
-            hint="Leave --checkpoint out; its last checkpoint remains.",
-        )
-    if current is not None and current.here:
-        # Its keeper may hold the lock while it restarts the run.
-        keeping.dismiss(current.keeper, world=world)
-    with state.exclusive(plan.own):
-        current = state.load_state(plan.own)
-        if current is not None and request.checkpoint:
-            end_with_checkpoint(plan, current, progress, world=world)
-        stopped: list[str] = []
-        if current is not None:
-            events.append(plan.own, "stop", step=last_step(plan))
-            stopped = supervisor.stop(plan.own, current, progress=progress, world=world)
-        stopped += supervisor.stop_strays(plan, progress, world=world)
-    checkpoint = newest_checkpoint(plan)
-    ended = bool(stopped) or current is not None
-    data = {
-        "state": "down",
-        "stopped": [server.name for server in current.servers] if current else [],
-        "checkpoint": str(checkpoint[1]) if checkpoint else None,
-    }
-    text = f"stopped; newest checkpoint: {data['checkpoint']}" if ended else "nothing was running"
-    request.show(data, lambda: text)
-    return 0
-
-
 def end_with_checkpoint(
     plan: LaunchPlan, current: State, progress: Progress, *, world: World = HERE
 ) -> None:
@@ -373,3 +264,52 @@ def end_with_checkpoint(
     deadline = world.clock.monotonic() + END_S
     while supervisor.lives(current, world=world) and world.clock.monotonic() < deadline:
         world.clock.sleep(_LOOK_S)
+
+
+def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
+    """Step, loss, speed and remaining time, from the run's own record; and who keeps it."""
+    if current is not None:
+        plan = load_started_plan(plan, current)
+    steps, planned = read_steps(metrics_file(plan)), planned_steps(plan)
+    last = steps[-1] if steps else None
+    remaining_s = None
+    if planned and last and (seconds := last.get("step_s")):
+        remaining_s = (planned - last.number) * seconds
+    servers, processes = current.servers if current else (), world.processes
+    listed = [
+        {"name": s.name, "pid": s.pid, "alive": processes.alive(*s.identity), "log": s.log}
+        for s in servers
+    ]
+    names = ("loss", "tokens_per_s", "step_s", "peak_memory_bytes")
+    figures = {name: last.get(name) if last else None for name in names}
+    model, checkpoint = plan.run / "model", newest_checkpoint(plan)
+    return {
+        "state": _name_run_state(plan, current, world),
+        "step": last.number if last else 0,
+        "steps": planned,
+        **figures,
+        "left_s": remaining_s,
+        "checkpoint": str(checkpoint[1]) if checkpoint else None,
+        "model": str(model) if model.is_dir() else None,
+        "choice": plan.choice,
+        "world_size": world_size(plan),
+        "rollbacks": len(read_rollbacks(plan)),
+        **keeper_process.described(plan, current, world=world),
+        "processes": listed,
+        **keeper_process.remains(current.left_behind(processes) if current else []),
+    }
+
+
+def _name_run_state(plan: LaunchPlan, current: State | None, world: World) -> str:
+    processes = world.processes
+    if current and current.here and any(processes.alive(*s.identity) for s in current.servers):
+        return "up"
+    if current and current.left_behind(processes):
+        return "degraded"  # workers outlive their parent
+    if current and not has_recorded_all(plan, current) and current.unrecorded(processes):
+        return "degraded"  # its launcher was killed before it noted the process
+    if finished(plan):
+        return "finished"
+    if current is None:
+        return "down"
+    return "restarting" if keeper_process.is_kept(plan.own, current, world=world) else "failed"

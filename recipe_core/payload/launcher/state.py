@@ -6,7 +6,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from .errors import BusyError, InputError, LauncherError, file_error
 from .files import make_run, odd_error, open_own, open_plain, read_object, write_json
 from .plan import FIRST
 from .procs import HERE, Processes
-from .sections import Fields
+from .typed_json import Fields, read_typed
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
@@ -46,6 +46,7 @@ def find_copied_owner(owner: Fields, folder: Path) -> str | None:
 
 
 _NAME = "state.json"
+_A_PID = {"low": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,9 @@ class Server:
     """
 
     name: str
-    pid: int
+    pid: int = field(metadata=_A_PID)
     started: int
-    port: int
+    port: int = field(metadata={"low": 1})
     log: str
     output: procs.Place | None = None
 
@@ -79,9 +80,9 @@ class Keeper:
     a sign of life for so long it counts as dead.
     """
 
-    pid: int
+    pid: int = field(metadata=_A_PID)
     started: int
-    metrics_port: int | None = None
+    metrics_port: int | None = field(default=None, metadata={"low": 1})
     watching: bool = True
     silence_s: float | None = None
 
@@ -105,7 +106,7 @@ class State:
     boot: str
     model: str
     host: str
-    port: int
+    port: int = field(metadata={"low": 1})
     ready: bool
     servers: tuple[Server, ...]
     choice: str = FIRST
@@ -200,20 +201,11 @@ def _load_owned_state(run: Path) -> tuple[State | None, str | None]:
         if (elsewhere := find_copied_owner(fields.child("run"), run)) is not None:
             return None, elsewhere
         items = fields.children("servers") if fields.data.get("servers") != [] else ()
-        servers = tuple(_server(item, run) for item in items)
-        mark, model, host = (fields.text(key) for key in ("mark", "model", "host"))
-        state = State(
-            mark,
-            str(fields.data.get("boot")),
-            model,
-            host,
-            fields.integer("port", low=1),
-            fields.data.get("ready") is True,
-            servers,
-            fields.optional_text("choice") or FIRST,
-            keeper=_parse_keeper(fields),
-            restarts=fields.optional_integer("restarts") or 0,
-            parked=fields.integers("parked"),
+        current = read_typed(
+            State,
+            fields,
+            boot=str(fields.data.get("boot")),
+            servers=tuple(_parse_server(item, run) for item in items),
             logs=tuple(_here(run, log) for log in fields.texts("logs")),
         )
     except InputError as error:
@@ -221,7 +213,7 @@ def _load_owned_state(run: Path) -> tuple[State | None, str | None]:
             f"{path} is damaged: {error.message}",
             hint=f"Stop its processes by hand, then remove {path}.",
         ) from None
-    return state, None
+    return current, None
 
 
 def _here(run: Path, log: str) -> str:
@@ -229,29 +221,10 @@ def _here(run: Path, log: str) -> str:
     return str(run / Path(log).name)
 
 
-def _parse_keeper(fields: Fields) -> Keeper | None:
-    if fields.data.get("keeper") is None:
-        return None
-    keeper = fields.child("keeper")
-    return Keeper(
-        keeper.integer("pid", low=2),
-        keeper.integer("started"),
-        keeper.optional_integer("metrics_port", low=1),
-        keeper.data.get("watching") is True,
-        keeper.optional_number("silence_s"),
-    )
-
-
-def _server(fields: Fields, run: Path) -> Server:
-    output = fields.integers("output") if fields.data.get("output") else ()
-    return Server(
-        fields.text("name"),
-        fields.integer("pid", low=2),
-        fields.integer("started"),
-        fields.integer("port", low=1),
-        _here(run, fields.text("log")),
-        (output[0], output[1]) if len(output) == 2 else None,
-    )
+def _parse_server(fields: Fields, run: Path) -> Server:
+    place = fields.integers("output") if fields.data.get("output") else ()
+    output = (place[0], place[1]) if len(place) == 2 else None
+    return read_typed(Server, fields, log=_here(run, fields.text("log")), output=output)
 
 
 def folders(run: Path) -> list[Path]:

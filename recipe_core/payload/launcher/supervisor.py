@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import heartbeat, keeping, procs, state
+from . import heartbeat, keeper_process, procs, state
 from .diagnosis import VAGUE, diagnose, excerpt_log, failure_text
 from .engine import command
 from .errors import LateError, LauncherError, StartError
@@ -289,7 +289,7 @@ def stop(
     Raises:
         LauncherError: when a process runs on; the state stays then.
     """
-    keeping.dismiss(current.keeper if current.here else None, world=world)
+    keeper_process.dismiss(current.keeper if current.here else None, world=world)
     with uninterrupted():
         complete = recorded or current.ready
         stopped = _stop(world, current, progress, complete) if current.here else []
@@ -306,7 +306,7 @@ def stop_all_recorded(run: Path, progress: Progress, *, world: World = HERE) -> 
     stopped: list[str] = []
     for node_folder in state.folders(run):
         current = state.load_state(node_folder)
-        keeping.dismiss(current.keeper if current and current.here else None, world=world)
+        keeper_process.dismiss(current.keeper if current and current.here else None, world=world)
         with state.exclusive(node_folder):
             current = state.load_state(node_folder)
             if current is not None and current.here:

@@ -24,11 +24,12 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
+from transformers import AutoModelForCausalLM
 
 from .disk import put_in_place, sync_to_disk
 from .errors import TrainError
-from .lora import Adapters
-from .model import Part, stored_tensors
+from .lora import merge_adapters
+from .model import Part
 from .rollbacks import remove_left
 from .settings import Lora
 from .steps import STATES, LossScale
@@ -54,25 +55,21 @@ def export_checkpoint(
 
 
 def export_adapters(
-    checkpoint: Path,
-    reference: Any,
-    tokenizer: Any,
-    target: Path,
-    dtype: torch.dtype,
-    lora: Lora,
-    base: str,
+    checkpoint: Path, tokenizer: Any, target: Path, dtype: torch.dtype, lora: Lora, base: str
 ) -> None:
     """Write the adapters alone, in peft's format, and ``target``: ``base`` with them merged."""
-    adapters = Adapters(
-        reference,
-        lora,
-        lambda tensors: _load_checkpoint_weights(checkpoint, tensors, torch.float32),
-    )
-    _replaced(target.with_name(ADAPTER), lambda part: adapters.save(part, base))
-    names = {name for name, _ in reference.named_parameters()}
-    _write_exported_model(
-        adapters.merged(stored_tensors(base, names), dtype), reference, tokenizer, target, dtype
-    )
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    merged: list[Any] = []
+
+    def write(part: Path) -> None:
+        merged.append(merge_adapters(model, lora, read, part))
+
+    def read(tensors: dict[str, torch.Tensor]) -> None:
+        _load_checkpoint_weights(checkpoint, tensors, torch.float32)
+
+    _replaced(target.with_name(ADAPTER), write)
+    weights = {name: tensor.to(dtype) for name, tensor in merged[0].state_dict().items()}
+    _write_exported_model(weights, merged[0], tokenizer, target, dtype)
 
 
 def _write_exported_model(

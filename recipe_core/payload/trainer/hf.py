@@ -19,9 +19,8 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from .checkpoint import LEAST_KEPT
-from .data import Order
+from .data import Sequences
 from .errors import TrainError
-from .examples import open_data
 from .metrics import Metrics, Row, peak_memory_bytes
 from .model import choose_attention, load_model_config
 from .rollbacks import BROKEN, Watch, read_record, remove_left, roll_back, tell_end
@@ -37,16 +36,15 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
     Both labels are what follows each token, so that the trainer shifts nothing.
     """
 
-    def __init__(self, sequences: Order, count: int) -> None:
+    def __init__(self, sequences: Sequences, count: int) -> None:
         self.sequences, self.count = sequences, count
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        (item,) = self.sequences.item(self.sequences.place(index))
-        row = {"input_ids": item.inputs, "labels": item.targets, "shift_labels": item.targets}
-        return row if item.positions is None else row | {"position_ids": item.positions}
+        window = self.sequences.window(index)
+        return {"input_ids": window[:-1], "labels": window[1:], "shift_labels": window[1:]}
 
 
 class InOrder(Trainer):
@@ -163,11 +161,9 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
     """
     root = options.config.resolve().parent
     run = _run_folder(options)
-    if settings.lora or settings.data_format == "preference":
-        task = "adapters" if settings.lora else "preferences"
-        raise TrainError(
-            f"transformers' trainer trains no {task} here.", hint="Use the embedded trainer."
-        )
+    if settings.lora:
+        hint = "Use the embedded trainer, or TRL."
+        raise TrainError("transformers' trainer trains no adapters here.", hint=hint)
     record = read_record(run)
     record.check(settings.guard.rollbacks)
     data = data_paths(options.data, settings.data, root)
@@ -179,19 +175,21 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
         data,
         config.vocab_size,
         config.max_position_embeddings,
-        settings.data_format,
     )
     # Before the model, which ZeRO-3 divides while it is built.
     arguments = _build_hf_arguments(settings, options.deepspeed, run)
     with arguments.main_process_first(desc="tokens"):
-        path = token_file(data, tokenizer, run / "data", settings.data_format)
-    sequences = open_data(path, settings, record.skips)
+        path = token_file(data, tokenizer, run / "data")
+    batch = settings.batch
+    sequences = Sequences(
+        path, batch.sequence_length, batch.global_batch, settings.seed, record.skips
+    )
     kwargs = {"dtype": torch.float32, "attn_implementation": choose_attention(settings.attention)}
     if settings.model.weights == "pretrained":
         model: Any = AutoModelForCausalLM.from_pretrained(options.model, **kwargs)
     else:
         model = AutoModelForCausalLM.from_config(config, **kwargs)  # type: ignore[no-untyped-call]
-    rows = Rows(sequences, settings.steps * settings.batch.global_batch)
+    rows = Rows(sequences, settings.steps * batch.global_batch)
     trainer = InOrder(
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
@@ -309,7 +307,7 @@ def _hf_trainer_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="texts (.txt, .jsonl) or chats (.jsonl) instead of the bundle's",
+        help="texts (.txt, .jsonl) instead of the bundle's",
     )
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     # DeepSpeed's launcher passes it.

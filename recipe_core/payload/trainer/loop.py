@@ -21,22 +21,19 @@ from .checkpoint import (
     list_checkpoint_folders,
     list_complete_checkpoints,
 )
-from .data import Ahead
+from .data import Ahead, Sequences
 from .errors import RolledBackError, TrainError
-from .examples import check_training_task, open_data
-from .lora import fill_adapters, fill_pretrained
+from .lora import check_adapters
 from .metrics import Metrics, Row, peak_memory_bytes
-from .model import Part, build_meta_model, fill_random, load_model_config
+from .model import Part, build_meta_model, fill_weights, load_model_config
 from .parallel import HALF, World, emulated, join_processes, lay_out
 from .rollbacks import BROKEN, CALM, Watch, read_record, roll_back
 from .settings import STOP_FILE, Settings
 from .steps import (
     LossScale,
     Passes,
-    Reference,
     learning_rate,
     make_optimizer,
-    reference_of,
     update,
 )
 from .tokens import get_tokenizer, token_file
@@ -82,7 +79,7 @@ class Run:
         self.record = read_record(paths.run)
         self.record.check(settings.guard.rollbacks)
         config = load_model_config(settings, paths.model)
-        check_training_task(settings, paths.model)
+        check_adapters(settings, paths.model)
         length = settings.batch.sequence_length
         if length > config.max_position_embeddings:
             limit = config.max_position_embeddings
@@ -94,21 +91,21 @@ class Run:
             paths.data,
             config.vocab_size,
             positions,
-            settings.data_format,
         )
-        where = (paths.data, self.tokenizer, paths.run / "data", settings.data_format)
+        where = (paths.data, self.tokenizer, paths.run / "data")
         if int(os.environ["LOCAL_RANK"]) == 0:  # once per node; the others read the file
             token_file(*where)
         dist.barrier()
-        self.sequences = open_data(token_file(*where), settings, self.record.skips)
+        batch, skips = settings.batch, self.record.skips
+        sequences = Sequences(token_file(*where), length, batch.global_batch, settings.seed, skips)
         degrees, loading = world.degrees, settings.loading
         place = (world.dp_rank, degrees.dp, degrees.micro_batches)
-        self.ahead = Ahead(self.sequences, place, loading.workers, loading.prefetch, settings.steps)
+        self.ahead = Ahead(sequences, place, loading.workers, loading.prefetch, settings.steps)
         self.reference = build_meta_model(config, settings)
         self.parts = [self._part(chunk) for chunk in range(settings.split.virtual_stages)]
         self.optimizers = [make_optimizer(settings.optimizer, part) for part in self.parts]
         self.scale = LossScale(used=settings.precision == "fp16")
-        self.passes = Passes(self.parts, settings, world, self.scale, self._preferred())
+        self.passes = Passes(self.parts, settings, world, self.scale)
         folder = paths.run / "checkpoints"
         self.checkpoints = Checkpointer(
             folder, settings.checkpoints.keep, self.parts, self.optimizers, settings.optimizer.name
@@ -116,27 +113,15 @@ class Run:
         self.watch = Watch(settings.guard)
         self.stop_signalled = False
 
-    def _preferred(self) -> Reference | None:
-        """What preferences are held against: a frozen copy, or the model without adapters."""
-        if self.settings.data_format != "preference":
-            return None
-        frozen = None if self.settings.lora else self._part(0, frozen=True)
-        return reference_of(self.parts[0], frozen)
-
-    def _part(self, chunk: int, *, frozen: bool = False) -> Part:
+    def _part(self, chunk: int) -> Part:
         settings, world = self.settings, self.world
         chunks = settings.split.pp * settings.split.virtual_stages
         model = build_meta_model(self.reference.config, settings)
         part = Part(model, chunk * settings.split.pp + world.pp_rank, chunks)
-        part = lay_out(part, settings, world, frozen=frozen)
+        part = lay_out(part, settings, world)
         part.to_empty(device=world.device)
-        part.train(not frozen)
-        if settings.model.weights == "pretrained" and self.paths.model is not None:
-            fill_pretrained(part, self.reference, self.paths.model, world.device)
-        else:
-            fill_random(part, self.reference, settings.seed, world.device)
-        if settings.lora:
-            fill_adapters(part, settings.seed, world.device)
+        part.train()
+        fill_weights(part, self.reference, settings, self.paths.model, world.device)
         return part
 
     def go(self, resume: str) -> bool:
@@ -199,9 +184,7 @@ class Run:
         """One optimizer step: its row, whether any rank was asked to stop, and how it looks."""
         settings, degrees = self.settings, self.world.degrees
         began = time.perf_counter()
-        pairs = settings.data_format == "preference"
-        learned = self.sequences.items if pairs else self.sequences.learned(step)
-        loss = self.passes.run(self.ahead.batch(step), learned)
+        loss = self.passes.run(self.ahead.batch(step))
         rate = learning_rate(settings.optimizer, step, settings.steps)
         scale = self.scale.value
         norm, _ = update(
@@ -209,11 +192,9 @@ class Run:
         )
         # Every rank of a tensor-parallel group has the loss, of a pipeline only the last stage.
         stop_requested = torch.tensor(float(self._stop_requested()), device=loss.device)
-        means = torch.stack([loss, *self.passes.rewards]) / (degrees.dp * degrees.tp)
-        shared = torch.cat([means, stop_requested[None]])
+        shared = torch.stack([loss / (degrees.dp * degrees.tp), stop_requested])
         dist.all_reduce(shared)
-        total, margin, accuracy, stop = shared.tolist()
-        rewards = (margin, accuracy) if pairs else ()
+        total, stop = shared.tolist()
         # One rank judges, and all act on what it says.
         verdict = self.watch.see(step + 1, total, norm) if self.world.rank == 0 else CALM
         largest = torch.tensor(
@@ -224,7 +205,7 @@ class Run:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         memory, verdict = (int(value) for value in largest.tolist())
         seconds = time.perf_counter() - began
-        row = self._row(step + 1, total, rate, norm, seconds, memory, scale, *rewards)
+        row = self._row(step + 1, total, rate, norm, seconds, memory, scale)
         return row, stop > 0, verdict
 
     def _row(
@@ -236,7 +217,6 @@ class Run:
         step_s: float,
         memory: int,
         scale: float,
-        *rewards: float,
     ) -> Row:
         batch, figures = self.settings.batch, self.settings.figures
         tokens = batch.global_batch * batch.sequence_length
@@ -256,7 +236,6 @@ class Run:
             memory,
             tokens * step,
             scale,
-            *rewards,
         )
 
     def _stop_requested(self) -> bool:
@@ -278,9 +257,6 @@ class Run:
         say(f"{parameters:,} parameters; {processes}; {work}, {pieces}; {begin}")
         if emulated(self.settings.precision, self.world.device):
             say("this processor has no bf16 products: calculating in fp32, with more memory")
-        if lost := self.sequences.left_out:
-            kind = "preferences" if self.settings.data_format == "preference" else "chats"
-            say(f"{lost:,} {kind} have no answer within {batch.sequence_length} tokens; left out")
 
     def _finish(self, step: int) -> None:
         if self.world.rank == 0:
@@ -294,9 +270,9 @@ class Run:
     def _export(self, step: int) -> None:
         checkpoint, target = self.checkpoints.folder / f"step-{step}", self.paths.run / "model"
         dtype, lora = HALF.get(self.settings.precision, torch.float32), self.settings.lora
-        model = (checkpoint, self.reference, self.tokenizer, target, dtype)
         if lora:
-            export_adapters(*model, lora, str(self.paths.model))
+            base = str(self.paths.model)
+            export_adapters(checkpoint, self.tokenizer, target, dtype, lora, base)
         else:
-            export_checkpoint(*model)
+            export_checkpoint(checkpoint, self.reference, self.tokenizer, target, dtype)
         say(f"done: {target} can be served")

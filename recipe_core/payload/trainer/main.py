@@ -65,7 +65,7 @@ def _trainer_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="texts (.txt, .jsonl), chats or preferences (.jsonl) instead of the bundle's",
+        help="texts (.txt, .jsonl) instead of the bundle's",
     )
     parser.add_argument(
         "--resume",

@@ -12,12 +12,7 @@ import torch
 
 @dataclass(frozen=True)
 class Row:
-    """One step. ``loss`` is the mean over its learned tokens, or pairs (nats).
-
-    Memory is that of the fullest device. Of preferences alone, ``reward_margin``: by how much more
-    the chosen answers are preferred than by the reference (nats · beta); ``reward_accuracy``: the
-    share of pairs in which they are.
-    """
+    """One step. ``loss`` is the mean over its tokens (nats), memory that of the fullest device."""
 
     step: int
     loss: float
@@ -30,15 +25,11 @@ class Row:
     peak_memory_bytes: int
     tokens: int
     loss_scale: float
-    reward_margin: float | None = None
-    reward_accuracy: float | None = None
 
 
 _HELP = {
     "step": "Optimizer steps done.",
     "loss": "Mean loss of the step's tokens, nats.",
-    "reward_margin": "Mean reward of chosen answers less that of rejected ones.",
-    "reward_accuracy": "Share of pairs whose chosen answer has the larger reward.",
     "learning_rate": "Learning rate of the step.",
     "gradient_norm": "Norm of the gradient before clipping.",
     "step_s": "Seconds of the step.",

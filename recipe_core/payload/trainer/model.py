@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from .errors import TrainError
+from .lora import add_adapters, start_adapters
 from .settings import Settings
 
 _AT_ONCE_BYTES = 1 << 30  # of complete tensors beside the shares of a rank
@@ -67,14 +68,9 @@ class Part(nn.Module):
     def learning(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, parameter) for name, parameter in self.named() if parameter.requires_grad)
 
-    def forward(self, x: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """The hidden states or logits of ``x``.
-
-        ``positions`` begin anew where a text does; attention ends there.
-        """
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The hidden states or logits of ``x``."""
         inputs = {"input_ids": x} if self.first else {"inputs_embeds": x}
-        if positions is not None:
-            inputs["position_ids"] = positions
         logits: torch.Tensor = self.inner(**inputs, use_cache=False).logits
         return logits
 
@@ -121,7 +117,34 @@ def build_meta_model(config: PreTrainedConfig, settings: Settings) -> Any:
     if not complete or not hasattr(model, "lm_head"):
         hint = "Supported: models with embed_tokens, layers, norm and lm_head."
         raise TrainError(f"this version cannot train {config.model_type} models.", hint=hint)
+    if settings.lora:
+        add_adapters(model, settings.lora)
     return model
+
+
+def fill_weights(
+    part: Part, reference: Any, settings: Settings, folder: str | None, device: torch.device
+) -> None:
+    """Fill a part with the folder's weights, or at random, and its adapters as they start.
+
+    Raises:
+        TrainError: when a tensor of the model is missing.
+    """
+    from_folder = settings.model.weights == "pretrained" and folder is not None
+    # Buffers are as after a random start.
+    fill_random(part, reference, settings.seed, device)
+    if from_folder:
+        names = {_base_name(name) for name, _ in reference.named_parameters()}
+        part_names = {_base_name(name): name for name, _ in part.named() if ".lora_" not in name}
+        for name, tensor in stored_tensors(str(folder), part_names.keys() & names):
+            copy_part_weights(part, {part_names[name]: tensor.to(device, torch.float32)})
+    if settings.lora:
+        copy_part_weights(part, start_adapters(part.learning(), settings.seed, device))
+
+
+def _base_name(name: str) -> str:
+    """The name of a parameter in a checkpoint, which adapters beside it do not change."""
+    return name.replace(".base_layer.", ".")
 
 
 def fill_random(part: Part, reference: Any, seed: int, device: torch.device) -> None:

@@ -26,7 +26,6 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from .errors import TrainError
-from .lora import adapt, narrow
 from .model import Part
 from .settings import Batch, Settings, Split
 
@@ -138,23 +137,16 @@ HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _HEADS = 2
 
 
-def lay_out(part: Part, settings: Settings, world: World, *, frozen: bool = False) -> Part:
-    """Apply everything in the settings; the parameters stay on the meta device.
-
-    ``frozen``: a copy that is only read, in the run's 16-bit format.
-    """
+def lay_out(part: Part, settings: Settings, world: World) -> Part:
+    """Apply everything in the settings; the parameters stay on the meta device."""
     half = HALF.get(settings.precision)
     computed = torch.float32 if emulated(settings.precision, world.device) else half
-    if settings.lora or frozen:
-        narrow(part, half)
+    for parameter in part.parameters():
+        if not parameter.requires_grad:  # no optimizer changes it
+            parameter.data = parameter.data.to(half or parameter.dtype)
     if settings.split.tp > 1:
         _tensor_parallel(part, world.mesh["tp"], sequence=settings.split.sequence_parallel)
-    if frozen:
-        part.requires_grad_(False)
-    else:
-        if settings.lora:
-            adapt(part, settings.lora)
-        _recompute(part, settings.recompute)
+    _recompute(part, settings.recompute)
     policy = MixedPrecisionPolicy(
         param_dtype=computed,
         reduce_dtype=torch.float32 if half else None,

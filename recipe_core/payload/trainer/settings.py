@@ -100,14 +100,12 @@ class Optimizer:
 class Lora:
     """Adapters of frozen weights: ``alpha / rank`` times their product is added.
 
-    ``targets``: matrices that get one. ``base``: how the frozen matrices of layers are stored, in
-    the run's 16-bit format or in four bits (QLoRA).
+    ``targets``: matrices that get one.
     """
 
     rank: int
     alpha: float
     targets: Literal["attention", "mlp", "all"] = "all"
-    base: Literal["16-bit", "nf4"] = "16-bit"
 
 
 @dataclass(frozen=True)
@@ -143,10 +141,8 @@ class Figures:
 
 @dataclass(frozen=True)
 class Settings:
-    """All of ``train.json``; ``data`` are files, relative to the bundle.
+    """All of ``train.json``; ``data`` are texts, relative to the bundle.
 
-    ``data_format``: texts; chats, of which answers are learned; or preferences, which are learned
-    by direct preference optimisation with ``dpo_beta``. ``packed``: chats share sequences.
     ``elastic``: the run adapts to other numbers of devices.
     """
 
@@ -155,9 +151,6 @@ class Settings:
     batch: Batch
     steps: int
     data: tuple[str, ...]
-    data_format: Literal["text", "chat", "preference"] = "text"
-    packed: bool = True
-    dpo_beta: float = 0.1
     model: Model = Model()
     split: Split = Split()
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"

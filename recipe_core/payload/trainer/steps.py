@@ -1,20 +1,14 @@
-"""One optimizer step: forward and backward passes, a preference's loss, rate and clipping.
+"""One optimizer step: forward and backward passes, rate and clipping.
 
-The loss is the mean over all tokens that the step learns, wherever they are, or over its pairs.
-
-Direct preference optimisation (Rafailov et al., arXiv:2305.18290): the loss of a pair is -log
-sigmoid(margin). An answer's reward is beta times by how much more probable it is (in logarithms)
-than by a frozen reference, and the margin that of the chosen answer less that of the rejected one.
-The reference is the model that the run starts from: a frozen copy, divided like the model; with
-adapters the model itself with its adapters off, so that nothing is stored twice.
+The loss is the mean over all tokens of the step, wherever they are.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -29,10 +23,9 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.nn.functional import cross_entropy, logsigmoid
+from torch.nn.functional import cross_entropy
 
-from .data import IGNORED, Item, positions
-from .lora import Adapted
+from .data import Item
 from .model import Part
 from .parallel import World, micro_batch_mode
 from .settings import Optimizer, Settings
@@ -155,64 +148,16 @@ def update(
     return float(norm), finite
 
 
-# The reference's log-probabilities of the answers of a micro-batch.
-Reference = Callable[[Item], torch.Tensor]
-
-
 def to_plain_tensor(value: torch.Tensor) -> torch.Tensor:
     """As a plain tensor: over cut logits it is the same on every rank."""
     full = getattr(value, "full_tensor", None)
     return value if full is None else full()
 
 
-def log_probabilities(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Of each sequence's learned tokens together, in nats."""
-    losses = cross_entropy(
-        logits.flatten(0, 1).float(), targets.flatten(), reduction="none", ignore_index=IGNORED
-    )
-    return -to_plain_tensor(losses).view(targets.shape).sum(1)
-
-
-def margins(logits: torch.Tensor, item: Item, reference: torch.Tensor, beta: float) -> torch.Tensor:
-    """Of each pair: the reward of the chosen answer less that of the rejected one."""
-    rewards = beta * (log_probabilities(logits, item.targets) - reference)
-    return rewards[0::2] - rewards[1::2]
-
-
-def loss_of(margin: torch.Tensor) -> torch.Tensor:
-    return -logsigmoid(margin).sum()
-
-
-def reference_of(part: Part, frozen: Part | None) -> Reference:
-    """The log-probabilities of a frozen copy, or of the part without its adapters."""
-
-    def ask(item: Item) -> torch.Tensor:
-        with torch.no_grad(), without_adapters(part):
-            logits = (frozen or part)(item.inputs)
-            return log_probabilities(logits, item.targets)
-
-    return ask
-
-
-@contextmanager
-def without_adapters(part: Part) -> Iterator[None]:
-    """The part as it was before it was trained, where it has adapters."""
-    adapted = [module for module in part.modules() if isinstance(module, Adapted)]
-    scales = [module.scale for module in adapted]
-    for module in adapted:
-        module.scale = 0.0
-    try:
-        yield
-    finally:
-        for module, scale in zip(adapted, scales, strict=True):
-            module.scale = scale
-
-
 class Passes:
     """Runs micro-batches and leaves gradients that replicas average to those of the step's mean.
 
-    With tensor parallelism, logits and loss stay cut by vocabulary. With a ``reference`` the loss
-    is that of preferences, and ``rewards`` are then its mean margin, and how often it is positive.
+    With tensor parallelism, logits and loss stay cut by vocabulary.
     """
 
     def __init__(
@@ -221,23 +166,17 @@ class Passes:
         settings: Settings,
         world: World,
         scale: LossScale,
-        reference: Reference | None = None,
     ) -> None:
         self.parts, self.settings, self.world, self.scale = parts, settings, world, scale
         self.micro_batches = world.degrees.micro_batches
         self.schedule = self._schedule() if settings.split.pp > 1 else None
-        self.reference = reference
-        self.count = 1.0
-        self.rewards = torch.zeros(2, device=world.device)
+        batch = settings.batch
+        self.tokens = batch.global_batch * batch.sequence_length / world.degrees.dp
 
-    def run(self, batches: Iterable[Item], learned: int) -> torch.Tensor:
-        """The replica's share of the mean loss; zero on pipeline ranks without the last layer.
-
-        ``learned``: tokens, or pairs, that the step learns from on all replicas.
-        """
-        self.count = learned / self.world.degrees.dp
-        self.rewards.zero_()
-        moved = [_move_item(item, self.world.device) for item in batches]
+    def run(self, batches: Iterable[Item]) -> torch.Tensor:
+        """The replica's share of the mean loss; zero on pipeline ranks without the last layer."""
+        device = self.world.device
+        moved = [Item(item.inputs.to(device), item.targets.to(device)) for item in batches]
         with self._loss_context():
             return self._pipeline(moved) if self.schedule else self._accumulate(moved)
 
@@ -245,13 +184,8 @@ class Passes:
         (part,) = self.parts
         total = torch.zeros((), device=self.world.device)
         for number, item in enumerate(batches):
-            reference_scores = None if self.reference is None else self.reference(item)
             micro_batch_mode(part, self.settings, last=number == len(batches) - 1)
-            logits = part(item.inputs, item.positions)
-            if reference_scores is None:
-                loss = self._loss(logits, item.targets)
-            else:
-                loss = self._preferred(logits, item, reference_scores)
+            loss = self._loss(part(item.inputs), item.targets)
             loss.backward()  # type: ignore[no-untyped-call]
             total += to_plain_tensor(loss.detach())
         return total / self.scale.value
@@ -261,11 +195,9 @@ class Passes:
         targets = torch.cat([item.targets for item in batches])
         first = (inputs,) if any(part.first for part in self.parts) else ()
         more: dict[str, Any] = {}
-        if batches[0].positions is not None:
-            more["positions"] = torch.cat(list(positions(batches)))
         losses: list[torch.Tensor] = []
         if any(part.last for part in self.parts):
-            more |= {"target": targets, "losses": losses}
+            more = {"target": targets, "losses": losses}
         assert self.schedule is not None  # noqa: S101 - only called with one
         self.schedule.step(*first, **more, return_outputs=False)
         zero = torch.zeros((), device=self.world.device)
@@ -274,20 +206,8 @@ class Passes:
 
     def _loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The loss of one micro-batch, as its share of the step's mean."""
-        loss = cross_entropy(
-            logits.flatten(0, 1).float(), targets.flatten(), reduction="sum", ignore_index=IGNORED
-        )
-        return loss * (self.scale.value / self.count)
-
-    def _preferred(
-        self, logits: torch.Tensor, item: Item, reference_scores: torch.Tensor
-    ) -> torch.Tensor:
-        """The same of pairs."""
-        margin = margins(logits, item, reference_scores, self.settings.dpo_beta)
-        with torch.no_grad():
-            positive = (margin > 0).float()
-            self.rewards += torch.stack([margin.sum(), positive.sum()]) / self.count
-        return loss_of(margin) * (self.scale.value / self.count)
+        loss = cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="sum")
+        return loss * (self.scale.value / self.tokens)
 
     def _loss_context(self) -> AbstractContextManager[Any]:
         return loss_parallel() if self.settings.split.tp > 1 else nullcontext()
@@ -315,8 +235,3 @@ class Passes:
             )
         kind = ScheduleGPipe if split.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], self.micro_batches, loss_fn=self._loss, scale_grads=False)
-
-
-def _move_item(item: Item, device: torch.device) -> Item:
-    places = None if item.positions is None else item.positions.to(device)
-    return Item(item.inputs.to(device), item.targets.to(device), places)

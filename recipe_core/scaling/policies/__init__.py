@@ -1,43 +1,35 @@
-"""Policies of autoscalers: their rules as pure functions, and batches of them at work.
+"""Policies of autoscalers, as their own projects decide.
 
-One module a policy restates a project's documentation (docs/reference/autoscalers.md);
-``defaults.yaml`` has its numbers with their sources, ``table.py`` what each knows, ``columns.py``
-sliding means and maxima.
+``controller_of`` is a policy at work on columns, each a fleet of its own: rules (``rules``), how
+they settle on a number (``tracking``), numbers by the clock (``controller``) and by a forecast
+(``predictive``), with the numbers of ``policies.yaml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 
 from recipe_core.base.errors import InputError
-from recipe_core.request.scaling import Policy, Scaling, Trigger
+from recipe_core.request.scaling import Policy, Scaling
 from recipe_core.scaling.fleet import Controller
-from recipe_core.scaling.policies.dynamo import Dynamo
-from recipe_core.scaling.policies.hpa import Hpa
-from recipe_core.scaling.policies.keda import Keda
-from recipe_core.scaling.policies.kpa import Kpa
-from recipe_core.scaling.policies.llm_d import LlmD
-from recipe_core.scaling.policies.predictive import Predictive
-from recipe_core.scaling.policies.ray_serve import RayServe
-from recipe_core.scaling.policies.schedule import Fixed, Schedule
-from recipe_core.scaling.policies.skyserve import SkyServe
-from recipe_core.scaling.policies.table import FIELD, ROWS, check_scaling, default_triggers
+from recipe_core.scaling.policies.controller import Fixed, Schedule
+from recipe_core.scaling.policies.predictive import Dynamo, Predictive
+from recipe_core.scaling.policies.rows import FIELD, check_scaling, default_triggers, policy_row
+from recipe_core.scaling.policies.tracking import Behaved, Held, Kpa, Triggers
 from recipe_core.scaling.traces.loads import Load
 
-__all__ = ["controller_of"]
+__all__ = ["BATCHES", "controller_of"]
 
-
-@dataclass(frozen=True, slots=True)
-class _PolicyInputs:
-    """What a batch of policies is made from."""
-
-    scalings: Sequence[Scaling]
-    triggers: Sequence[Trigger]
-    capacity_per_s: float
-    start_s: float
-    history: Load | None
-    limits_s: Mapping[str, float] = field(default_factory=dict)
+# Policies that one controller decides together, in the order of their columns.
+BATCHES: tuple[tuple[Policy, ...], ...] = (
+    ("fixed",),
+    ("schedule",),
+    ("predictive",),
+    ("hpa", "keda", "llm-d"),
+    ("kpa",),
+    ("skyserve", "ray-serve"),
+    ("dynamo",),
+)
 
 
 def controller_of(
@@ -45,61 +37,48 @@ def controller_of(
     *,
     capacity_per_s: float,
     start_s: float,
-    start_hour: int = 0,  # noqa: ARG001 - signals carry the hour
     history: Load | None = None,
     slots: int | None = None,
     limits_s: Mapping[str, float] | None = None,
 ) -> Controller:
-    """Scalings of one policy at work, a column each, in their order.
+    """Return scalings of one entry of ``BATCHES`` at work, a column each, in their order.
 
-    capacity_per_s: requests per second that one replica serves within the limits. start_s: of a
-    cold start. start_hour: of the week at second 0; signals carry it too. history: the load before
-    second 0, for forecasts. slots: requests in a replica at once, for triggers that are left out.
-    limits_s: ``ttft_s`` and ``tpot_s`` of the objective, for Dynamo.
+    Args:
+        scalings: those of one policy stand together, in the order of the entry.
+        capacity_per_s: requests per second that one replica serves within the limits.
+        start_s: of a cold start.
+        history: the load before second 0, for forecasts.
+        slots: requests in a replica at once, for triggers that are left out.
+        limits_s: ``ttft_s`` and ``tpot_s`` of the objective, for Dynamo.
 
     Raises:
         InputError: a scaling states what its policy does not know, or needs a trigger and has none.
-        ValueError: the scalings are of several policies, look at different intervals, or are none.
+        ValueError: the scalings are of several batches, look at different intervals, or are none.
     """
-    policies = {scaling.policy for scaling in scalings}
-    if len(policies) != 1:
+    policies = list(dict.fromkeys(scaling.policy for scaling in scalings))
+    batch = next((batch for batch in BATCHES if policies and {*policies} <= {*batch}), ())
+    if not batch or policies != [policy for policy in batch if policy in policies]:
         raise ValueError(f"a batch has scalings of one policy, not of {sorted(policies)}")
+    triggers: Triggers = {
+        policy: default_triggers(policy, slots=slots, capacity_per_s=capacity_per_s)
+        for policy in policies
+    }
     for scaling in scalings:
         check_scaling(scaling)
-    (policy,) = policies
-    triggers = default_triggers(policy, slots=slots, capacity_per_s=capacity_per_s)
-    _check_triggered(scalings, triggers)
-    inputs = _PolicyInputs(scalings, triggers, capacity_per_s, start_s, history, limits_s or {})
-    return _MAKERS[policy](inputs)
-
-
-def _check_triggered(scalings: Sequence[Scaling], triggers: Sequence[Trigger]) -> None:
-    for scaling in scalings:
-        if ROWS[scaling.policy].metrics and not (scaling.triggers or triggers):
+        if policy_row(scaling.policy).metrics and not (
+            scaling.triggers or triggers[scaling.policy]
+        ):
             raise InputError(
                 f"policy {scaling.policy} has no trigger to scale by.",
                 field=f"{FIELD}.triggers",
                 hint="State one, for example {metric: in-flight, target: 8}.",
             )
-
-
-def _make_dynamo(inputs: _PolicyInputs) -> Controller:
-    return Dynamo(inputs.scalings, inputs.capacity_per_s, inputs.limits_s)
-
-
-def _make_predictive(inputs: _PolicyInputs) -> Controller:
-    return Predictive(inputs.scalings, inputs.capacity_per_s, inputs.start_s, inputs.history)
-
-
-_MAKERS: Mapping[Policy, Callable[[_PolicyInputs], Controller]] = {
-    "fixed": lambda inputs: Fixed(inputs.scalings),
-    "schedule": lambda inputs: Schedule(inputs.scalings),
-    "predictive": _make_predictive,
-    "hpa": lambda inputs: Hpa(inputs.scalings, inputs.triggers),
-    "keda": lambda inputs: Keda(inputs.scalings, inputs.triggers),
-    "kpa": lambda inputs: Kpa(inputs.scalings, inputs.triggers),
-    "skyserve": lambda inputs: SkyServe(inputs.scalings, inputs.triggers),
-    "ray-serve": lambda inputs: RayServe(inputs.scalings, inputs.triggers),
-    "dynamo": _make_dynamo,
-    "llm-d": lambda inputs: LlmD(inputs.scalings, inputs.triggers),
-}
+    if "predictive" in batch:
+        return Predictive(scalings, capacity_per_s, start_s, history)
+    if "dynamo" in batch:
+        return Dynamo(scalings, capacity_per_s, limits_s or {})
+    if "fixed" in batch or "schedule" in batch:
+        return Fixed(scalings) if "fixed" in batch else Schedule(scalings)
+    if "kpa" in batch:
+        return Kpa(scalings, triggers)
+    return Held(scalings, triggers) if "skyserve" in batch else Behaved(scalings, triggers)

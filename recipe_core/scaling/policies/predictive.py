@@ -1,8 +1,8 @@
-"""Replicas by a forecast of the load at the moment when they would be ready."""
+"""Policies that forecast: replicas for the load when they would be ready, and Dynamo's planner."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -10,20 +10,11 @@ from recipe_core.base.arrays import Float
 from recipe_core.request.over_time import DAY_S, WEEK_S
 from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.fleet import Signals
-from recipe_core.scaling.policies.columns import (
-    ROUNDING,
-    SLACK_S,
-    MovingMax,
-    Paced,
-    default_of,
-    has_waiting,
-    next_look,
-    open_requests,
-    parameters,
-    same_number,
-    whole_up,
-)
-from recipe_core.scaling.traces.forecast import Predictor, build_predictor
+from recipe_core.scaling.policies.controller import Due, Paced, has_waiting, open_requests
+from recipe_core.scaling.policies.rows import default_of, parameters, same_parameter
+from recipe_core.scaling.policies.rules import ROUNDING, change_of_aggregated, whole_up
+from recipe_core.scaling.policies.windows import SLACK_S, MovingMax
+from recipe_core.scaling.traces.forecast import Kalman, Predictor, Seasonal
 from recipe_core.scaling.traces.loads import Load
 
 
@@ -37,8 +28,10 @@ def seasonal_predictor(history: Load | None, interval_s: float) -> Predictor:
     span_s = 0.0 if history is None else history.span_s
     season_s = WEEK_S if span_s >= 2 * WEEK_S else DAY_S
     season = max(round(season_s / interval_s), 2)
-    counts = None if history is None else counts_of(history, interval_s)[-2 * season :]
-    return build_predictor("seasonal", season=season, history=counts)
+    forecast = Seasonal(season)
+    for count in [] if history is None else counts_of(history, interval_s)[-2 * season :]:
+        forecast.observe(float(count))
+    return forecast
 
 
 def counts_of(load: Load, interval_s: float) -> Float:
@@ -82,7 +75,7 @@ class Arrivals:
 
 
 def replicas_for_rate(rate_per_s: Float, headroom: Float, capacity_per_s: float) -> Float:
-    """ceil(rate × (1 + headroom) / requests per second of a replica)."""
+    """Return ceil(rate × (1 + headroom) / requests per second of a replica)."""
     return whole_up(rate_per_s * (1 + headroom) / capacity_per_s)
 
 
@@ -103,23 +96,15 @@ class Predictive(Paced):
         start_s: float,
         history: Load | None = None,
     ) -> None:
-        look_s = default_of("predictive", "interval_s")
-        super().__init__(
-            scalings, same_number(scalings, lambda scaling: scaling.interval_s, look_s)
-        )
-        window_s = default_of("predictive", "window_s")
-        self._window_s = same_number(scalings, lambda scaling: scaling.window_s, window_s)
-        self._learn_due_s = -np.inf
+        super().__init__(scalings, same_parameter(scalings, "interval_s"))
+        self._window_s = same_parameter(scalings, "window_s")
+        self._learns = Due(self._window_s)
         self._capacity_per_s = capacity_per_s
-        self._lead_s = parameters(scalings, lambda scaling: scaling.lead_s, start_s)
+        self._lead_s = parameters(scalings, "lead_s", start_s)
         self._steps = np.ceil(self._lead_s / self._window_s).astype(int)
-        self._headroom = parameters(
-            scalings, lambda scaling: scaling.headroom, default_of("predictive", "headroom")
-        )
-        self._idle_s = parameters(
-            scalings, lambda scaling: scaling.idle_s, default_of("predictive", "idle_s")
-        )
-        self._highest = MovingMax(parameters(scalings, lambda scaling: scaling.down_delay_s, 0.0))
+        self._headroom = parameters(scalings, "headroom")
+        self._idle_s = parameters(scalings, "idle_s")
+        self._highest = MovingMax(parameters(scalings, "down_delay_s"))
         self._busy_s = np.zeros(len(scalings))
         self._forecast = self._wanted
         self._arrivals = Arrivals(seasonal_predictor(history, self._window_s), self._window_s)
@@ -128,11 +113,10 @@ class Predictive(Paced):
         self._arrivals.begin(signals)
         self._busy_s = np.full_like(self._wanted, signals.at_s)
         self._forecast = self._wanted
-        self._learn_due_s = next_look(signals.at_s, self._window_s)
+        self._learns.comes(signals.at_s)
 
     def _look(self, signals: Signals, /) -> Float:
-        if signals.at_s >= self._learn_due_s - SLACK_S:
-            self._learn_due_s = next_look(signals.at_s, self._window_s)
+        if self._learns.comes(signals.at_s):
             self._forecast = self._replicas(signals)
         self._busy_s = np.where(open_requests(signals) > ROUNDING, signals.at_s, self._busy_s)
         needed = self._highest.add(signals.at_s, self._forecast)
@@ -148,3 +132,55 @@ class Predictive(Paced):
         replicas = replicas_for_rate(rate, self._headroom, self._capacity_per_s)
         few = rate * np.maximum(self._lead_s, self._window_s) < 1
         return np.where(few, np.minimum(replicas, self._low), replicas)
+
+
+# The forecast that is simulated, by the planner's name of it (``load_predictor``).
+PREDICTOR = "kalman"
+
+
+class Dynamo(Paced):
+    """A batch of planners with both rules, for engines that do prefill and decode.
+
+    Engines of a fleet are alike here and share its mean latencies, so "all engines" is the mean.
+    In a real fleet one fast engine holds a scale-up back. Nothing new is decided while a replica
+    starts. Requests are forecast by its Kalman filter; lengths are taken to stay as they are.
+    """
+
+    def __init__(
+        self,
+        scalings: Sequence[Scaling],
+        capacity_per_s: float,
+        limits_s: Mapping[str, float],
+    ) -> None:
+        super().__init__(scalings, same_parameter(scalings, "interval_s"))
+        self._forecasts = Due(same_parameter(scalings, "window_s"))
+        self._capacity_per_s = capacity_per_s
+        self._ttft_s = np.asarray(limits_s.get("ttft_s", default_of("dynamo", "ttft_s")))
+        self._itl_s = np.asarray(limits_s.get("tpot_s", default_of("dynamo", "itl_s")))
+        default_tolerance = 1 - default_of("dynamo", "down_sensitivity")
+        sensitivity = 1 - parameters(scalings, "tolerance", default_tolerance)
+        self._sensitivity = sensitivity[:, np.newaxis]  # the last axis is of the engines
+        self._headroom = parameters(scalings, "headroom")
+        self._arrivals = Arrivals(Kalman(), self._forecasts.interval_s)
+        self._floor = self._low
+
+    def _begin(self, signals: Signals, /) -> None:
+        self._arrivals.begin(signals)
+        self._floor = self._low
+        self._forecasts.comes(signals.at_s)
+
+    def _look(self, signals: Signals, /) -> Float:
+        if self._forecasts.comes(signals.at_s):
+            rate = self._arrivals.rates(signals, 1)
+            floor = replicas_for_rate(rate[0], self._headroom, self._capacity_per_s)
+            self._floor = self._bounded(floor)
+        ttft_s, tpot_s = signals.times_s()
+        change = change_of_aggregated(
+            ttft_s[..., np.newaxis],
+            tpot_s[..., np.newaxis],
+            self._ttft_s,
+            self._itl_s,
+            self._sensitivity,
+        )
+        number = self._bounded(np.maximum(self._wanted + change, self._floor))
+        return np.where(signals.starting > 0, self._wanted, number)

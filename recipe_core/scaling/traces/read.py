@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from recipe_core.base.errors import unknown
-from recipe_core.scaling.traces.formats import (
-    access_log,
-    bench,
-    published,
-    rate_table,
-    spans,
-    table,
-)
+from recipe_core.scaling.traces.formats import rate_table, records, table
 from recipe_core.scaling.traces.formats.columns import UNITS
 from recipe_core.scaling.traces.formats.content import Content, unpack_trace_file, wrong
 from recipe_core.scaling.traces.formats.requests import Requests, build_trace
@@ -30,14 +24,19 @@ class Format:
     read: Callable[[Content, str | None], Requests]
 
 
+def _is_published(title: str, content: Content) -> bool:
+    return table.published_title(content) == title
+
+
 FORMATS = (
-    Format(published.AZURE_TITLE, published.is_azure_trace, published.read_azure_trace),
-    Format(published.BURSTGPT_TITLE, published.is_burstgpt_trace, published.read_burstgpt_trace),
-    Format(published.MOONCAKE_TITLE, published.is_mooncake_trace, published.read_mooncake_trace),
-    Format(spans.TITLE, spans.has_genai_spans, spans.read_genai_spans),
+    *(
+        Format(title, partial(_is_published, title), table.read_request_table)
+        for title in table.column_names().published
+    ),
+    Format(records.SPANS_TITLE, records.has_genai_spans, records.read_genai_spans),
     Format(table.TITLE, table.is_request_table, table.read_request_table),
-    Format(bench.TITLE, bench.is_benchmark_trace, bench.read_benchmark_trace),
-    Format(access_log.TITLE, access_log.is_access_log, access_log.read_access_log),
+    Format(records.BENCH_TITLE, records.is_benchmark_trace, records.read_benchmark_trace),
+    Format(records.LOG_TITLE, records.is_access_log, records.read_access_log),
 )
 PICKLE = b"\x80"
 

@@ -243,7 +243,7 @@ _SLICE = re.compile(r"nvidia\.com/mig-|amd\.com/.*partition|aliyun\.com/gpu-mem"
 def pod_environment(container: Mapping[str, Any]) -> dict[str, str]:
     """Variables of a pod's container that have a value in the file."""
     env: dict[str, str] = {}
-    for entry in yaml_mappings(container.get("env")):
+    for entry in yaml_mappings(container, "env"):
         name, value = entry.get("name"), entry.get("value")
         if isinstance(name, str) and isinstance(value, str):
             env[name] = filled_pod(value, env)
@@ -254,10 +254,10 @@ def pod_container(container: Mapping[str, Any], shares_memory: bool) -> Containe
     """A pod's container: ``command`` stands for the image's entrypoint, ``args`` follow it."""
     env = pod_environment(container)
     command, args = (
-        tuple(filled_pod(word, env) for word in yaml_texts(container.get(name)))
+        tuple(filled_pod(word, env) for word in yaml_texts(container, name))
         for name in ("command", "args")
     )
-    mounts = (mount.get("mountPath") for mount in yaml_mappings(container.get("volumeMounts")))
+    mounts = (mount.get("mountPath") for mount in yaml_mappings(container, "volumeMounts"))
     return Container(
         image=str(container.get("image") or ""),
         entrypoint=command,
@@ -334,10 +334,10 @@ def is_helper(image: str) -> bool:
 
 def pod_devices(container: Mapping[str, Any], names: Iterable[str]) -> tuple[int | None, str]:
     """Devices that a pod's container asks for, and what is wrong with the request."""
-    resources = yaml_mapping(container.get("resources"))
+    resources = yaml_mapping(container, "resources")
     resource_names = frozenset(names)
     for part in ("limits", "requests"):
-        for resource, value in yaml_mapping(resources.get(part)).items():
+        for resource, value in yaml_mapping(resources, part).items():
             if resource in resource_names and isinstance(value, str) and value.isdecimal():
                 return (int(value[:6]) or None), ""
             if _SLICE.match(resource):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 
 from recipe_core.base.documents import MAX_DEPTH, MAX_NODES
 from recipe_core.base.errors import InputError
+from recipe_core.launch.templates import read_templates
 
 # Characters that variables may add to one text.
 MAX_ADDED = 64 << 10
@@ -67,6 +69,7 @@ MAX_BYTES = 1 << 20
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _NULL = "tag:yaml.org,2002:null"
 _MERGE = "<<"
+_WORDS = Path(__file__).with_name("words.yaml")
 
 
 class Mapped(dict[str, Any]):
@@ -155,22 +158,43 @@ def line_of(value: Any) -> int | None:
     return value.line if isinstance(value, Mapped) and value.line else None
 
 
-def yaml_mapping(value: Any) -> Mapped:
-    """The value where it is a mapping, else an empty one."""
+def reader_words() -> Any:
+    """Return the words of ``words.yaml``."""
+    return read_templates(_WORDS)
+
+
+def value_at(value: Any, *path: str) -> Any:
+    """What a path of keys leads to; None where a part of it is missing or no mapping."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapped) else None
+    return value
+
+
+def yaml_mapping(value: Any, *path: str) -> Mapped:
+    """The mapping at a path of keys; an empty one where there is none."""
+    value = value_at(value, *path)
     return value if isinstance(value, Mapped) else Mapped()
 
 
-def yaml_mappings(value: Any) -> list[Mapped]:
+def yaml_mappings(value: Any, *path: str) -> list[Mapped]:
+    """The mappings of a list at a path of keys."""
+    value = value_at(value, *path)
     return (
         [entry for entry in value if isinstance(entry, Mapped)] if isinstance(value, list) else []
     )
 
 
-def yaml_texts(value: Any) -> tuple[str, ...]:
-    """The texts of a list, or a text alone."""
-    if isinstance(value, str):
-        return (value,)
-    return tuple(text for text in value if isinstance(text, str)) if isinstance(value, list) else ()
+def yaml_texts(value: Any, *path: str) -> tuple[str, ...]:
+    """The texts of a list, or a text alone, at a path of keys."""
+    value = value_at(value, *path)
+    texts = value if isinstance(value, list) else [value]
+    return tuple(text for text in texts if isinstance(text, str))
+
+
+def text_values(value: Any, *path: str) -> dict[str, str]:
+    """The entries of the mapping at a path of keys whose values are texts."""
+    entries = yaml_mapping(value, *path).items()
+    return {name: text for name, text in entries if isinstance(text, str)}
 
 
 def walk_mappings(
@@ -186,8 +210,9 @@ def walk_mappings(
             yield from walk_mappings(item, (*path, str(number)))
 
 
-def parse_count(value: Any) -> int | None:
-    """A whole number from 1 to 9,999 in a text; None for anything else."""
+def parse_count(value: Any, *path: str) -> int | None:
+    """A whole number from 1 to 9,999 in a text at a path of keys; None for anything else."""
+    value = value_at(value, *path)
     text = value.strip().strip("'\"") if isinstance(value, str) else ""
     is_count = text.isascii() and text.isdecimal() and len(text) < 5
     return (int(text) or None) if is_count else None

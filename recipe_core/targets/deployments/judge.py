@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +21,6 @@ from recipe_core.targets.deployments.documents import MAX_BYTES
 from recipe_core.targets.deployments.read import DOCUMENTS, SCRIPTS, read_deployment
 
 _HOLDERS = "models--"
-
-Entry = Item | tuple[str, RecipeError]
 
 # Files of a folder that are read.
 MAX_FILES = 20_000
@@ -128,15 +128,11 @@ def check_folder(folder: Path, overrides: Mapping[str, Any]) -> list[dict[str, A
     Raises:
         InputError: when there is no such folder, or it holds no file that may start an engine.
     """
-    entries: list[Entry] = []
-    for entry in deployment_entries(folder, overrides):
-        entries.append(entry)
-        if len(entries) >= MAX_ENGINES:
-            break
-    return list(check_items(entries, dict(overrides)))
+    entries = islice(deployment_entries(folder, overrides), MAX_ENGINES)
+    return list(check_items(list(entries), dict(overrides)))
 
 
-def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[Entry]:
+def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[Item]:
     """The engines of a folder's files; what cannot be read is its place and an error."""
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder.", field="dir", hint="Check the path.")
@@ -150,7 +146,7 @@ def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[E
         try:
             yield from _file_entries(file, source, overrides)
         except RecipeError as error:
-            yield source, error
+            yield Item(source, error=error)
 
 
 def _command_files(folder: Path) -> Iterator[Path]:
@@ -170,14 +166,11 @@ def _command_files(folder: Path) -> Iterator[Path]:
             yield file
 
 
-def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Entry]:
+def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Item]:
     if file.suffix.casefold() in _LISTS:
         kind = file.suffix.removeprefix(".")
-        for entry in items_of(file, source):
-            if isinstance(entry, Item):
-                yield Item(entry.source, entry.command, entry.ground, {"kind": kind})
-            else:
-                yield entry
+        for item in items_of(file, source):
+            yield item if item.error else replace(item, about={"kind": kind})
         return
     text = read_text(file, field="dir", limit=MAX_BYTES)
     if not any(word in text for word in _engine_words()):
@@ -188,7 +181,7 @@ def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iter
         yield engine_item(engine, place, deployment.kind, overrides)
     for part in deployment.unread:
         place = f"{source}:{part.line}" if part.line else source
-        yield place, InputError(f"{part.where}: {part.why}", field="file")
+        yield Item(place, error=InputError(f"{part.where}: {part.why}", field="file"))
 
 
 @cache

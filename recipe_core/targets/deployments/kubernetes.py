@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from recipe_core.commands.launches import Launch, first_launch
+from recipe_core.commands.launches import first_launch
 from recipe_core.targets.deployments.deployment import (
     DeployedEngine,
     Place,
@@ -30,7 +30,9 @@ from recipe_core.targets.deployments.documents import (
     filled_pod,
     line_of,
     parse_count,
+    reader_words,
     unset_in,
+    value_at,
     walk_mappings,
     yaml_mapping,
     yaml_mappings,
@@ -44,7 +46,7 @@ def read_kubernetes(documents: Sequence[Any]) -> Iterator[DeployedEngine | Unrea
     """The engines of documents, those of a ``kind: List`` too."""
     for document in documents:
         if isinstance(document, Mapped):
-            for item in [*yaml_mappings(document.get("items")), document]:
+            for item in [*yaml_mappings(document, "items"), document]:
                 yield from read_resource(item)
 
 
@@ -60,13 +62,13 @@ def read_resource(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
 
 def resource_name(document: Mapping[str, Any]) -> str:
     """``Deployment/chat``, as ``kubectl`` names things."""
-    name = yaml_mapping(document.get("metadata")).get("name")
+    name = value_at(document, "metadata", "name")
     return f"{document.get('kind') or 'document'}/{name or 'unnamed'}"
 
 
 def _pod_containers(pod: Mapped) -> Iterator[Mapped]:
     """The containers of a pod, the main one of a Dynamo component among them."""
-    yield from yaml_mappings(pod.get("containers"))
+    yield from yaml_mappings(pod, "containers")
     main = pod.get("mainContainer")
     if isinstance(main, Mapped):
         yield main
@@ -75,20 +77,37 @@ def _pod_containers(pod: Mapped) -> Iterator[Mapped]:
 def _read_container(
     document: Mapped, path: Sequence[str], pod: Mapped, container: Mapped
 ) -> Iterator[DeployedEngine | UnreadPart]:
-    where = (
-        f"{resource_name(document)}: {container.get('name') or '.'.join(path[-3:]) or 'container'}"
-    )
+    name = container.get("name") or ".".join(path[-3:]) or "container"
     outer = _enclosing_mappings(document, path)
-    place = container_place(pod, container, outer)
+    replicas = next((mapping["replicas"] for mapping in outer if "replicas" in mapping), "")
+    yield from _pod_engines(
+        f"{resource_name(document)}: {name}",
+        pod,
+        container,
+        outer,
+        parse_count(replicas),
+        shares_memory=_shares_memory(pod),
+    )
+
+
+def _pod_engines(
+    where: str,
+    pod: Mapped,
+    container: Mapped,
+    outer: Sequence[Mapped],
+    replicas: int | None,
+    *,
+    model: str | None = None,
+    shares_memory: bool = True,
+) -> Iterator[DeployedEngine | UnreadPart]:
+    """The engines of a pod's container; ``outer``: the mappings around the pod."""
     yield from engines_in(
-        pod_container(container, _shares_memory(pod)),
+        pod_container(container, shares_memory),
         where,
         line_of(container),
-        place,
-        replicas=parse_count(
-            next((mapping["replicas"] for mapping in outer if "replicas" in mapping), "")
-        )
-        or 1,
+        container_place(pod, container, outer),
+        model=model,
+        replicas=replicas or 1,
     )
 
 
@@ -117,7 +136,7 @@ def container_place(pod: Mapped, container: Mapped, outer: Sequence[Mapped]) -> 
 def _component_devices(outer: Sequence[Mapped]) -> int | None:
     """Devices that a Dynamo component around the pod asks for (``resources.limits.gpu``)."""
     for mapping in outer:
-        limits = yaml_mapping(yaml_mapping(mapping.get("resources")).get("limits"))
+        limits = yaml_mapping(mapping, "resources", "limits")
         if "gpu" in limits:
             return parse_count(limits["gpu"])
     return None
@@ -126,10 +145,8 @@ def _component_devices(outer: Sequence[Mapped]) -> int | None:
 def _group_nodes(outer: Sequence[Mapped]) -> int | None:
     """Nodes of a group of pods that is one server: of a LeaderWorkerSet, of a Dynamo component."""
     for mapping in outer:
-        group = yaml_mapping(mapping.get("leaderWorkerTemplate"))
-        size = parse_count(group.get("size")) or parse_count(
-            yaml_mapping(mapping.get("multinode")).get("nodeCount")
-        )
+        group = yaml_mapping(mapping, "leaderWorkerTemplate")
+        size = parse_count(group, "size") or parse_count(mapping, "multinode", "nodeCount")
         if size and size > 1:
             return size
     return None
@@ -137,17 +154,17 @@ def _group_nodes(outer: Sequence[Mapped]) -> int | None:
 
 def node_device_names(pod: Mapped) -> Iterator[str]:
     """Yield what a pod says of its nodes' devices: selectors and required or preferred affinity."""
-    for label, value in yaml_mapping(pod.get("nodeSelector")).items():
+    for label, value in yaml_mapping(pod, "nodeSelector").items():
         if label in device_labels() and isinstance(value, str):
             yield value
-    affinity = yaml_mapping(yaml_mapping(pod.get("affinity")).get("nodeAffinity"))
-    required = yaml_mapping(affinity.get("requiredDuringSchedulingIgnoredDuringExecution"))
-    yield from term_names(yaml_mappings(required.get("nodeSelectorTerms")))
+    affinity = yaml_mapping(pod, "affinity", "nodeAffinity")
+    required = yaml_mapping(affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+    yield from term_names(yaml_mappings(required, "nodeSelectorTerms"))
 
 
 def term_names(terms: Sequence[Mapped]) -> Iterator[str]:
     for term in terms:
-        for rule in yaml_mappings(term.get("matchExpressions")):
+        for rule in yaml_mappings(term, "matchExpressions"):
             if rule.get("key") in device_labels() and rule.get("operator") == "In":
                 values = rule.get("values")
                 yield from (v for v in values or () if isinstance(v, str))
@@ -155,58 +172,18 @@ def term_names(terms: Sequence[Mapped]) -> Iterator[str]:
 
 def _shares_memory(pod: Mapped) -> bool:
     """Return whether a pod mounts memory for its processes to share."""
-    volumes = yaml_mappings(pod.get("volumes"))
-    memory = any(
-        yaml_mapping(volume.get("emptyDir")).get("medium") == "Memory" for volume in volumes
-    )
+    volumes = yaml_mappings(pod, "volumes")
+    memory = any(value_at(volume, "emptyDir", "medium") == "Memory" for volume in volumes)
     return memory or pod.get("hostIPC") == "true" or "sharedMemory" in pod
-
-
-KINDS = frozenset(
-    {
-        "InferenceService",
-        "LLMInferenceService",
-        "LLMInferenceServiceConfig",
-        "ServingRuntime",
-        "ClusterServingRuntime",
-    }
-)
-_FORMATS = frozenset({"huggingface", "vllm"})
-_RUNTIME = "kserve/huggingfaceserver"
-_SERVER_OPTIONS = frozenset(  # of its server around vLLM (python/huggingfaceserver/__main__.py)
-    {
-        "model_name",
-        "model_dir",
-        "model_id",
-        "model_revision",
-        "tokenizer_revision",
-        "backend",
-        "task",
-        "disable_lower_case",
-        "disable_special_tokens",
-        "return_token_type_ids",
-        "return_probabilities",
-        "return_raw_logits",
-        "http_port",
-        "grpc_port",
-        "workers",
-    }
-)
-_PARALLELISM = {
-    "tensor": "--tensor-parallel-size",
-    "pipeline": "--pipeline-parallel-size",
-    "data": "--data-parallel-size",
-}
-_EXTRA = "VLLM_ADDITIONAL_ARGS"
 
 
 def read_kserve_document(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of a document of KServe."""
-    spec = yaml_mapping(document.get("spec"))
+    spec = yaml_mapping(document, "spec")
     if document.get("kind") == "LLMInferenceService":
         yield from _read_llm(document, spec)
     elif document.get("kind") == "InferenceService":
-        yield from _read_predictor(document, yaml_mapping(spec.get("predictor")))
+        yield from _read_predictor(document, yaml_mapping(spec, "predictor"))
     else:
         yield from read_resource(document)
 
@@ -221,21 +198,21 @@ def hub_name(uri: object) -> str | None:
 
 def _read_predictor(document: Mapped, predictor: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     where = resource_name(document)
-    model = yaml_mapping(predictor.get("model"))
-    format_name = str(yaml_mapping(model.get("modelFormat")).get("name") or "").casefold()
-    if model and format_name in _FORMATS:
-        worker = yaml_mapping(predictor.get("workerSpec"))
+    model = yaml_mapping(predictor, "model")
+    format_name = str(value_at(model, "modelFormat", "name") or "").casefold()
+    if model and format_name in reader_words()["kserve_formats"]:
+        worker = yaml_mapping(predictor, "workerSpec")
         words = [*_server_words(model), *_parallel_flags(worker, "ParallelSize")]
         yield from _read_kserve_server(where, document, predictor, model, words)
-    for container in yaml_mappings(predictor.get("containers")):
-        uri = yaml_mapping(document.get("metadata")).get("storageUri") or model.get("storageUri")
-        yield from engines_in(
-            pod_container(container, shares_memory=True),
+    for container in yaml_mappings(predictor, "containers"):
+        uri = value_at(document, "metadata", "storageUri") or model.get("storageUri")
+        yield from _pod_engines(
             f"{where}: {container.get('name') or 'container'}",
-            line_of(container),
-            container_place(predictor, container, [predictor]),
+            predictor,
+            container,
+            [predictor],
+            parse_count(predictor, "minReplicas"),
             model=hub_name(uri) or hub_name(pod_environment(container).get("STORAGE_URI")),
-            replicas=parse_count(predictor.get("minReplicas")) or 1,
         )
 
 
@@ -249,33 +226,28 @@ def _read_kserve_server(
         yield UnreadPart(where, line, "its arguments could not be read.")
         return
     image = container.get("image")
+    image = image if isinstance(image, str) else reader_words()["kserve_runtime"]
     yield DeployedEngine(
         where,
         line,
-        _in_image(launch, image if isinstance(image, str) else _RUNTIME),
+        replace(launch, image=image, shares_memory=True),
         container_place(pod, container, [pod]),
-        replicas=parse_count(pod.get("minReplicas")) or 1,
+        replicas=parse_count(pod, "minReplicas") or 1,
         unset=unset_in(words),
     )
-
-
-def _in_image(launch: Launch, image: str) -> Launch:
-    return replace(launch, image=image, shares_memory=True)
 
 
 def _server_words(model: Mapped) -> Iterator[str]:
     """VLLM's words of a predictor's arguments: the model first, without those of the server."""
     env = pod_environment(model)
-    words = [filled_pod(word, env) for word in yaml_texts(model.get("args"))]
+    words = [filled_pod(word, env) for word in yaml_texts(model, "args")]
     pairs = list(_option_pairs(words))
     name = next((value for flag, value in pairs if flag == "model_id" and value), None)
-    stored = hub_name(model.get("storageUri")) or hub_name(
-        yaml_mapping(model.get("storage")).get("uri")
-    )
+    stored = hub_name(model.get("storageUri")) or hub_name(value_at(model, "storage", "uri"))
     if model_name := name or env.get("MODEL_ID") or stored:
         yield model_name
     for flag, value in pairs:
-        if flag not in _SERVER_OPTIONS:
+        if flag not in reader_words()["server_options"]:
             yield f"--{flag.replace('_', '-')}"
             yield from () if value is None else (value,)
 
@@ -295,48 +267,40 @@ def _option_pairs(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _parallel_flags(values: Mapping[str, object], suffix: str = "") -> Iterator[str]:
-    for name, flag in _PARALLELISM.items():
+    for name, flag in reader_words()["parallelism"].items():
         if number := parse_count(values.get(f"{name}{suffix}")):
             yield from (flag, str(number))
 
 
 def _read_llm(document: Mapped, spec: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """A service of models: KServe's preset starts vLLM where the template has no command."""
-    model = hub_name(yaml_mapping(spec.get("model")).get("uri"))
-    pools = [("", spec), (" prefill", yaml_mapping(spec.get("prefill")))]
+    model = hub_name(value_at(spec, "model", "uri"))
+    pools = [("", spec), (" prefill", yaml_mapping(spec, "prefill"))]
     for title, pool in pools:
-        template = yaml_mapping(pool.get("template"))
-        containers = yaml_mappings(template.get("containers"))
+        template = yaml_mapping(pool, "template")
+        containers = yaml_mappings(template, "containers")
         main = next((c for c in containers if c.get("name") in ("main", None)), None)
-        if main is None and not (pool is spec or template):
-            continue
-        yield from _read_pool(document, f"{resource_name(document)}{title}", pool, main, model)
+        if main is not None or pool is spec or template:
+            where = f"{resource_name(document)}{title}"
+            yield from _read_pool(document, where, pool, Mapped() if main is None else main, model)
 
 
 def _read_pool(
-    document: Mapped, where: str, pool: Mapped, main: Mapped | None, model: str | None
+    document: Mapped, where: str, pool: Mapped, main: Mapped, model: str | None
 ) -> Iterator[DeployedEngine | UnreadPart]:
-    template = yaml_mapping(pool.get("template"))
-    main = main if main is not None else Mapped()
+    template, extra = yaml_mapping(pool, "template"), reader_words()["kserve_extra"]
     if main.get("command"):
-        yield from engines_in(
-            pod_container(main, shares_memory=True),
-            where,
-            line_of(main),
-            container_place(template, main, [pool]),
-            model=model,
-            replicas=parse_count(pool.get("replicas")) or 1,
-        )
+        replicas = parse_count(pool, "replicas")
+        yield from _pod_engines(where, template, main, [pool], replicas, model=model)
         return
-    parallelism = yaml_mapping(pool.get("parallelism"))
-    words = [*filter(None, [model]), *_parallel_flags(parallelism)]
-    if parallelism.get("expert") == "true":
+    words = [*filter(None, [model]), *_parallel_flags(yaml_mapping(pool, "parallelism"))]
+    if value_at(pool, "parallelism", "expert") == "true":
         words.append("--enable-expert-parallel")
     try:
-        words += shlex.split(pod_environment(main).get(_EXTRA, ""))
+        words += shlex.split(pod_environment(main).get(extra, ""))
     except ValueError as error:
-        yield UnreadPart(where, line_of(main), f"{_EXTRA} cannot be split into words: {error}.")
+        yield UnreadPart(where, line_of(main), f"{extra} cannot be split into words: {error}.")
         return
-    if all(word.startswith("-") for word in yaml_texts(main.get("args"))[:1]):
-        words += yaml_texts(main.get("args"))
+    if all(word.startswith("-") for word in yaml_texts(main, "args")[:1]):
+        words += yaml_texts(main, "args")
     yield from _read_kserve_server(where, document, template, main, words)

@@ -28,6 +28,8 @@ from recipe_core.targets.deployments.documents import (
     line_of,
     parse_count,
     read_documents,
+    reader_words,
+    text_values,
     yaml_mapping,
     yaml_mappings,
     yaml_texts,
@@ -47,23 +49,6 @@ _MAX_SERVICES = 500
 
 # The key that values of the production stack begin with.
 STACK = "servingEngineSpec"
-
-# helm/templates/deployment-vllm-multi.yaml of https://github.com/vllm-project/production-stack
-_STACK_OPTIONS = {
-    "maxModelLen": "--max-model-len",
-    "dtype": "--dtype",
-    "tensorParallelSize": "--tensor-parallel-size",
-    "pipelineParallelSize": "--pipeline-parallel-size",
-    "maxNumSeqs": "--max-num-seqs",
-    "gpuMemoryUtilization": "--gpu-memory-utilization",
-    "maxLoras": "--max-loras",
-    "runner": "--runner",
-    "convert": "--convert",
-}
-_STACK_SWITCHES = {
-    "enableChunkedPrefill": ("--enable-chunked-prefill", "--no-enable-chunked-prefill"),
-    "enablePrefixCaching": ("--enable-prefix-caching", "--no-enable-prefix-caching"),
-}
 
 
 def read_deployment(text: str, name: str = "file") -> DeploymentFile:
@@ -133,7 +118,7 @@ def document_kind(document: Any) -> Kind | None:
     if not isinstance(document, Mapped):
         return None
     if "apiVersion" in document and "kind" in document:
-        if document["kind"] in kubernetes.KINDS:
+        if document["kind"] in reader_words()["kserve_kinds"]:
             return "kserve"
         return "dynamo" if "Dynamo" in str(document["kind"]) else "kubernetes"
     if isinstance(document.get("services"), Mapped):
@@ -172,7 +157,7 @@ def _document_items(document: Mapped) -> list[Any]:
 
 
 def read_compose(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
-    for name, service in list(yaml_mapping(document.get("services")).items())[:_MAX_SERVICES]:
+    for name, service in list(yaml_mapping(document, "services").items())[:_MAX_SERVICES]:
         if isinstance(service, Mapped):
             yield from _read_service(f"service {name}", service)
 
@@ -197,8 +182,8 @@ def _read_service(where: str, service: Mapped) -> Iterator[DeployedEngine | Unre
         workdir=service.get("working_dir") if service.get("working_dir") else None,
         mounts=tuple(_mount_paths(service.get("volumes"))),
     )
-    deploy = yaml_mapping(service.get("deploy"))
-    replicas = parse_count(deploy.get("replicas")) or parse_count(service.get("scale")) or 1
+    deploy = yaml_mapping(service, "deploy")
+    replicas = parse_count(deploy, "replicas") or parse_count(service, "scale") or 1
     place = _service_place(service)
     yield from engines_in(container, where, line, place, replicas=replicas)
 
@@ -239,14 +224,12 @@ def _mount_paths(value: Any) -> Iterator[str]:
 
 def _service_place(service: Mapped) -> Place:
     """The number of devices that a service reserves; a Compose file does not say which."""
-    reservations = yaml_mapping(
-        yaml_mapping(yaml_mapping(service.get("deploy")).get("resources")).get("reservations")
-    )
-    for entry in yaml_mappings(reservations.get("devices")) + yaml_mappings(service.get("gpus")):
-        ids = yaml_texts(entry.get("device_ids"))
+    reservations = yaml_mapping(service, "deploy", "resources", "reservations")
+    for entry in yaml_mappings(reservations, "devices") + yaml_mappings(service, "gpus"):
+        ids = yaml_texts(entry, "device_ids")
         if ids and "all" not in ids:
             return Place(None, len(ids))
-        return Place(None, parse_count(entry.get("count")))
+        return Place(None, parse_count(entry, "count"))
     return Place()
 
 
@@ -255,8 +238,8 @@ def _service_place(service: Mapped) -> Place:
 
 def read_stack(values: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of the production stack: one for each model."""
-    stack = yaml_mapping(values.get(STACK))
-    for model in yaml_mappings(stack.get("modelSpec")):
+    stack = yaml_mapping(values, STACK)
+    for model in yaml_mappings(stack, "modelSpec"):
         yield from _read_model(model, stack)
 
 
@@ -279,19 +262,19 @@ def _read_model(model: Mapped, stack: Mapped) -> Iterator[DeployedEngine | Unrea
         where,
         line,
         _model_place(model),
-        replicas=parse_count(model.get("replicaCount")) or 1,
+        replicas=parse_count(model, "replicaCount") or 1,
     )
 
 
 def _config_words(model: Mapped) -> Iterator[str]:
-    config = yaml_mapping(model.get("vllmConfig"))
-    for key, (on, off) in _STACK_SWITCHES.items():
+    config = yaml_mapping(model, "vllmConfig")
+    for key, (on, off) in reader_words()["stack_switches"].items():
         if key in config:
             yield on if config[key] == "true" else off
-    for key, flag in _STACK_OPTIONS.items():
+    for key, flag in reader_words()["stack_options"].items():
         if isinstance(value := config.get(key), str):
             yield from (flag, value)
-    yield from yaml_texts(config.get("extraArgs"))
+    yield from yaml_texts(config, "extraArgs")
     if model.get("enableLoRA") == "true":
         yield "--enable-lora"
     if isinstance(revision := model.get("modelRevision"), str):
@@ -299,9 +282,9 @@ def _config_words(model: Mapped) -> Iterator[str]:
 
 
 def _model_place(model: Mapped) -> Place:
-    devices = parse_count(model.get("requestGPU"))
+    devices = parse_count(model, "requestGPU")
     kind = model.get("requestGPUType")
-    terms = list(term_names(yaml_mappings(model.get("nodeSelectorTerms"))))
+    terms = list(term_names(yaml_mappings(model, "nodeSelectorTerms")))
     names = terms or list(node_device_names(model)) or [""]
     place = choose_device_place([(name, devices) for name in names], nodes=_ray_nodes(model))
     if isinstance(kind, str) and "mig" in kind:
@@ -312,34 +295,22 @@ def _model_place(model: Mapped) -> Place:
 
 def _ray_nodes(model: Mapped) -> int | None:
     """Nodes of a model that runs over several by Ray: its head and its workers."""
-    workers = (
-        parse_count(yaml_mapping(model.get("raySpec")).get("replicaCount"))
-        if "raySpec" in model
-        else None
-    )
-    head = yaml_mapping(yaml_mapping(model.get("raySpec")).get("headNode"))
-    copies = parse_count(model.get("replicaCount"))
+    workers = parse_count(model, "raySpec", "replicaCount") if "raySpec" in model else None
+    head = yaml_mapping(model, "raySpec", "headNode")
+    copies = parse_count(model, "replicaCount")
     return (workers or copies or 0) + 1 if head else None
 
 
 def read_values(values: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engine of a chart whose values state an image and its command (vLLM's own chart)."""
-    image = yaml_mapping(values.get("image"))
-    name, words = image.get("repository"), yaml_texts(image.get("command"))
+    image = yaml_mapping(values, "image")
+    name, words = image.get("repository"), yaml_texts(image, "command")
     if isinstance(name, str):
         container = Container(
             image=f"{name}:{image.get('tag') or 'latest'}",
             entrypoint=words,
-            args=yaml_texts(image.get("args")),
-            env=_chart_environment(values),
+            args=yaml_texts(image, "args"),
+            env=text_values(values, "env"),
             shares_memory=None,
         )
         yield from engines_in(container, "image", line_of(image), Place())
-
-
-def _chart_environment(values: Mapping[str, object]) -> dict[str, str]:
-    return {
-        name: text
-        for name, text in yaml_mapping(values.get("env")).items()
-        if isinstance(text, str)
-    }

@@ -21,6 +21,7 @@ from recipe_core.targets.deployments.deployment import (
 from recipe_core.targets.deployments.documents import (
     Mapped,
     parse_count,
+    text_values,
     unset_in,
     yaml_mapping,
     yaml_mappings,
@@ -161,16 +162,12 @@ def _constraint_device(text: str) -> str:
 
 def read_task(task: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     """The engines of a task; variables of the first node."""
-    resources = yaml_mapping(task.get("resources"))
-    nodes = parse_count(task.get("num_nodes"))
+    resources = yaml_mapping(task, "resources")
+    nodes = parse_count(task, "num_nodes")
     place = choose_device_place(
         task_accelerators(resources), cluster_names().sky.names, nodes=nodes
     )
-    env = {
-        name: value
-        for name, value in yaml_mapping(task.get("envs")).items()
-        if isinstance(value, str)
-    }
+    env = text_values(task, "envs")
     variables = {
         "SKYPILOT_NUM_NODES": str(nodes or 1),
         "SKYPILOT_NODE_RANK": "0",
@@ -180,9 +177,9 @@ def read_task(task: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
     image = resources.get("image_id")
     text, setup = str(task.get("run") or ""), str(task.get("setup") or "")
     where = f"task {task.get('name') or 'unnamed'}"
-    service = yaml_mapping(task.get("service"))
-    policy = yaml_mapping(service.get("replica_policy"))
-    replicas = parse_count(service.get("replicas")) or parse_count(policy.get("min_replicas")) or 1
+    service = yaml_mapping(task, "service")
+    policy = yaml_mapping(service, "replica_policy")
+    replicas = parse_count(service, "replicas") or parse_count(policy, "min_replicas") or 1
     for engine in engines_of(
         text,
         where,
@@ -204,7 +201,7 @@ def task_accelerators(resources: Mapped) -> Iterator[tuple[str, int | None]]:
     """Names and numbers of the accelerators, of which any will do."""
     yield from _named_accelerators(resources.get("accelerators"))
     for key in ("any_of", "ordered"):
-        for choice in yaml_mappings(resources.get(key)):
+        for choice in yaml_mappings(resources, key):
             yield from _named_accelerators(choice.get("accelerators"))
     machine = resources.get("instance_type")
     if isinstance(machine, str) and "accelerators" not in resources:

@@ -1,14 +1,12 @@
-"""The policy ``hpa`` as a HorizontalPodAutoscaler and the rules of its metrics, and back."""
+"""The policy ``hpa`` as a HorizontalPodAutoscaler and the rules of its metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.policies.table import LONGEST_WINDOW_S
+from recipe_core.request.scaling import Metric, Scaling
+from recipe_core.scaling.policies.rows import default_of, policy_row
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
 from recipe_core.targets.scale.policy import (
@@ -18,7 +16,6 @@ from recipe_core.targets.scale.policy import (
     grain_target,
     metric_query,
     most_copies,
-    read_metric_query,
     refuse_fields,
     refuse_policy,
     shortest_number,
@@ -27,18 +24,8 @@ from recipe_core.targets.scale.policy import (
 )
 
 # Of the policies that apply where none is stated.
-PERIOD_S = int(default_of("hpa", "period_s"))
-# What a behavior holds of a policy.
-FIELDS = (
-    "tolerance",
-    "up_delay_s",
-    "down_delay_s",
-    "up_step",
-    "up_period_s",
-    "down_step",
-    "down_period_s",
-)
-_SIDES = {"scaleUp": "up", "scaleDown": "down"}
+PERIOD_S = int(default_of("hpa", "up_period_s"))
+SIDES = {"scaleUp": "up", "scaleDown": "down"}
 
 
 def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
@@ -48,9 +35,11 @@ def scaling_behavior(scaling: Scaling) -> dict[str, Any]:
         NoAnswer: for a window that the API refuses, and a period without a step.
     """
     sides = {}
-    for side, direction in _SIDES.items():
+    for side, direction in SIDES.items():
         rules: dict[str, Any] = {}
-        window_s = whole_seconds(scaling, f"{direction}_delay_s", most_s=int(LONGEST_WINDOW_S))
+        window_s = whole_seconds(
+            scaling, f"{direction}_delay_s", most_s=int(policy_row("hpa").highest["down_delay_s"])
+        )
         if window_s is not None:
             rules["stabilizationWindowSeconds"] = window_s
         if policies := _step_policies(scaling, direction):
@@ -76,23 +65,7 @@ def _step_policies(scaling: Scaling, direction: str) -> list[dict[str, Any]]:
     return [{"type": "Pods", "value": step, "periodSeconds": period_s or PERIOD_S}]
 
 
-def read_behavior(sides: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of the policy that a behavior was written from."""
-    fields: dict[str, Any] = {}
-    for side, direction in _SIDES.items():
-        rules = sides.get(side, {})
-        if "stabilizationWindowSeconds" in rules:
-            fields[f"{direction}_delay_s"] = rules["stabilizationWindowSeconds"]
-        if "tolerance" in rules:
-            fields["tolerance"] = float(rules["tolerance"])
-        for policy in rules.get("policies", []):
-            fields[f"{direction}_step"] = policy["value"]
-            fields[f"{direction}_period_s"] = policy["periodSeconds"]
-    return fields
-
-
 WHERE = "a HorizontalPodAutoscaler"
-_FIELDS = ("triggers", "interval_s", "window_s", *FIELDS)
 # Names under which prometheus-adapter offers metrics; its interface takes no colon.
 ADAPTED: dict[Metric, str] = {
     "waiting": "recipe_requests_waiting",
@@ -108,18 +81,11 @@ def hpa_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """All of the autoscaler's specification but its target.
 
     Raises:
-        NoAnswer: for another policy, for what the autoscaler cannot be told, for an interval that
-            is not the controller manager's, and where a metric is missing.
+        NoAnswer: for another policy, for what the autoscaler cannot be told, and where a metric is
+            missing.
     """
     refuse_policy(scaling, ("hpa",), WHERE)
-    refuse_fields(scaling, _FIELDS, WHERE)
-    if scaling.interval_s not in (None, PERIOD_S):
-        raise NoAnswer(
-            f"interval_s is {scaling.interval_s:g} s; the controller manager looks every "
-            f"{PERIOD_S} s, whatever an autoscaler says.",
-            field="options.scaling.interval_s",
-            hint="Leave it out.",
-        )
+    refuse_fields(scaling, WHERE)
     metrics = []
     for index, trigger in enumerate(triggers_of(scaling)):
         metric_query(context, trigger.metric)  # raises what is missing
@@ -184,28 +150,3 @@ def _external_rule(context: Context, window_s: int | None) -> dict[str, Any]:
         "name": {"as": ADAPTED["request-rate"]},
         "metricsQuery": metric_query(context, "request-rate", window_s),
     }
-
-
-def read_hpa_spec(spec: Mapping[str, Any], rules: Mapping[str, Any] | None = None) -> Scaling:
-    """The policy that a specification, and the adapter's values, were written from."""
-    metrics = {name: metric for metric, name in ADAPTED.items()}
-    triggers = []
-    for entry in spec["metrics"]:
-        source = entry[entry["type"].lower()]
-        metric = metrics[source["metric"]["name"]]
-        triggers.append(Trigger(metric=metric, target=float(source["target"]["averageValue"])))
-    fields: dict[str, Any] = {
-        "policy": "hpa",
-        "min_replicas": spec["minReplicas"],
-        "max_replicas": spec["maxReplicas"],
-        "triggers": tuple(triggers),
-        **read_behavior(spec.get("behavior", {})),
-    }
-    adapter_rules: Sequence[Mapping[str, Any]] = [
-        rule for kind in (rules or {}).get("rules", {}).values() for rule in kind
-    ]
-    for rule in adapter_rules:
-        _, window_s = read_metric_query(rule["metricsQuery"])
-        if window_s is not None:
-            fields["window_s"] = window_s
-    return Scaling(**fields)

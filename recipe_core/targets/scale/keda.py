@@ -1,20 +1,20 @@
-"""The policies ``keda`` and ``schedule`` as the specification of a ScaledObject, and back."""
+"""The policies ``keda`` and ``schedule`` as the specification of a ScaledObject."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Period, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.policies.schedule import HOURS as WEEK
-from recipe_core.scaling.policies.schedule import week_replicas
+from recipe_core.request.scaling import Scaling
+from recipe_core.scaling.policies.controller import HOURS as WEEK
+from recipe_core.scaling.policies.controller import week_replicas
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit
-from recipe_core.targets.scale.hpa import FIELDS, PERIOD_S, read_behavior, scaling_behavior
+from recipe_core.targets.scale.hpa import PERIOD_S, scaling_behavior
 from recipe_core.targets.scale.policy import (
     RATE_S,
     averaging_window_s,
@@ -25,7 +25,6 @@ from recipe_core.targets.scale.policy import (
     in_copies,
     metric_query,
     most_copies,
-    read_metric_query,
     refuse_fields,
     refuse_policy,
     request_rate_query,
@@ -98,29 +97,6 @@ def _cron_weekday(hour: int) -> int:
     return (hour // DAY + 1) % 7
 
 
-def read_triggers(triggers: Sequence[Mapping[str, Any]], base: int) -> tuple[Period, ...]:
-    """Periods that cron triggers were written from, where ``base`` replicas run at other times."""
-    hours = [base] * WEEK
-    for trigger in triggers:
-        metadata = trigger["metadata"]
-        ends = _hours_of_expression(metadata["end"])
-        for begin, end in zip(_hours_of_expression(metadata["start"]), ends, strict=True):
-            length = (end - begin) % WEEK
-            for hour in range(begin, begin + length):
-                replicas = int(metadata["desiredReplicas"])
-                hours[hour % WEEK] = max(hours[hour % WEEK], replicas)
-    return tuple(
-        Period(from_hour=span.begin, to_hour=span.end, replicas=span.replicas)
-        for span in busy_spans(hours)
-    )
-
-
-def _hours_of_expression(expression: str) -> list[int]:
-    """Hours of the week that an expression of ours names, in its order."""
-    _, hour, _, _, days = expression.split()
-    return [(int(day) - 1) % 7 * DAY + int(hour) for day in days.split(",")]
-
-
 def changes_within_tolerance(hours: Sequence[int], tolerance: float) -> bool:
     """Whether a change of the schedule is within the tolerance of autoscalers, which ignore it."""
     changes = zip(hours, (*hours[1:], hours[0]), strict=True)
@@ -131,8 +107,6 @@ WHERE = "a ScaledObject"
 POLICIES = ("keda", "schedule")
 # The name of the trigger that only starts the first replica.
 WAKE = "wake"
-_OF_KEDA = ("triggers", "interval_s", "window_s", "idle_s", *FIELDS)
-_OF_SCHEDULE = ("periods", "interval_s")
 # Requests per second of one replica: a trigger with this target never asks for a second one.
 _NEVER = 1_000_000_000
 # Replicas that a schedule may add or end at a time: as many as there can be.
@@ -150,7 +124,7 @@ def keda_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     refuse_policy(scaling, POLICIES, WHERE)
     if scaling.policy == "schedule":
         return _schedule_spec(context, unit, scaling)
-    refuse_fields(scaling, _OF_KEDA, WHERE)
+    refuse_fields(scaling, WHERE)
     low = fewest_copies(context, unit)
     fallback = {
         "failureThreshold": 4,
@@ -226,7 +200,7 @@ def prometheus_trigger(server: str, text: str, threshold: str, name: str = "") -
 
 def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     """Replicas by the clock: no window, no limit of steps, no tolerance that hides a change."""
-    refuse_fields(scaling, _OF_SCHEDULE, WHERE)
+    refuse_fields(scaling, WHERE)
     hours = replicas_by_hour(scaling)
     counts = [in_copies(context, unit, count) for count in hours]
     if len(set(hours)) == 1:
@@ -248,40 +222,3 @@ def _schedule_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, 
         "advanced": {"horizontalPodAutoscalerConfig": {"behavior": rules}},
         "triggers": cron_triggers(counts),
     }
-
-
-def read_keda_spec(spec: Mapping[str, Any]) -> Scaling:
-    """The policy that a specification was written from; of a schedule, the same hours."""
-    crons = [entry for entry in spec["triggers"] if entry["type"] == "cron"]
-    low, high = spec["minReplicaCount"], spec["maxReplicaCount"]
-    if crons:
-        periods = read_triggers(crons, low)
-        polling_s = spec.get("pollingInterval")
-        return Scaling(
-            policy="schedule",
-            min_replicas=low,
-            max_replicas=high,
-            periods=periods,
-            interval_s=polling_s,
-        )
-    fields: dict[str, Any] = {"policy": "keda", "min_replicas": low, "max_replicas": high}
-    for name, key in (("interval_s", "pollingInterval"), ("idle_s", "cooldownPeriod")):
-        if key in spec:
-            fields[name] = spec[key]
-    config = spec.get("advanced", {}).get("horizontalPodAutoscalerConfig", {})
-    fields |= read_behavior(config.get("behavior", {}))
-    return Scaling(**fields | read_prometheus(spec["triggers"]))
-
-
-def read_prometheus(entries: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """Triggers, and their window, as fields of the policy."""
-    fields: dict[str, Any] = {}
-    triggers = []
-    for entry in entries:
-        if entry.get("name") == WAKE:
-            continue
-        metric, window_s = read_metric_query(entry["metadata"]["query"])
-        triggers.append(Trigger(metric=metric, target=float(entry["metadata"]["threshold"])))
-        if window_s is not None:
-            fields["window_s"] = window_s
-    return fields | {"triggers": tuple(triggers)}

@@ -1,4 +1,4 @@
-"""Policies as fields and annotations of KServe services, raw and on Knative, and back."""
+"""Policies as fields and annotations of KServe services, raw and on Knative."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
+from recipe_core.scaling.policies.rows import default_of
 from recipe_core.targets.context import Context
-from recipe_core.targets.scale.hpa import read_behavior, scaling_behavior
+from recipe_core.targets.scale.hpa import scaling_behavior
 from recipe_core.targets.scale.policy import (
     averaging_window_s,
     grain_target,
     metric_query,
     only_trigger,
-    read_metric_query,
     refuse_fields,
     refuse_policy,
     shortest_number,
@@ -26,8 +25,6 @@ from recipe_core.targets.scale.policy import (
 
 WHERE = "Knative's autoscaler"
 PREFIX = "autoscaling.knative.dev/"
-# Between two looks of the autoscaler, for all services of a cluster.
-INTERVAL_S = default_of("kpa", "evaluation_period_s")
 METRICS: dict[Metric, str] = {"in-flight": "concurrency", "request-rate": "rps"}
 LEAST_TARGET = 0.01
 SHORTEST_WINDOW_S, LONGEST_S = 6, 3600
@@ -36,7 +33,6 @@ PANIC = {
     "panic-window-percentage": shortest_number(100 * default_of("kpa", "panic_window")),
     "panic-threshold-percentage": shortest_number(100 * default_of("kpa", "panic_threshold")),
 }
-_FIELDS = ("triggers", "interval_s", "window_s", "down_delay_s", "idle_s")
 # Fields of a pod that Knative refuses.
 _FROM_POD = ("restartPolicy", "terminationGracePeriodSeconds", "deploymentStrategy")
 
@@ -47,13 +43,7 @@ def revision_annotations(scaling: Scaling) -> dict[str, str]:
     Raises:
         NoAnswer: for what Knative cannot be told.
     """
-    refuse_fields(scaling, _FIELDS, WHERE)
-    if scaling.interval_s not in (None, INTERVAL_S):
-        raise NoAnswer(
-            f"interval_s is {scaling.interval_s:g} s; Knative looks every {INTERVAL_S:g} s.",
-            field="options.scaling.interval_s",
-            hint="Leave it out.",
-        )
+    refuse_fields(scaling, WHERE)
     values = {
         "class": "kpa.autoscaling.knative.dev",
         **_target_annotations(only_trigger(scaling, WHERE)),
@@ -115,34 +105,18 @@ def without_refused(pod: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, "containers": containers}
 
 
-def read_annotations(annotations: Mapping[str, str]) -> Scaling:
-    """The policy that annotations were written from."""
-    values = {name.removeprefix(PREFIX): value for name, value in annotations.items()}
-    metrics = {name: metric for metric, name in METRICS.items()}
-    times = {
-        "window_s": "window",
-        "down_delay_s": "scale-down-delay",
-        "idle_s": "scale-to-zero-pod-retention-period",
-    }
-    fields: dict[str, Any] = {
-        name: float(values[key].removesuffix("s")) for name, key in times.items() if key in values
-    }
-    triggers: tuple[Trigger, ...] = ()
-    if "target" in values:
-        triggers = (Trigger(metric=metrics[values["metric"]], target=float(values["target"])),)
-    return Scaling(
-        policy="kpa",
-        min_replicas=int(values["min-scale"]),
-        max_replicas=int(values["max-scale"]),
-        triggers=triggers,
-        **fields,
-    )
-
-
 MODE = "serving.kserve.io/deploymentMode"
 CLASS = "serving.kserve.io/autoscalerClass"
-# What KServe hands on to the ScaledObject that it makes.
-_OF_KEDA = ("triggers", "window_s", "up_delay_s", "down_delay_s")
+# What KServe does not hand on to the ScaledObject that it makes.
+_NOT_OF_KEDA = (
+    "tolerance",
+    "interval_s",
+    "idle_s",
+    "up_step",
+    "up_period_s",
+    "down_step",
+    "down_period_s",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +150,7 @@ def service_scaling(context: Context, count: int) -> ServiceScaling:
 
 
 def _auto_scaling(context: Context, scaling: Scaling) -> dict[str, Any]:
-    refuse_fields(scaling, _OF_KEDA, "KServe's ScaledObject")
+    refuse_fields(scaling, "KServe's ScaledObject", _NOT_OF_KEDA)
     if scaling.min_replicas == 0:
         raise NoAnswer(
             "min_replicas is 0; KServe's raw deployments keep a replica.",
@@ -206,24 +180,3 @@ def _auto_scaling(context: Context, scaling: Scaling) -> dict[str, Any]:
     ]
     rules = scaling_behavior(scaling)
     return {"metrics": metrics, **({"behavior": rules} if rules else {})}
-
-
-def read_inference_service(service: Mapping[str, Any]) -> Scaling:
-    """The policy that an InferenceService was written from."""
-    notes, predictor = service["metadata"]["annotations"], service["spec"]["predictor"]
-    if notes[MODE] == "Serverless":
-        return read_annotations(notes)
-    fields: dict[str, Any] = {
-        "policy": "keda" if "autoScaling" in predictor else "fixed",
-        "min_replicas": predictor["minReplicas"],
-        "max_replicas": predictor["maxReplicas"],
-    }
-    scaled = predictor.get("autoScaling", {})
-    triggers = []
-    for entry in scaled.get("metrics", []):
-        metric, window_s = read_metric_query(entry["external"]["metric"]["query"])
-        target = float(entry["external"]["target"]["value"])
-        triggers.append(Trigger(metric=metric, target=target))
-        if window_s is not None:
-            fields["window_s"] = window_s
-    return Scaling(**fields, triggers=tuple(triggers), **read_behavior(scaled.get("behavior", {})))

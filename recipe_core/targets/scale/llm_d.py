@@ -1,4 +1,4 @@
-"""The policy ``llm-d`` as the scaling of an LLMInferenceService and its thresholds, and back.
+"""The policy ``llm-d`` as the scaling of an LLMInferenceService and its thresholds.
 
 KServe makes a VariantAutoscaling and a HorizontalPodAutoscaler of it. The autoscaler's thresholds
 are not in these but in a ConfigMap, which it reads from the service's namespace too.
@@ -6,16 +6,15 @@ are not in these but in a ConfigMap, which it reads from the service's namespace
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from recipe_core.base.documents import parse_yaml, to_yaml
+from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
+from recipe_core.request.scaling import Metric, Scaling
+from recipe_core.scaling.policies.rows import default_of, defaults_of
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import has_independent_servers
-from recipe_core.targets.scale.hpa import FIELDS, read_behavior, scaling_behavior
+from recipe_core.targets.scale.hpa import scaling_behavior
 from recipe_core.targets.scale.policy import refuse_fields
 
 WHERE = "llm-d's autoscaler"
@@ -35,6 +34,15 @@ DEFAULTS = {
     "kvCacheThreshold": default_of("llm-d", "kv_threshold"),
     "queueLengthThreshold": int(default_of("llm-d", "queue_threshold")),
 }
+# Of its HPA, from the autoscaler's chart; KServe's own object would have Kubernetes' defaults.
+CHART = (
+    "up_delay_s",
+    "down_delay_s",
+    "up_step",
+    "down_step",
+    "up_period_s",
+    "down_period_s",
+)
 # Between two looks of the autoscaler, for all services of a cluster.
 INTERVAL_S = default_of("llm-d", "interval_s")
 
@@ -45,7 +53,7 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for what the autoscaler cannot be told.
     """
-    refuse_fields(scaling, ("triggers", "interval_s", *FIELDS), WHERE)
+    refuse_fields(scaling, WHERE, ("window_s", "idle_s"))
     if not has_independent_servers(context.launch):
         raise NoAnswer(
             "llm-d's autoscaler scales each pool by itself; what was simulated keeps them together."
@@ -65,30 +73,15 @@ def scaling_of(context: Context, scaling: Scaling) -> dict[str, Any]:
         )
     full = scaling.model_copy(
         update={
-            name: value
-            for name, value in _chart_defaults().items()
-            if getattr(scaling, name) is None
+            name: int(value)
+            for name, value in defaults_of("llm-d").items()
+            if name in CHART and getattr(scaling, name) is None
         }
     )
     return {
         "minReplicas": scaling.min_replicas,
         "maxReplicas": scaling.max_replicas,
         "wva": {"hpa": {"behavior": scaling_behavior(full)}},
-    }
-
-
-def _chart_defaults() -> dict[str, int]:
-    """Of the autoscaler's chart; KServe's own object would have Kubernetes' defaults."""
-    window_s, step, period_s = (
-        int(default_of("llm-d", name)) for name in ("hpa_window_s", "hpa_pods", "hpa_period_s")
-    )
-    return {
-        "up_delay_s": window_s,
-        "down_delay_s": window_s,
-        "up_step": step,
-        "down_step": step,
-        "up_period_s": period_s,
-        "down_period_s": period_s,
     }
 
 
@@ -112,25 +105,3 @@ def saturation_thresholds(context: Context, scaling: Scaling) -> dict[str, Any]:
         "metadata": {"name": CONFIG, "namespace": context.parameters.namespace},
         "data": {"default": to_yaml(values)},
     }
-
-
-def read_llm_service(service: Mapping[str, Any], config: Mapping[str, Any] | None) -> Scaling:
-    """The policy that an LLMInferenceService, and the thresholds, were written from."""
-    spec = service["spec"]
-    if "scaling" not in spec:
-        count = spec["replicas"]
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    values = parse_yaml(config["data"]["default"], CONFIG) if config else {}
-    triggers = tuple(
-        Trigger(metric=metric, target=values[name])
-        for metric, name in THRESHOLDS.items()
-        if values.get(name, DEFAULTS[name]) != DEFAULTS[name]
-    )
-    scaling = spec["scaling"]
-    return Scaling(
-        policy="llm-d",
-        min_replicas=scaling["minReplicas"],
-        max_replicas=scaling["maxReplicas"],
-        triggers=triggers,
-        **read_behavior(scaling["wva"]["hpa"].get("behavior", {})),
-    )

@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from recipe_core.base.errors import InputError, NoAnswer
-from recipe_core.engines.release import Metrics
-from recipe_core.engines.spec import engine_names
 from recipe_core.launch.process import Launch
 from recipe_core.recipe.place import Parameters
-from recipe_core.request.scaling import Metric, Policy, Scaling, Trigger
-from recipe_core.scaling.policies.columns import default_of
-from recipe_core.scaling.summary import replica_bounds_of
+from recipe_core.request.scaling import Metric, Scaling, Trigger
+from recipe_core.scaling.policies.rows import (
+    GAUGE_PARTS,
+    default_of,
+    policy_row,
+    replica_bounds_of,
+    reported_metrics,
+)
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Unit, has_independent_servers, launch_units
-from recipe_core.targets.monitoring.rules import engine_metrics
+from recipe_core.targets.monitoring import engine_metrics
 from recipe_core.targets.pod import object_name
 
-# Where a policy can be written.
-WHERE: dict[Policy, str] = {
-    "fixed": "every target starts a fixed number",
-    "schedule": "kubernetes-keda writes a schedule",
-    "predictive": "state the forecast as a schedule, which kubernetes-keda writes",
-    "hpa": "kubernetes-hpa writes it",
-    "keda": "kubernetes-keda and kserve write it",
-    "kpa": "knative and kserve write it",
-    "skyserve": "skypilot writes it",
-    "ray-serve": "ray-serve writes it",
-    "dynamo": "dynamo-planner writes it",
-    "llm-d": "kserve-llm writes it",
-}
 _ALWAYS = {"policy", "min_replicas", "max_replicas"}
 # Kubernetes reads targets to a thousandth (``MilliValue``).
 GRAIN = 1000
@@ -97,19 +86,20 @@ def refuse_policy(scaling: Scaling, policies: Collection[str], where: str) -> No
     if scaling.policy not in policies:
         raise NoAnswer(
             f"the chosen policy is {scaling.policy}, which {where} does not run: "
-            f"{WHERE[scaling.policy]}.",
+            f"{policy_row(scaling.policy).written}.",
             field="options.scaling.policy",
         )
 
 
-def refuse_fields(scaling: Scaling, writable: Collection[str], where: str) -> None:
-    """Refuse what ``where`` cannot be told.
+def refuse_fields(scaling: Scaling, where: str, lacking: Collection[str] = ()) -> None:
+    """Refuse what ``where`` cannot be told: all but the fields of the policy's row.
 
     Raises:
-        NoAnswer: for the first stated field that is none of ``writable``.
+        NoAnswer: for the first such field that is stated, or one of ``lacking``.
     """
+    row = policy_row(scaling.policy)
     for name in stated_fields(scaling):
-        if name not in writable:
+        if name not in (*row.fields, *["triggers"] * bool(row.metrics)) or name in lacking:
             raise NoAnswer(
                 f"{where} cannot be told {name}.",
                 field=f"options.scaling.{name}",
@@ -176,15 +166,6 @@ def grain_target(value: float, field: str) -> str:
 
 # Seconds over which a rate is taken where no window is stated: two scrapes and more.
 RATE_S = int(default_of("hpa", "rate_window_s"))
-# Gauges of an engine that make up a metric.
-_PARTS: dict[Metric, tuple[str, ...]] = {
-    "waiting": ("waiting",),
-    "running": ("running",),
-    "in-flight": ("waiting", "running"),
-    "kv-usage": ("kv_usage",),
-}
-_NAME = re.compile(r"[a-zA-Z_:][\w:]*")
-_WINDOW = re.compile(r"\[(\d+)s\]")
 _EXAMPLE = 'gateway_metric: nginx_ingress_controller_requests{ingress="llm"}'
 
 
@@ -226,7 +207,7 @@ def engine_gauges(context: Context, metric: Metric) -> list[str]:
         NoAnswer: where the engine does not report one of them.
     """
     metrics = engine_metrics(context.engine)
-    names = [getattr(metrics, part) if metrics else None for part in _PARTS[metric]]
+    names = [getattr(metrics, part) if metrics else None for part in GAUGE_PARTS[metric]]
     if None in names:
         raise NoAnswer(
             f"{context.engine} does not report {metric}.",
@@ -234,15 +215,6 @@ def engine_gauges(context: Context, metric: Metric) -> list[str]:
             hint=f"It reports {', '.join(reported_metrics(metrics)) or 'none of the metrics'}.",
         )
     return [str(name) for name in names]
-
-
-def reported_metrics(metrics: Metrics | None) -> list[Metric]:
-    """Metrics that an engine's gauges give."""
-    if metrics is None:
-        return []
-    return [
-        metric for metric, parts in _PARTS.items() if all(getattr(metrics, part) for part in parts)
-    ]
 
 
 def gateway_counter(context: Context, why: str) -> str:
@@ -305,30 +277,3 @@ def averaging_window_s(scaling: Scaling) -> int | None:
     """
     window_s = whole_seconds(scaling, "window_s")
     return window_s or None
-
-
-def read_metric_query(text: str) -> tuple[Metric, int | None]:
-    """The metric that a query asks for, and the window it averages over.
-
-    A rate over the time that is taken where none is stated has no window.
-    """
-    window = _WINDOW.search(text)
-    window_s = int(window[1]) if window else None
-    metric = metric_of_gauges(_NAME.findall(text))
-    if metric == "request-rate" and window_s == RATE_S:
-        window_s = None
-    return metric, window_s
-
-
-def metric_of_gauges(words: Sequence[str]) -> Metric:
-    """The metric that is the sum of an engine's gauges; without gauges, the rate of requests."""
-    parts = {
-        part
-        for name in engine_names()
-        for part in ("waiting", "running", "kv_usage")
-        if getattr(engine_metrics(name), part, None) in words
-    }
-    for metric, gauges in _PARTS.items():
-        if parts == set(gauges):
-            return metric
-    return "request-rate"

@@ -15,6 +15,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.charts.style import DASHES, SYMBOLS, Drawing, Style, axis, categories
+from recipe_core.views.charts.views import crossing_text, plain_load_text
 from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import (
     Crossing,
@@ -39,16 +40,6 @@ Scale = tuple[float, float]
 
 
 # Load
-
-
-def plain_load_text(load: float) -> str:
-    """A load: whole where it counts requests, else with three digits."""
-    return f"{load:,.0f}" if load == round(load) else significant(load)
-
-
-def crossing_text(at: Crossing, load_unit: str) -> str:
-    """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
-    return f"{plain_load_text(at.load)} {load_unit}, {token_rate_text(at.output_tokens_per_s)}"
 
 
 def load_curves(

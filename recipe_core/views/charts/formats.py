@@ -345,5 +345,4 @@ def _verdict_cell_text(title: str, column: str, cell: Row) -> str:
 
 
 def _wrap(text: str) -> list[str]:
-    """Text in lines, without the characters that plotly reads as markup."""
     return textwrap.wrap(text.replace("<", "‹").replace(">", "›"), WRAPPED)

@@ -230,7 +230,6 @@ class _Tradeoff:
         return {"color": self._colour(group), "width": 1.5, "dash": dash}
 
     def add_fronts(self) -> None:
-        """The stairs of each group's front."""
         shape = "vh" if self.plan.measures[self.axes[0]].more_is_better else "hv"
         for group, title in enumerate(self.groups.titles):
             line, legend = {"shape": shape, **self._line(group)}, title or None

@@ -48,7 +48,6 @@ def axes_of(answer: Row) -> list[str]:
 
 
 def limit_of(axis: str) -> Limit:
-    """The limit that bounds an axis."""
     limited = column_metric("tpot_s" if axis == INTERACTIVITY else axis)
     return limits_by_name()[limited.limit or ""]
 

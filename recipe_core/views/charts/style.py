@@ -191,12 +191,10 @@ class Drawing:
         self._scatter(x, y, hover, trace)
 
     def texts(self, x: Any, y: Any, texts: Sequence[str], colour: str = "", **more: Any) -> None:
-        """Texts at places of the plot."""
         look = {"text": texts, "textfont": {"color": colour or self.colours.ink}, **more}
         self._scatter(x, y, "", {"mode": "text", "showlegend": False, **look})
 
     def matrix(self, z: Any, x: Any, y: Any, hover: str, about: Any = None, **more: Any) -> None:
-        """A heat map."""
         cells = {"z": z, "customdata": about, "hovertemplate": hover + _NO_BOX}
         self.figure.add_heatmap(x=x, y=y, **cells, **more)
 
@@ -231,7 +229,6 @@ class Drawing:
             self.figure.add_vline(x=x, **look)
 
     def note(self, text: str, colour: str = "", size: int | None = None, **place: Any) -> None:
-        """A text without an arrow."""
         look = {"color": colour or None, "size": size}
         font = {name: value for name, value in look.items() if value}
         self.figure.add_annotation(text=text, showarrow=False, font=font, **place)
@@ -253,7 +250,6 @@ def axis(title: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 def categories(**more: Any) -> dict[str, Any]:
-    """A vertical axis of names, the first on top."""
     return {"title": None, "type": "category", "autorange": "reversed", **more}
 
 

@@ -12,28 +12,21 @@ from typing import Any, Generic, Literal, TypeVar
 
 import plotly.graph_objects as go
 
-from recipe_core.base.units import (
-    accuracy_text,
-    chance_text,
-    count_text,
-    days,
-    seconds_text,
-    significant,
-    token_rate_text,
-)
+from recipe_core.base.units import significant, token_rate_text
 from recipe_core.estimates.serving.accuracy import NearFigure
 from recipe_core.estimates.serving.feature_results import KvTier
 from recipe_core.estimates.serving.results import ServingEstimate
-from recipe_core.estimates.training.results import TrainingPhase, TrainingRun
+from recipe_core.estimates.training.results import TrainingPhase
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.plans.splits import find_row, is_known
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.charts.formats import FIGURES, MADE, accuracy_band_text, has_token_prices
 from recipe_core.views.explanations.arithmetic import TIERS
-from recipe_core.views.explanations.curves import INTERACTIVITIES, Frontier, Scaling
+from recipe_core.views.explanations.curves import INTERACTIVITIES, Crossing, Frontier, Scaling
 from recipe_core.views.explanations.formats import FormatPoint
 from recipe_core.views.explanations.operators import Times, Working, time_text
+from recipe_core.views.texts import Phrases
 
 P = TypeVar("P", bound=Plan)
 Kind = Literal["serving", "training"]
@@ -66,6 +59,12 @@ class Table:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     strong: str = ""
+
+    @staticmethod
+    def of_lines(title: str, lines: Iterable[str], strong: str = "") -> Table:
+        """From lines of cells between bars, of which the first is the head."""
+        head, *rows = (tuple(line.split(" | ")) for line in lines)
+        return Table(title, head, tuple(rows), strong)
 
     @staticmethod
     def of(rows: Sequence[Mapping[str, str]], title: str = "") -> Table:
@@ -101,6 +100,10 @@ class Focus(Generic[P]):
         return self.plan if self.origin is None else self.origin
 
     @property
+    def label(self) -> str:
+        return split_label(self.plan, self.row)
+
+    @property
     def compared(self) -> dict[str, int]:
         """Rows by name: the split that is looked at, then the pinned ones that fit."""
         rows = [find_row(self.plan, key) for key in self.pins]
@@ -130,7 +133,6 @@ class View:
     preferred: int = 0
 
     def offered(self, plan: Plan) -> list[str]:
-        """Measures to choose from, empty where the view offers none."""
         return self.measures(plan) if self.measures else []
 
     def first_measure(self, plan: Plan) -> str:
@@ -205,21 +207,7 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
 
 
 def published_table(figures: Sequence[NearFigure]) -> Table:
-    """Published figures of accuracy, the nearest first."""
-    rows = [
-        {
-            "Model": figure.model,
-            "Technique": figure.technique,
-            "Method": figure.method or "–",
-            "Benchmark": figure.benchmark,
-            "Base": significant(figure.base_value),
-            "Compressed": significant(figure.value),
-            "Kept": accuracy_text(figure.retained),
-            "Source": figure.source,
-        }
-        for figure in figures
-    ]
-    return Table.of(rows, "Nearest published figures")
+    return Table.of_lines("Nearest published figures", PHRASES.lines("published", figures))
 
 
 def frontier_table(frontier: Frontier) -> Table:
@@ -258,52 +246,21 @@ def _gain_text(value: float | None, first: float | None) -> str:
 
 def device_table(estimate: ServingEstimate, stated_hit: float) -> Table:
     """The devices' cache of a replica, and its hits; ``stated_hit``: by the workload."""
-    memory, cache = estimate.memory.prefill or estimate.memory, estimate.prefix_cache
-    row = {"Cache": "Devices, a replica", "Holds": f"{count_text(memory.kv_cache_tokens)} tokens"}
-    if cache is None:
-        return Table.of([{**row, "Prompt tokens found": f"{stated_hit:.1%}, as stated"}])
-    row["Free for reuse"] = f"{count_text(cache.free_tokens)} tokens"
-    return Table.of([{**row, "Prompt tokens found": f"{cache.device_hit:.1%}"}])
+    holds = (estimate.memory.prefill or estimate.memory).kv_cache_tokens
+    lines = PHRASES.lines("device", holds, estimate.prefix_cache, stated_hit)
+    return Table.of_lines("", lines)
 
 
 def tier_table(tiers: Sequence[KvTier]) -> Table:
     """The gains and costs of each tier, and the verdict on it."""
-    rows = [
-        {
-            "Tier": TIERS[tier.name],
-            "Holds": f"{count_text(tier.capacity_tokens)} tokens",
-            "Adds": f"{100 * tier.hit_added:.1f} % of prompt tokens",
-            "A token": f"{significant(tier.load_s_per_token * 1e6)} µs to load, "
-            f"{significant(tier.recompute_s_per_token * 1e6)} µs to compute",
-            column_metric("ttft_s").head: f"{1e3 * tier.ttft_change_s:+,.0f} ms",
-            column_metric("output_tokens_per_s").title: f"{tier.throughput_change:+.1%}",
-            "Reads": f"{tier.read_bytes_per_s / 1e9:.2f} GB/s",
-            "Writes": f"{tier.write_bytes_per_s / 1e9:.2f} GB/s",
-            "Verdict": tier.verdict,
-        }
-        for tier in tiers
-    ]
-    return Table.of(rows, "Tiers below the devices' cache")
+    heads = (column_metric("ttft_s").head, column_metric("output_tokens_per_s").title)
+    lines = PHRASES.lines("tiers", tiers, TIERS, heads)
+    return Table.of_lines("Tiers below the devices' cache", lines)
 
 
 def phase_table(phases: Sequence[TrainingPhase]) -> Table:
-    """The phases of a training run."""
-    rows = [
-        {
-            "Tokens": count_text(phase.tokens),
-            "Batch": f"{phase.global_batch:,}",
-            "Sequence length": f"{phase.sequence_length:,}",
-            "cp × dp": f"{phase.cp} × {phase.dp}",
-            "Steps": f"{phase.steps:,.0f}",
-            **{
-                metric.head: metric.show(getattr(phase, metric.column))
-                for metric in map(column_metric, ("step_s", "peak_memory_bytes"))
-            },
-            "Time": days(phase.wall_s),
-        }
-        for phase in phases
-    ]
-    return Table.of(rows, "Phases of the run")
+    heads = [column_metric(name).head for name in ("step_s", "peak_memory_bytes")]
+    return Table.of_lines("Phases of the run", PHRASES.lines("phases", phases, heads))
 
 
 def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
@@ -318,17 +275,6 @@ def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
         for row in best.rows
     ]
     return Table.of(rows, title)
-
-
-def failures_text(run: TrainingRun) -> str:
-    """The rate of failures, and the help of a spare."""
-    often = f"One failure is expected every {days(run.mtbf_s or 0.0)}"
-    if run.failures is not None:
-        often += f" ({significant(run.failures)} in the run)"
-    spare = ""
-    if run.spares_suffice is not None:
-        spare = f" A spare node is there with a probability of {chance_text(run.spares_suffice)}."
-    return f"{often}; a restart takes {seconds_text(run.restart_s or 0.0)}.{spare}"
 
 
 def arithmetic_items(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
@@ -347,19 +293,30 @@ def arithmetic_items(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
 
 
 def _operator_table(work: Working, causes: Mapping[str, str]) -> Table:
-    head = ("Part", "Operator", "Compute", "Memory or link", "Once", "Count", "Time")
-    rows = [
-        (
-            causes.get(row.part, row.part),
-            row.operator,
-            row.compute,
-            row.moved,
-            row.once,
-            row.count,
-            row.time,
-        )
-        for row in work.rows
-    ]
     together = time_text(sum(row.time_s for row in work.rows))
-    rows.append(("All parts", "", "", "", "", "", together))
-    return Table(work.title, head, tuple(rows), "Time")
+    lines = PHRASES.lines("operators", work.rows, causes, together)
+    return Table.of_lines(work.title, lines, "Time")
+
+
+def crossing_text(at: Crossing, load_unit: str) -> str:
+    """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
+    return f"{plain_load_text(at.load)} {load_unit}, {token_rate_text(at.output_tokens_per_s)}"
+
+
+def plain_load_text(load: float) -> str:
+    return f"{load:,.0f}" if load == round(load) else significant(load)
+
+
+PHRASES = Phrases("split", crossing=crossing_text)
+
+
+def chart_of(
+    key: str,
+    figure: go.Figure,
+    *values: Any,
+    half: bool = False,
+    passing: Callable[[Boxes], list[int]] | None = None,
+) -> Chart:
+    """A chart with the texts of its macro in ``templates/split.j2``, told of ``values``."""
+    title, alt, *note = PHRASES.lines(key.replace("-", "_"), *values)
+    return Chart(key, title, figure, alt, "".join(note), half, passing)

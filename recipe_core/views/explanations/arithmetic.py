@@ -5,20 +5,11 @@ Lines are built from the parts that the estimate adds up, so a line's numbers gi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from recipe_core.base.units import (
-    GIB,
-    count_text,
-    days,
-    per_second,
-    seconds_text,
-    significant,
-    token_rate_text,
-    usd,
-)
+from recipe_core.base.units import GIB, days, per_second, seconds_text, significant
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import require_part
 from recipe_core.estimates.serving.cache import (
@@ -38,12 +29,13 @@ from recipe_core.estimates.serving.weights import (
     vocabulary_bytes,
 )
 from recipe_core.estimates.training.memory import MEMORY_TITLES
-from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES, TrainingEstimate
+from recipe_core.estimates.training.results import RUN_TITLES, STEP_TITLES
 from recipe_core.plans.plan import Plan
-from recipe_core.request.metrics import Metric, column_metric
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.explanations.operators import Line, Times
 from recipe_core.views.explanations.serving_time import serving_times
 from recipe_core.views.explanations.training_time import training_times
+from recipe_core.views.texts import Phrases
 
 CACHES = "Prompts found in caches"
 TIERS = {"host": "Host memory", "disk": "Drives", "remote": "Remote store"}
@@ -57,15 +49,25 @@ def arithmetic(plan: Plan, row: int) -> Times:
     estimate = plan.estimate(row)
     if not np.isfinite(estimate.memory.total_bytes):
         return Times()
-    lines = {plan.measures["memory"].title: list(_memory_lines(plan, row, estimate))}
+    lines = {plan.measures["memory"].title: _memory_lines(plan, row, estimate)}
     if not estimate.feasible:
         return Times(lines)
-    times = serving_times(plan, row)
-    lines["Time"] = list(_time_lines(plan, estimate))
+    times, m, work = serving_times(plan, row), plan.measures, plan.problem.workload
+    serving, parts = require_part(estimate.serving), require_part(estimate.breakdown_s)
+    decode, prefill = parts.decode, parts.prefill
+    lines["Time"] = _lines("times", m, serving, decode, prefill, TIME_TITLES, work)
     if estimate.prefix_cache is not None:
-        lines[CACHES] = [*_device_cache_lines(estimate), *_tier_lines(plan, row, estimate)]
-    lines["Throughput, cost and energy"] = list(_rate_lines(plan, row, estimate))
+        lines[CACHES] = _cache_lines(plan, row, estimate)
+    load, devices = float(plan.columns["load"][row]), int(plan.raw("gpus")[row])
+    cost, energy = require_part(estimate.cost), require_part(estimate.energy)
+    rates = _lines("rates", m, serving, cost, energy, work, load, devices)
+    lines["Throughput, cost and energy"] = rates
     return Times(lines | times.lines, times.workings, times.constants)
+
+
+def _lines(macro: str, *values: Any) -> list[Line]:
+    """The rows of a macro of ``templates/arithmetic.j2``."""
+    return [Line(*line.split(" | ")) for line in _PHRASES.lines(macro, *values)]
 
 
 def gib_exact(value_bytes: float) -> str:
@@ -73,10 +75,29 @@ def gib_exact(value_bytes: float) -> str:
     return f"{significant(value_bytes / GIB)} GiB"
 
 
+def _percent(share: float) -> str:
+    return f"{significant(100 * share)} %"
+
+
+def _long(seconds: float | None) -> str:
+    seconds = seconds or 0.0
+    return seconds_text(seconds) if seconds < 3600 else days(seconds)
+
+
+_PHRASES = Phrases(
+    "arithmetic",
+    gib=gib_exact,
+    share=_percent,
+    long=_long,
+    title=lambda column: column_metric(column).title,
+    flops=lambda rate: per_second(rate, "FLOP"),
+)
+
+
 # Memory
 
 
-def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
+def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> list[Line]:
     block, i = plan.at(row)
     setting, memory, case = block.setting, estimate.memory, block.cases.take([i])
     estimates, k = block.detail(i)
@@ -84,30 +105,11 @@ def _memory_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[L
     sequences = float(estimates.memory.kv_needed_bytes[k] / max(request_bytes, 1.0))
     stage = _fullest_stage(setting, case, sequences)
     parts = memory_parts({name: getattr(memory, name) for name in MEMORY})
-    column, formula = "weights_bytes", "layers + embedding + head + draft layers"
-    numbers, weights = _weights_text(setting, case, *stage), gib_exact(parts["weights_bytes"])
-    yield Line(column_metric(column).title, formula, numbers, weights)
-    if memory.encoder_bytes:
-        formula = "layers / ranks + embedding + projector"
-        numbers = " + ".join(
-            f"{tower.layers} × {count_text(tower.layer_weights)} "
-            f"+ {count_text(tower.embedding_weights + tower.projector_weights)} ({tower.name})"
-            for tower in setting.model.towers
-        )
-        yield Line("Vision and audio encoders", formula, numbers, gib_exact(memory.encoder_bytes))
-    formula, numbers = "layers · tokens · bytes per token", _cache_text(setting, case, *stage)
-    yield Line("Cache of one request", formula, numbers, gib_exact(request_bytes))
-    formula = "requests per replica · cache of one request"
-    numbers = f"{significant(sequences)} × {gib_exact(request_bytes)}"
-    value = gib_exact(memory.kv_needed_bytes)
-    yield Line(column_metric("kv_needed_bytes").title, formula, numbers, value)
-    encoders = " + encoders" if memory.encoder_bytes else ""
-    formula = f"weights{encoders} + cache + activations + runtime"
-    numbers = " + ".join(gib_exact(value) for value in parts.values())
-    yield Line("Total", formula, numbers, gib_exact(memory.total_bytes))
-    share, capacity = memory.usable_bytes / memory.capacity_bytes, memory.capacity_bytes
-    numbers = f"{share:.3g} × {gib_exact(capacity)}"
-    yield Line("Usable", "memory fraction · capacity", numbers, gib_exact(memory.usable_bytes))
+    texts = {
+        "weights": _weights_text(setting, case, *stage),
+        "cache": _cache_text(setting, case, *stage),
+    }
+    return _lines("memory", memory, setting, parts, texts, request_bytes, sequences)
 
 
 def _fullest_stage(setting: Setting, case: Cases, sequences: float) -> tuple[int, int]:
@@ -169,101 +171,20 @@ def _cache_text(setting: Setting, case: Cases, start: int, end: int) -> str:
     return " + ".join(terms) or "no layer has a cache"
 
 
-# Times, throughput and cost
-
-
-def _parts_line(
-    metric: Metric, formula: str, parts: Mapping[str, float], titles: Mapping[str, str], s: float
-) -> Line:
-    """A time as the sum of its parts, largest first, with their names."""
-    ordered = sorted(parts.items(), key=lambda item: -item[1])
-    numbers = " + ".join(
-        f"{seconds_text(seconds)} {titles.get(part, part).lower()}" for part, seconds in ordered
-    )
-    return Line.of_metric(metric, formula, numbers, s)
-
-
-def _time_lines(plan: Plan, estimate: ServingEstimate) -> Iterator[Line]:
-    serving, parts = require_part(estimate.serving), require_part(estimate.breakdown_s)
-    workload, latency_s = plan.problem.workload, serving.request_latency_s
-    tpot, ttft, latency = (plan.measures[name] for name in ("tpot", "ttft", "latency"))
-    formula = "sum of the parts"
-    if workload.pooled:
-        yield _parts_line(latency, formula, parts.prefill, TIME_TITLES, latency_s)
-        return
-    step = f"{formula} of a decode step"
-    yield _parts_line(tpot, step, parts.decode, TIME_TITLES, serving.tpot_s)
-    yield _parts_line(ttft, formula, parts.prefill, TIME_TITLES, serving.ttft_s)
-    formula = "first token + (output tokens - 1) · time per token"
-    numbers = f"{seconds_text(serving.ttft_s)} + {workload.output_tokens - 1:,} × "
-    numbers += seconds_text(serving.tpot_s)
-    yield Line.of_metric(latency, formula, numbers, latency_s)
-
-
-def _rate_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
-    serving, cost = require_part(estimate.serving), require_part(estimate.cost)
-    energy, devices = require_part(estimate.energy), int(plan.raw("gpus")[row])
-    workload, measures = plan.problem.workload, plan.measures
-    output = token_rate_text(serving.output_tokens_per_s)
-    if workload.mode == "closed":
-        load = float(plan.columns["load"][row])
-        latency = seconds_text(serving.request_latency_s)
-        formula = "requests in flight · output tokens ÷ latency (Little's law)"
-        numbers = f"{load:,.0f} × {workload.output_tokens:,} ÷ {latency}"
-        yield Line.of_metric(measures["output"], formula, numbers, serving.output_tokens_per_s)
-    formula, per_gpu = "throughput ÷ devices", serving.output_tokens_per_s_per_gpu
-    yield Line.of_metric(measures["per_gpu"], formula, f"{output} ÷ {devices}", per_gpu)
-    if cost.usd_per_hour is not None and cost.usd_per_million_output_tokens is not None:
-        formula = "devices · price of a device hour"
-        numbers = f"{devices} × {usd(cost.usd_per_hour / devices)}"
-        yield Line.of_metric(measures["usd_hour"], formula, numbers, cost.usd_per_hour)
-        formula = "cost per hour ÷ tokens per hour · 1e6"
-        numbers = f"{usd(cost.usd_per_hour)} ÷ (3,600 s × {output}) × 1,000,000"
-        yield Line.of_metric(measures["usd"], formula, numbers, cost.usd_per_million_output_tokens)
-    numbers = f"{measures['watts'].show(energy.watts)} ÷ {output}"
-    yield Line.of_metric(measures["joules"], "power ÷ throughput", numbers, energy.joules_per_token)
-
-
-# Prompts found in caches: sizes, shares, and a token loaded or made
-
-
-def _device_cache_lines(estimate: ServingEstimate) -> Iterator[Line]:
+def _cache_lines(plan: Plan, row: int, estimate: ServingEstimate) -> list[Line]:
+    """Prompts found in caches: sizes, shares, and a token loaded or made."""
     cache, pool = require_part(estimate.prefix_cache), estimate.memory.prefill or estimate.memory
-    used = pool.kv_cache_tokens - cache.free_tokens
-    formula = "tokens of a replica's cache - those of running requests alone"
-    numbers = f"{pool.kv_cache_tokens:,} - {used:,.0f}"
-    yield Line("Cache free for reuse", formula, numbers, f"{cache.free_tokens:,.0f} tokens")
-    formula = "workload.prefix_reuse at that size "
-    formula += "(of all replicas where requests are routed by prefix)"
-    numbers = f"reuse({cache.seen_tokens:,.0f} tokens)"
-    yield Line("Found by the devices", formula, numbers, _percent(cache.device_hit))
-
-
-def _percent(share: float) -> str:
-    return f"{significant(100 * share)} %"
-
-
-def _tier_lines(plan: Plan, row: int, estimate: ServingEstimate) -> Iterator[Line]:
-    offload, above = plan.setting(row).offload, require_part(estimate.prefix_cache).device_hit
-    block, i = plan.at(row)
+    offload, above = plan.setting(row).offload, cache.device_hit
+    (block, i), tiers = plan.at(row), []
     for tier in estimate.kv_tiers or []:
-        title, store = TIERS[tier.name], offload.store(tier.name) if offload else None
+        store = offload.store(tier.name) if offload else None
         if offload is not None and store is None:
             room = float(offload.server_bytes(block.cases.take([i]))[0])
         else:
             room = store.capacity_bytes if store else 0.0
-        token_bytes = room / max(tier.capacity_tokens, 1e-9)
-        formula = "bytes ÷ bytes of a token on all ranks of a server"
-        numbers = f"{gib_exact(room)} ÷ {significant(token_bytes / 1024)} KiB"
-        yield Line(f"{title}, capacity", formula, numbers, f"{tier.capacity_tokens:,.0f} tokens")
-        formula = "reuse at the largest size so far - what is found above"
-        numbers = f"{_percent(tier.hit)} - {_percent(above)}"
-        yield Line(f"{title}, found", formula, numbers, _percent(tier.hit_added))
-        load_s, make_s = tier.load_s_per_token, tier.recompute_s_per_token
-        numbers = f"{significant(load_s * 1e6)} µs ÷ {significant(make_s * 1e6)} µs"
-        value = significant(load_s / max(make_s, 1e-12))
-        yield Line(f"{title}, a token", "time to load against time to compute", numbers, value)
+        tiers.append((tier, room, above))
         above = tier.hit
+    return _lines("caches", cache, pool, tiers, TIERS)
 
 
 # Training
@@ -274,89 +195,27 @@ def training_arithmetic(plan: Plan, row: int) -> Times:
 
     The step comes with its operators, and the sources of their numbers.
     """
-    estimate = plan.estimate(row)
+    estimate, m, work = plan.estimate(row), plan.measures, plan.problem.workload
     memory = estimate.memory
     if memory is None:
         return Times()
-    parts = {name: getattr(memory, f"{name}_bytes") for name in MEMORY_TITLES}
-    numbers = " + ".join(
-        f"{gib_exact(value)} {MEMORY_TITLES[name].lower()}"
-        for name, value in parts.items()
-        if value > 0
-    )
-    peak = Line("Peak", "sum of the parts", numbers, gib_exact(memory.total_bytes))
-    lines = {plan.measures["memory"].title: [peak]}
+    sizes = {name: getattr(memory, f"{name}_bytes") for name in MEMORY_TITLES}
+    sizes = {name: size for name, size in sizes.items() if size > 0}
+    lines = {m["memory"].title: _lines("peak", sizes, MEMORY_TITLES, memory.total_bytes)}
     if not estimate.feasible:
         return Times(lines)
-    times = training_times(plan, row)
-    lines["Time of a step"] = list(_step_arithmetic(plan, row, estimate))
-    lines["The run"] = list(_run_arithmetic(plan, estimate))
-    return Times(lines | times.lines, times.workings, times.constants)
-
-
-def _step_arithmetic(plan: Plan, row: int, estimate: TrainingEstimate) -> Iterator[Line]:
-    training, workload = require_part(estimate.training), plan.problem.workload
-    step, batch, length = training.step_s, workload.global_batch, workload.sequence_length
-    parts, measures = require_part(estimate.breakdown_s).step, plan.measures
-    yield _parts_line(measures["step"], "sum of the parts", parts, STEP_TITLES, step)
-    tokens, rate = f"{batch * length:,}", training.tokens_per_s_per_gpu
-    formula, pace = "sequences · sequence length", token_rate_text(rate)
-    yield Line("Tokens of a step", formula, f"{batch:,} × {length:,}", tokens)
-    formula = "tokens of a step ÷ step time ÷ devices"
-    numbers = f"{tokens} ÷ {seconds_text(step)} ÷ {int(plan.raw('gpus')[row])}"
-    yield Line.of_metric(measures["per_gpu"], formula, numbers, rate)
-    flops = training.flops_per_s_per_gpu / rate / 1e9
-    peak = per_second(training.flops_per_s_per_gpu / training.mfu, "FLOP")
-    formula = "model flops per token · tokens per GPU ÷ peak"
-    numbers = f"{significant(flops)} GFLOP × {pace} ÷ {peak}"
-    yield Line.of_metric(measures["mfu"], formula, numbers, training.mfu)
-    if training.hfu is not None:
-        again = flops * (training.hfu / training.mfu - 1)
-        formula = "(model flops + those of recomputation) per token · tokens per GPU ÷ peak"
-        numbers = f"({significant(flops)} GFLOP + {significant(again)} GFLOP) × {pace} ÷ {peak}"
-        yield Line.of_metric(measures["hfu"], formula, numbers, training.hfu)
-
-
-def _run_arithmetic(plan: Plan, estimate: TrainingEstimate) -> Iterator[Line]:
+    times, training = training_times(plan, row), require_part(estimate.training)
+    seconds, devices = require_part(estimate.breakdown_s).step, int(plan.raw("gpus")[row])
+    lines["Time of a step"] = _lines("step", m, training, work, seconds, STEP_TITLES, devices)
     run, cost = require_part(estimate.run), require_part(estimate.cost)
-    workload, measures = plan.problem.workload, plan.measures
-    if workload.checkpoint_interval_s is None:
-        formula = "√(2 · wait for a checkpoint · time between failures)"
-        numbers = f"√(2 × {_long(run.checkpoint_stall_s)} × {_long(run.mtbf_s)})"
-        yield Line("Checkpoint interval", formula, numbers, _long(run.checkpoint_interval_s))
     shares: dict[str, float] = require_part(run.time_shares).to_json()
-    numbers = " − ".join(
-        f"{RUN_TITLES[name].lower()} {share:.2%}"
-        for name, share in shares.items()
-        if name != "steps" and share > 0
-    )
-    formula = "100 % − shares of the time that something else takes"
-    yield Line(measures["goodput"].title, formula, f"100 % − {numbers}", f"{run.goodput:.2%}")
-    if run.wall_s is None or workload.tokens is None:
-        return
+    losses = [pair for pair in shares.items() if pair[0] != "steps" and pair[1] > 0]
     phases = [
         (phase.tokens, phase.global_batch * phase.sequence_length, phase.steps, phase.step_s)
         for phase in run.phases or ()
     ]
     if not phases:
-        size = workload.global_batch * workload.sequence_length
-        step_s = require_part(estimate.training).step_s
-        phases = [(workload.tokens, size, run.steps or 0.0, step_s)]
-    numbers = " + ".join(f"{tokens:,.0f} ÷ {size:,}" for tokens, size, _, _ in phases)
-    formula = "token budget ÷ tokens of a step, rounded up"
-    yield Line("Steps", formula, numbers, f"{run.steps:,.0f}")
-    numbers = " + ".join(f"{steps:,.0f} × {seconds_text(step_s)}" for *_, steps, step_s in phases)
-    numbers = f"{f'({numbers})' if run.phases else numbers} ÷ {run.goodput:.2%}"
-    yield Line.of_metric(measures["wall"], "steps · step time ÷ goodput", numbers, run.wall_s)
-    if cost.usd is not None and cost.usd_per_hour is not None:
-        formula = "cost per hour · hours"
-        numbers = f"{usd(cost.usd_per_hour)} × {significant(run.wall_s / 3600)} h"
-        if cost.usd_storage:
-            formula += " + storage of checkpoints"
-            numbers += f" + {usd(cost.usd_storage)}"
-        yield Line.of_metric(measures["usd_run"], formula, numbers, cost.usd)
-
-
-def _long(seconds: float | None) -> str:
-    seconds = seconds or 0.0
-    return seconds_text(seconds) if seconds < 3600 else days(seconds)
+        size = work.global_batch * work.sequence_length
+        phases = [(work.tokens, size, run.steps or 0.0, training.step_s)]
+    lines["The run"] = _lines("run", m, run, cost, work, losses, RUN_TITLES, phases)
+    return Times(lines | times.lines, times.workings, times.constants)

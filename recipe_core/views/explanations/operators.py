@@ -15,7 +15,6 @@ from recipe_core.base.units import prefixed, seconds, significant
 from recipe_core.estimates.ledger import Entry, Kernel, Overhead, Sum, Transfer
 from recipe_core.hardware.cluster import priors
 from recipe_core.hardware.profile import Device, Fabric
-from recipe_core.request.metrics import Metric
 
 # Digits of a row, so that products of a few of them agree to three.
 DIGITS = 4
@@ -29,10 +28,6 @@ class Line:
     formula: str
     numbers: str
     value: str
-
-    @staticmethod
-    def of_metric(metric: Metric, formula: str, numbers: str, value: float) -> Line:
-        return Line(metric.title, formula, numbers, metric.show(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +47,6 @@ class OperatorRow:
 
     @property
     def time_s(self) -> float:
-        """Seconds of all of them."""
         return self.once_s * self.number
 
     @property
@@ -61,7 +55,6 @@ class OperatorRow:
 
     @property
     def time(self) -> str:
-        """Seconds of all of them, as text."""
         return time_text(self.time_s)
 
 
@@ -112,7 +105,6 @@ def efficiency_text(value: float) -> str:
 
 
 def plain_number(value: float) -> str:
-    """A count: whole where it is, else four digits."""
     return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 * abs(value) else exact(value)
 
 

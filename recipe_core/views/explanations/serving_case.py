@@ -6,8 +6,11 @@ all parts of the step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -34,12 +37,14 @@ from recipe_core.views.explanations.operators import (
     Times,
     cited,
     efficiency_text,
+    exact,
     hardware_constants,
     plain_number,
     product,
     tabulate_operators,
     time_text,
 )
+from recipe_core.views.texts import Phrases
 
 HIDDEN = "Less what the device takes meanwhile"
 SMALL = 1e-9
@@ -72,12 +77,30 @@ class ServedCase:
         with recording():
             return recorded_sums(engine_step(self.setting, self.case, step))
 
-    def ttft_line(
-        self, name: str, formula: str, numbers: str, scale: float = 1.0
-    ) -> Iterator[Line]:
-        """The line of a part of the time to first token, where it takes time."""
-        if (value_s := self.prefill.get(name, 0.0)) > 0:
-            yield Line(TIME_TITLES[name], formula, product(numbers, scale), time_text(value_s))
+    def ttft_lines(self, macro: str, *values: Any) -> Iterator[Line]:
+        """Lines of parts of the time to first token that take time, by a macro's rows."""
+        part = defaultdict(float, self.prefill)
+        for row in _PHRASES.lines(macro, part, self.numbers, *values):
+            name, formula, numbers, scale = row.split(" | ")
+            if part[name] > 0:
+                text = product(numbers, float(scale))
+                yield Line(TIME_TITLES[name], formula, text, time_text(part[name]))
+
+    @cached_property
+    def numbers(self) -> dict[str, float]:
+        """Numbers of the case that lines are made of."""
+        request_s, token_s = request_overheads(self.setting)
+        return {
+            "steps": self.steps,
+            "prompts": self.prompts,
+            "request_s": request_s,
+            "token_s": token_s,
+            "tokens": only_number(self.case.input_tokens),
+            "kv_wait_s": only_number(self.case.kv_wait_s),
+            "block_s": only_number(self.case.kv_step_s),
+            "interval": only_number(self.case.recv_interval),
+            "early": self.early_tokens,
+        }
 
     @property
     def later_share(self) -> float:
@@ -91,31 +114,7 @@ class ServedCase:
 
     @property
     def early_tokens(self) -> float:
-        """Tokens that leave with the first one."""
         return min(only_number(self.case.stream_interval), only_number(self.case.output_tokens)) - 1
-
-    def client_lines(self) -> Iterator[Line]:
-        """Waits of clients where an engine looks and sends every so many steps only."""
-        receive_s, stream_s = (self.prefill.get(name, 0.0) for name in ("receive", "stream"))
-        if receive_s > 0:
-            interval = only_number(self.case.recv_interval)
-            step_s = time_text(receive_s / self.steps / ((interval - 1) / 2))
-            formula = "(steps between two looks for requests - 1) ÷ 2 · step, less any other wait"
-            numbers = f"({plain_number(interval)} - 1) ÷ 2 × {step_s}"
-            yield from self.ttft_line("receive", formula, numbers, self.steps)
-        if stream_s > 0:
-            early = self.early_tokens
-            numbers = f"{plain_number(early)} × {time_text(stream_s / early)}"
-            formula = "tokens that leave with the first · time per token"
-            yield from self.ttft_line("stream", formula, numbers)
-
-    def request_line(self) -> Iterator[Line]:
-        """The server's own time of a request."""
-        fixed_s, token_s = request_overheads(self.setting)
-        tokens = plain_number(only_number(self.case.input_tokens))
-        formula = "time of a request + prompt tokens · time of a token, in the server"
-        numbers = f"{time_text(fixed_s)} + {tokens} × {time_text(token_s)}"
-        return self.ttft_line("request", formula, numbers, self.prompts)
 
 
 # Times as sums of steps
@@ -138,7 +137,6 @@ class StepShare:
             yield Line(f"Factor on {self.step}", self.formula, self.numbers, value)
 
     def part_s(self, name: str) -> float:
-        """Seconds of a part of the step."""
         return self.parts[name].seconds if name in self.parts else 0.0
 
 
@@ -173,8 +171,17 @@ def step_lines(
 
 
 def multiple(factor: float, text: str) -> str:
-    """A factor times something, without a factor of 1."""
     return text if abs(factor - 1) < SMALL else f"{factor:.5g} × {text}"
+
+
+_PHRASES = Phrases(
+    "serving_time",
+    time=time_text,
+    plain=plain_number,
+    exact=efficiency_text,
+    digits=exact,
+    times=multiple,
+)
 
 
 def worded_factor(words: str, value: float) -> Factor:
@@ -199,7 +206,6 @@ def decode_share(case: ServedCase, decode: Parts, *factors: Factor) -> StepShare
 
 
 def step_seconds(parts: Parts) -> float:
-    """Seconds of a recorded step."""
     return sum(of.seconds for of in parts.values())
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +52,6 @@ from recipe_core.views.explanations.serving_case import (
     ServedCase,
     collect_times,
     decode_share,
-    multiple,
     run_factor,
     step_lines,
     step_seconds,
@@ -121,7 +121,7 @@ def _pool_times(case: ServedCase) -> Times:
     if share:
         group = plain_number(only_number(steps.group))
         tables[f"Step of {group} prompts in the prefill pool"] = full
-    waits = _pool_waits(case, step_seconds(decode))
+    waits = [*case.ttft_lines("pools", step_seconds(decode)), *case.ttft_lines("server")]
     return collect_times(
         case,
         tables,
@@ -142,23 +142,6 @@ def _full_share(case: ServedCase, decode: Parts, alone: Parts, full: Parts) -> f
         return 0.0
     share = (prompt_s - alone_s) / (full_s - alone_s)
     return 0.0 if share < 1e-6 else min(share, 1.0)
-
-
-def _pool_waits(case: ServedCase, step_s: float) -> Iterator[Line]:
-    half = f"0.5 × {time_text(step_s)}"
-    yield from case.ttft_line("schedule", "half of a decode step", half, case.steps)
-    yield from case.request_line()
-    notes = {
-        "prompts_ahead": "M/D/1 queue of the prefill pool, or what starts at once before it",
-        "transfer": "M/D/1 queue of the link + cache of a prompt over the link",
-        "handoff": "the engine's hand-over between pools",
-        "engine_queue": "requests beyond those held ÷ requests per second",
-    }
-    for name, formula in notes.items():
-        scale = 1.0 if name == "engine_queue" else case.prompts
-        seconds = case.prefill.get(name, 0.0) / scale
-        yield from case.ttft_line(name, formula, time_text(seconds), scale)
-    yield from case.client_lines()
 
 
 # Continuous batching
@@ -185,7 +168,6 @@ class _State:
 
     @property
     def stage_s(self) -> float:
-        """Seconds that a prompt adds to the steps of a stage."""
         return only_number(self.flow.prompt_s) / only_number(self.case.case.pp)
 
     @property
@@ -212,11 +194,8 @@ def _loop_times(case: ServedCase) -> Times:
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
-    first = [*_prompt_lines(state), *_copies(state), *_prompt_wait_lines(state)]
-    blocks = time_text(only_number(case.case.kv_wait_s))
-    formula = "look-up + blocks found in tiers ÷ rate of the link or store + queue there"
-    first += [*case.request_line(), *case.ttft_line("kv_load", formula, blocks, case.prompts)]
-    first += case.client_lines()
+    first = [*_prompt_lines(state), *case.ttft_lines("waits", _wait_numbers(state))]
+    first += case.ttft_lines("server")
     lines = {DECODING: [*token, *_interference(state)], STARTING: first}
     if utilisation := _utilisation(state.mixed):
         lines[REACHED] = [utilisation]
@@ -287,14 +266,6 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
     return step_lines(state.case.prefill, shares, apart)
 
 
-def _copies(state: _State) -> Iterator[Line]:
-    """Time that moving a prompt's blocks to and from tiers adds to its steps."""
-    block = time_text(only_number(state.case.case.kv_step_s))
-    numbers = state.blended(block, multiple(state.group, block))
-    formula = "what a prompt's blocks add to its step; (b) those of all that start together"
-    return state.case.ttft_line("kv_copies", formula, numbers, state.case.prompts)
-
-
 def _interference(state: _State) -> Iterator[Line]:
     name, case, loop = "prefill_interference", state.case, state.loop
     value_s = case.decode.get(name, 0.0)
@@ -315,37 +286,26 @@ def _interference(state: _State) -> Iterator[Line]:
     yield Line(TIME_TITLES[name], formula, numbers, time_text(value_s))
 
 
-def _prompt_wait_lines(state: _State) -> Iterator[Line]:
+def _wait_numbers(state: _State) -> dict[str, Any]:
+    """Numbers of a steady state of which the waits of a prompt are made."""
     case, loop, flow = state.case, state.loop, state.flow
-    mean_s = only_number(loop.balance(flow.decoding, flow.step_s, flow.prompt_s).step_mean_s)
-    solved = (
-        f"({efficiency_text(only_number(loop.share))} ÷ 2 + {efficiency_text(loop.late_steps)})"
-    )
-    solved += f" × {time_text(mean_s)}"
-    if loop.beside and only_number(loop.chunks) > 1:
-        chunks = plain_number(only_number(loop.chunks))
-        solved = f"({solved} + ({chunks} - 1) × {time_text(step_seconds(state.decode))})"
-    formula = "(half of a step that runs + steps that the scheduler is ahead) · mean step"
-    yield from case.ttft_line("schedule", formula, state.blended(solved), case.steps)
-    if case.prefill.get("prompts_ahead", 0.0) > 0:
-        ahead = only_number(flow.prefill["prompts_ahead"]) / state.stage_s
-        solved = f"{exact(ahead)} × {time_text(state.stage_s)}"
-        numbers = state.blended(solved, time_text(state.ahead_s))
-        formula = (
-            "prompts ahead · what a prompt adds ÷ pp; of a bunch (b) half of those not in "
-            "the first step"
-        )
-        yield from case.ttft_line("prompts_ahead", formula, numbers, case.prompts)
-    if (value_s := case.prefill.get("engine_queue", 0.0)) > 0:
-        load = only_number(case.case.load) / only_number(active_replicas(case.case))
-        queue = max(load - only_number(flow.resident), 0.0)
-        offline = case.setting.mode == "offline"
-        queue /= 2 if offline else 1
-        half = ", half of them" if offline else ""
-        formula = f"requests of a replica beyond those held{half} ÷ its requests per second"
-        yield from case.ttft_line(
-            "engine_queue", formula, f"{exact(queue)} ÷ {exact(queue / value_s)}/s"
-        )
+    mean_s = loop.balance(flow.decoding, flow.step_s, flow.prompt_s).step_mean_s
+    load = only_number(case.case.load) / only_number(active_replicas(case.case))
+    queue, offline = max(load - only_number(flow.resident), 0.0), case.setting.mode == "offline"
+    return {
+        "b": state.b,
+        "group": state.group,
+        "share": only_number(loop.share),
+        "late_steps": loop.late_steps,
+        "mean_s": only_number(mean_s),
+        "chunks": only_number(loop.chunks) if loop.beside else 1.0,
+        "step_s": step_seconds(state.decode),
+        "ahead_s": only_number(flow.prefill.get("prompts_ahead", 0.0)),
+        "stage_s": state.stage_s,
+        "bunch_ahead_s": state.ahead_s,
+        "queue": queue / 2 if offline else queue,
+        "offline": offline,
+    }
 
 
 def _utilisation(parts: Parts) -> Line | None:

@@ -9,13 +9,14 @@ same over chunks of a stage (arXiv:2104.04473). Hand-over between stages is assu
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.units import gib, token_rate_text
 from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, Sum, only_number, recorded_sums, recording
@@ -44,6 +45,7 @@ from recipe_core.views.explanations.operators import (
     tabulate_operators,
     time_text,
 )
+from recipe_core.views.texts import Phrases
 
 # Schedules whose order is known here; zero-bubble schedules split the backward pass.
 DRAWN = ("1f1b", "interleaved", "gpipe")
@@ -210,29 +212,14 @@ def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
 
 HIDDEN = "Less what computing hides of it"
 STEP = "Parts of a step"
-# Parts that follow from others, with their formulas.
-DERIVED = {
-    "recompute": "forward pass · share that is computed again",
-    "reference": "forward pass of the frozen model",
-    "launch": "layers · micro-batches · host time of a layer - what the device takes for them",
-    "host_parameters": "copies of layers and gradients over the host link - what computing hides "
-    "of them",
-    "bubble": "idle micro-batches, (pp - 1) ÷ chunks for 1F1B · mean time of one in a stage",
-    "stragglers": "fitted share · log2(nodes) · all of the above",
-    "data_loading": "time to load the tokens of a step - all of the above where data is prefetched",
-}
-# Hidden seconds below this are not shown.
-_SHORTEST_S = 1e-6
-# Formulas of the phases of a step of reinforcement learning.
-_PHASES = {
-    "rollout": "tokens of answers ÷ rate of a full engine + the longest alone",
-    "weight_sync": "weights in 16 bits, to every device",
-    "state_moves": "states moved ÷ rate of the host's link",
-    **dict.fromkeys(
-        ("old_log_probs", "reference", "values"), "batches of an optimizer step · its forward pass"
-    ),
-    **dict.fromkeys(("update", "critic"), "updates · an optimizer step"),
-}
+# Parts that follow from others.
+DERIVED = frozenset(
+    {
+        *("recompute", "reference", "launch", "host_parameters", "bubble", "stragglers"),
+        "data_loading",
+    }
+)
+_PHRASES = Phrases("training_time", exact=efficiency_text, plain=plain_number, time=time_text)
 
 
 def training_times(plan: Plan, row: int) -> Times:
@@ -252,14 +239,19 @@ def training_times(plan: Plan, row: int) -> Times:
     for operator in table.rows:
         terms.setdefault(operator.part, []).append(operator.time)
     lines = [
-        _part_line(name, "its operators", " + ".join(texts).replace("+ -", "- "), step)
+        Line(_part_title(name), "its operators", text, time_text(step[name]))
         for name, texts in terms.items()
-        if name in step
+        if name in step and (text := " + ".join(texts).replace("+ -", "- "))
     ]
     numbers = _derived_numbers(block.setting, estimates.cases.take([k]), parts, step)
-    lines += [_part_line(name, DERIVED[name], text, step) for name, text in numbers]
+    lines += _part_lines("derived", defaultdict(float, step), numbers, STEP_TITLES)
     if loop is not None:
-        lines += _phase_lines(estimates, loop, k)
+        seconds = {
+            name: float(loop.phases[name][k]) for name in PHASE_TITLES if name in loop.phases
+        }
+        seconds = {name: value for name, value in seconds.items() if value > 0}
+        of_phases = _phase_numbers(estimates, loop, k)
+        lines += _part_lines("phases", seconds, of_phases, PHASE_TITLES)
     sources = [*hardware_constants([operators]), *_framework_constants(block.setting, step)]
     return Times({STEP: lines}, (table,), tuple(sources))
 
@@ -272,8 +264,16 @@ def _step_seconds(estimates: TrainingEstimates, k: int, case: TrainingCases) -> 
     return {name: float(of[k]) for name, of in parts.items() if of[k] > 0}
 
 
-def _part_line(name: str, formula: str, numbers: str, step: Mapping[str, float]) -> Line:
-    return Line(STEP_TITLES.get(name, name), formula, numbers, time_text(step[name]))
+def _part_title(name: str) -> str:
+    return STEP_TITLES.get(name, name)
+
+
+def _part_lines(
+    macro: str, seconds: Mapping[str, float], numbers: Mapping[str, Any], titles: Mapping[str, str]
+) -> Iterator[Line]:
+    for row in _PHRASES.lines(macro, seconds, numbers):
+        name, formula, text = row.split(" | ")
+        yield Line(titles.get(name, name), formula, text, time_text(seconds[name]))
 
 
 def _derived_numbers(
@@ -281,46 +281,26 @@ def _derived_numbers(
     case: TrainingCases,
     parts: Mapping[str, Sum],
     step: Mapping[str, float],
-) -> Iterator[tuple[str, str]]:
-    forward_s = _sum_passes(step, "forward_")
-    for name in ("recompute", "reference"):
-        if name in step:
-            yield name, _share_numbers(step[name] / forward_s, forward_s)
+) -> dict[str, float]:
+    out = {
+        "forward_s": _sum_passes(step, "forward_"),
+        "before_s": sum(step.values()) - step.get("data_loading", 0.0),
+        "prefetched": setting.loading.prefetch,
+    }
     if "launch" in step:
-        entry, count = next(
-            (entry, count)
-            for entry, count in parts["launch"].terms
-            if isinstance(entry, Overhead) and count > 0
-        )
-        hidden_s = entry.seconds * count - step["launch"]
-        host = f"{plain_number(count)} × {time_text(entry.seconds)}"
-        yield "launch", f"{host} - {time_text(hidden_s)}"
+        terms = parts["launch"].terms
+        hosts = (term for term in terms if isinstance(term[0], Overhead) and term[1] > 0)
+        entry, out["layers"] = next(hosts)
+        out["layer_s"] = entry.seconds
     if "host_parameters" in step:
-        copies_s = _host_copies_s(setting, case)
-        hidden_s = copies_s - step["host_parameters"]
-        hides = f" - {time_text(hidden_s)}" if hidden_s > _SHORTEST_S else ""
-        yield "host_parameters", time_text(copies_s) + hides
+        out["copies_s"] = _host_copies_s(setting, case)
     if "bubble" in step:
-        idle = only_number(bubble_micro_batches(case))
-        yield "bubble", _share_numbers(idle, step["bubble"] / idle)
-    loading_s = step.get("data_loading", 0.0)
-    before_s = sum(step.values()) - loading_s
-    if "stragglers" in step:
-        others_s = before_s - step["stragglers"]
-        yield "stragglers", _share_numbers(step["stragglers"] / others_s, others_s)
-    if "data_loading" in step:
-        if setting.loading.prefetch == 0:
-            yield "data_loading", time_text(loading_s)
-        else:
-            yield "data_loading", f"{time_text(loading_s + before_s)} - {time_text(before_s)}"
+        out["idle"] = only_number(bubble_micro_batches(case))
+    return out
 
 
 def _sum_passes(step: Mapping[str, float], prefix: str) -> float:
     return sum(seconds for name, seconds in step.items() if name.startswith(prefix))
-
-
-def _share_numbers(share: float, seconds: float) -> str:
-    return f"{efficiency_text(share)} × {time_text(seconds)}"
 
 
 def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
@@ -331,71 +311,69 @@ def _host_copies_s(setting: TrainingSetting, case: TrainingCases) -> float:
     return float((case.micro_batches * (copies[0] + copies[1]) + gradients)[0])
 
 
-def _phase_lines(estimates: TrainingEstimates, loop: Reinforcement, i: int) -> Iterator[Line]:
-    for name, label in PHASE_TITLES.items():
-        seconds = float(loop.phases[name][i]) if name in loop.phases else 0.0
-        if seconds > 0:
-            formula = _PHASES.get(name, "as stated, and a forward pass of a model that rewards")
-            numbers = _phase_numbers(estimates, loop, name, i, seconds)
-            yield Line(label, formula, numbers, time_text(seconds))
-
-
 def _phase_numbers(
-    estimates: TrainingEstimates, loop: Reinforcement, name: str, i: int, seconds: float
-) -> str:
+    estimates: TrainingEstimates, loop: Reinforcement, i: int
+) -> dict[str, float | None]:
     sampling, rollouts = loop.sampling, loop.rollouts
-    if name == "rollout":
-        tokens = sampling.work.sequences * sampling.work.response_tokens
-        pace, tail_s = token_rate_text(float(rollouts.tokens_per_s[i])), float(rollouts.tail_s[i])
-        return f"{tokens:,} ÷ {pace} + {time_text(tail_s)}"
-    if name in ("old_log_probs", "reference", "values"):
-        batches = work_batches(sampling)
-        return f"{plain_number(batches)} × {time_text(seconds / batches)}"
-    if name in ("update", "critic"):
-        return f"{sampling.updates} × {time_text(seconds / sampling.updates)}"
-    if name == "weight_sync":
-        return gib(loop.sync_bytes)
-    if name == "state_moves":
-        return gib(seconds * estimates.setting.calibration.host_link_bytes_per_s.value)
-    return time_text(seconds)
+    return {
+        "tokens": sampling.work.sequences * sampling.work.response_tokens,
+        "tokens_per_s": float(rollouts.tokens_per_s[i]),
+        "tail_s": float(rollouts.tail_s[i]),
+        "sync_bytes": loop.sync_bytes,
+        "host_link": estimates.setting.calibration.host_link_bytes_per_s.value,
+        "batches": work_batches(sampling),
+        "updates": sampling.updates,
+    }
 
 
 def _framework_constants(setting: TrainingSetting, step: Iterable[str]) -> Iterator[Constant]:
     data, framework, figures = training_data(), setting.framework, setting.calibration
-    device, title, parts = setting.cluster.device, framework.title, {"", *step}
+    device, title, experts = setting.cluster.device, framework.title, framework.experts
     paces = figures.sustained_fp8 if setting.precision == "fp8" else figures.sustained
     pace = paces.get(device.architecture[:-1], paces[device.runtime])
-
-    def number(
-        name: str, of: Number, part: str = "", show: Callable[[float], str] = efficiency_text
-    ) -> Iterator[Constant]:
+    exchange = "forward_expert_parallel"
+    fullest = ("Spread of experts' loads, of their mean", figures.router_spread)
+    if setting.method == "pretrain":
+        fullest = ("Fullest rank over the mean, experts", figures.imbalance)
+    # of every step, or of one with a part that takes time
+    rows: list[tuple[str, str, Number, Callable[[float], str]]] = [
+        (name, part, number, efficiency_text)
+        for part, name, number in (
+            ("", "Pace of products when busy for long", pace),
+            ("", "Attention, over a prompt's kernel", figures.attention_slowdown),
+            ("", f"{title}, passes of elementwise kernels", framework.elementwise_passes),
+            (
+                "forward_tensor_parallel",
+                f"{title}, exposed tensor-parallel traffic",
+                framework.tensor_exposed,
+            ),
+            (
+                "data_parallel",
+                f"{title}, share of passes that hides traffic",
+                framework.data_overlap,
+            ),
+            (
+                "recompute",
+                f"{title}, selective recomputation repeats",
+                framework.selective_recomputes,
+            ),
+            ("pipeline_parallel", "Exposed pipeline traffic", figures.pipeline_exposed),
+            (exchange, *fullest),
+            ("stragglers", "Stragglers, for each doubling of nodes", figures.straggler),
+        )
+    ]
+    link, host_layer = figures.host_link_bytes_per_s, f"{title}, host time of a layer"
+    rows += [
+        ("Host link", "host_parameters", link, lambda rate: f"{rate / 1e9:.0f} GB/s"),
+        (host_layer, "launch", framework.launch_s, time_text),
+        ("Fixed time of a step", "fixed", figures.step_s, time_text),
+    ]
+    if experts:
+        wait, moves = "host reads an exchange's sizes", "reads and writes of a routed row"
+        rows.append((f"{title}, {wait}", exchange, experts.wait_s, time_text))
+        rows.append((f"{title}, {moves}", exchange, experts.row_moves, efficiency_text))
+    parts = {"", *step}
+    for name, part, of, show in rows:
         if part in parts:
             source = cited(data.sources, of.source, of.note)
             yield Constant(name, show(of.value), of.status, source)
-
-    yield from number("Pace of products when busy for long", pace)
-    yield from number("Attention, over a prompt's kernel", figures.attention_slowdown)
-    yield from number(f"{title}, passes of elementwise kernels", framework.elementwise_passes)
-    exposed = f"{title}, exposed tensor-parallel traffic"
-    yield from number(exposed, framework.tensor_exposed, "forward_tensor_parallel")
-    hides = f"{title}, share of passes that hides traffic"
-    yield from number(hides, framework.data_overlap, "data_parallel")
-    link = figures.host_link_bytes_per_s
-    yield from number("Host link", link, "host_parameters", lambda rate: f"{rate / 1e9:.0f} GB/s")
-    repeats = f"{title}, selective recomputation repeats"
-    yield from number(repeats, framework.selective_recomputes, "recompute")
-    yield from number(f"{title}, host time of a layer", framework.launch_s, "launch", time_text)
-    yield from number("Exposed pipeline traffic", figures.pipeline_exposed, "pipeline_parallel")
-    exchange, experts = "forward_expert_parallel", framework.experts
-    if setting.method == "pretrain":
-        yield from number("Fullest rank over the mean, experts", figures.imbalance, exchange)
-    else:
-        spread = "Spread of experts' loads, of their mean"
-        yield from number(spread, figures.router_spread, exchange)
-    if experts:
-        wait = f"{title}, host reads an exchange's sizes"
-        yield from number(wait, experts.wait_s, exchange, time_text)
-        moves = f"{title}, reads and writes of a routed row"
-        yield from number(moves, experts.row_moves, exchange)
-    yield from number("Fixed time of a step", figures.step_s, "fixed", time_text)
-    yield from number("Stragglers, for each doubling of nodes", figures.straggler, "stragglers")

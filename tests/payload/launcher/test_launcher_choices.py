@@ -167,7 +167,7 @@ def test_a_device_that_is_lost_while_all_serves_is_only_noted(world, on_two):
     plan = on_two.plan
     assert freed(gpus(15 * GIB), plan.needs).devices[0].free_bytes == 75 * GIB
     assert freed(gpus(50 * GIB), plan.needs).devices[0].free_bytes == 80 * GIB
-    watch = MachineWatch(choices.list_launch_choices(plan), Supervision(), world=world)
+    watch = MachineWatch(plan, choices.list_launch_choices(plan), Supervision(), world=world)
     world.machine = MACHINE
     world.after(0.5, lambda: setattr(world, "machine", TWO))
     assert watch.misfit_now(plan, choices.list_launch_choices(plan)) is None

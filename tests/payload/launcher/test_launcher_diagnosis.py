@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipe_core.payload.launcher import causes, events
+from recipe_core.payload.launcher import events
 from recipe_core.payload.launcher.diagnosis import (
+    KNOWN,
     LONGEST_LINE,
     MOST_LINES,
     diagnose,
@@ -48,10 +49,10 @@ def test_lines(cause, line):
 
 
 def test_causes_are_sound_and_have_examples():
-    ids = [cause.id for cause in causes.KNOWN]
+    ids = [cause.id for cause in KNOWN]
     assert len(set(ids)) == len(ids)
     assert set(ids) <= set(ENDS["lines"]) | {case["cause"] for case in ENDS["cases"]}
-    for cause in causes.KNOWN:
+    for cause in KNOWN:
         assert cause.patterns or cause.kernel
         assert cause.title[0].islower() or cause.title.startswith("/")
         assert cause.fix.endswith(".")

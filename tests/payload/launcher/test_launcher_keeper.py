@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipe_core.payload.launcher import events, heartbeat, keep, keeping, state
+from recipe_core.payload.launcher import events, heartbeat, keeper_process, state, supervision
 from recipe_core.payload.launcher.errors import BusyError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.keeper import Log
 from recipe_core.payload.launcher.request import Request
@@ -172,7 +172,7 @@ def test_without_a_fallback_it_stops_with_a_diagnosis(world, deployed, strict):
     assert any("the oven went out" in line for line in event["lines"])
     assert event["fix"]
     assert (world.living(), up.recorded) == ([], False)
-    assert keeping.described(up.plan, None)["last_failure"]["event"] == "gave_up"
+    assert keeper_process.described(up.plan, None)["last_failure"]["event"] == "gave_up"
     assert up.kinds[-3:] == ["died", "gave_up", "keeper_stop"]
     assert up.happened("keeper_stop")[0]["reason"] == "failed"
 
@@ -216,8 +216,8 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert world.pids() == {"server-0": before}
     assert up.keeper.teller.snapshot().up
     # `up` waits for nothing that is parked, and asks for it once more.
-    state.save_state(up.own, replace(up.state, keeper=keeping.me(Supervision())))
-    assert keep.wait_kept(up.plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
+    state.save_state(up.own, replace(up.state, keeper=keeper_process.me(Supervision())))
+    assert supervision.wait_kept(up.plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
     up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
     assert world.pids()["server-0"] == before
 
@@ -225,8 +225,8 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
 @pytest.mark.parametrize(
     ("number", "reason", "runs"),
     [
-        (keeping.LEAVE, "dismissed", True),
-        (keeping.DRAIN, "drained", False),
+        (keeper_process.LEAVE, "dismissed", True),
+        (keeper_process.DRAIN, "drained", False),
         (signal.SIGINT, "stopped", False),
         (None, "another launcher stopped the servers", False),
     ],
@@ -279,7 +279,7 @@ def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
     limit = heartbeat.silence_s(up.limits)
 
     def kept():
-        seen = keeping.described(up.plan, up.state, world=world)
+        seen = keeper_process.described(up.plan, up.state, world=world)
         assert seen["keeper"]["silent"] is (seen["supervision"] == "unsupervised")
         return not seen["keeper"]["silent"]
 
@@ -295,7 +295,7 @@ def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
     world.after(1, lambda: touched(0))  # the machine slept, or its clock was set
     assert kept()
     touched(limit + 5)
-    keep.dismiss_silent(up.own, up.said, world=world)
+    supervision.dismiss_silent(up.own, up.said, world=world)
     assert (keeper.code, len(world.pids())) == (-signal.SIGKILL, 1)
     assert "gives no sign of life" in up.said.text
     stopped = kept_by(world, up, SIGUSR1=lambda: None)
@@ -318,14 +318,14 @@ def test_a_keeper_gives_signs_of_life_while_it_waits(world, deployed):
 
 def test_a_keeper_is_noted_before_it_looks(world, deployed):
     up = deployed().up(metrics_port=free_port())
-    world.after(5, lambda: up.keeper.asked.append(keeping.LEAVE))
+    world.after(5, lambda: up.keeper.asked.append(keeper_process.LEAVE))
     with state.exclusive(up.own):
         refusal(up.keeper.run, kind=BusyError)  # it waits for a minute
     assert up.state.keeper is None
     up.adopt()
-    world.after(5, lambda: up.keeper.asked.append(keeping.LEAVE))
+    world.after(5, lambda: up.keeper.asked.append(keeper_process.LEAVE))
     up.keeper.run()
-    assert up.state.keeper == keeping.me(up.keeper.limits)
+    assert up.state.keeper == keeper_process.me(up.keeper.limits)
 
 
 def test_a_command_at_work_and_a_full_disk_are_outlived(world, deployed, monkeypatch):
@@ -402,7 +402,7 @@ def kept_by(world, up, **heeds):
     """A process that is recorded as the keeper."""
     process = world.add("keeper", [], {}, up.own / "keeper.log")
     process.heeds = {getattr(signal, name): action for name, action in heeds.items()}
-    keeper = replace(keeping.me(up.limits), pid=process.pid, started=process.started)
+    keeper = replace(keeper_process.me(up.limits), pid=process.pid, started=process.started)
     state.save_state(up.own, replace(up.state, keeper=keeper))
     return process
 
@@ -413,7 +413,7 @@ def test_a_keeper_is_dismissed_or_ended(world, deployed):
     def dismissed():
         """After how many seconds."""
         began = world.clock.at
-        keeping.dismiss(up.state.keeper, world=world)
+        keeper_process.dismiss(up.state.keeper, world=world)
         return world.clock.at - began
 
     heeds = kept_by(world, up, SIGUSR1=lambda: heeds.ends(0))
@@ -427,7 +427,7 @@ def test_a_keeper_is_dismissed_or_ended(world, deployed):
     assert dismissed() < 1  # it cannot hear
     assert stopped.code == -signal.SIGKILL
     dismissed()
-    keeping.dismiss(None, world=world)
+    keeper_process.dismiss(None, world=world)
 
 
 def test_up_waits_for_what_the_keeper_brings_back(world, deployed):
@@ -435,24 +435,24 @@ def test_up_waits_for_what_the_keeper_brings_back(world, deployed):
     keeper = kept_by(world, up)
     waits = {"timeout_s": 30, "progress": up.said, "world": world}
     world["server-0"].sick = True
-    refusal(keep.wait_kept, up.plan, **waits, kind=LateError)
+    refusal(supervision.wait_kept, up.plan, **waits, kind=LateError)
     assert "waiting for the keeper: 6 s of 30" in up.said.text
     world.after(30, lambda: setattr(world["server-0"], "sick", False))
-    assert keep.wait_kept(up.plan, **waits | {"timeout_s": 60}).ready
+    assert supervision.wait_kept(up.plan, **waits | {"timeout_s": 60}).ready
     events.append(up.own, "gave_up", reason="weights", fix="Get them.")
     keeper.ends(1)
-    error = refusal(keep.wait_kept, up.plan, **waits, kind=StartError)
+    error = refusal(supervision.wait_kept, up.plan, **waits, kind=StartError)
     assert ("weights" in error.message, error.hint) == (True, "Get them.")
 
 
 def test_a_keeper_that_does_not_start_is_told(world, deployed):
     up = deployed().up()
     world.scripts["keeper"] = [dies(text="it has no business")]
-    error = refusal(keeping.spawn, up.plan, [], world=world, kind=StartError)
+    error = refusal(keeper_process.spawn, up.plan, [], world=world, kind=StartError)
     assert "it ended" in error.message
     assert error.detail == "it has no business"
     world.scripts["keeper"] = [silent()]
-    assert "60 s" in str(refusal(keeping.spawn, up.plan, [], world=world, kind=StartError))
+    assert "60 s" in str(refusal(keeper_process.spawn, up.plan, [], world=world, kind=StartError))
     assert world["keeper"].code == -signal.SIGKILL
 
     def notes(process):
@@ -460,7 +460,7 @@ def test_a_keeper_that_does_not_start_is_told(world, deployed):
         world.after(3, lambda: state.save_state(up.own, replace(up.state, keeper=me)))
 
     world.scripts["keeper"] = [notes]
-    assert keeping.spawn(up.plan, ["--strict"], world=world).pid == world["keeper"].pid
+    assert keeper_process.spawn(up.plan, ["--strict"], world=world).pid == world["keeper"].pid
     words = list(world["keeper"].argv)
     assert words[words.index("keep") :] == ["keep", "--strict"]
 
@@ -474,13 +474,13 @@ def test_a_drain_lets_requests_finish(world, deployed, figures, kept):
     up.rounds(6)
     world.after(20, lambda: setattr(server, "running", 0))
     if kept:
-        up.keeper.asked.append(keeping.DRAIN)
+        up.keeper.asked.append(keeper_process.DRAIN)
         world.after(10, lambda: told.append(up.keeper.teller.snapshot()))
         up.keeper.run()
         assert [(now.up, now.reason) for now in told] == [(False, "draining")]
     else:
         request = Request(up.bundle.root, "down", drain=90)
-        assert keep.drain(request, up.plan, up.state, up.said, world=world) == ["server-0"]
+        assert supervision.drain(request, up.plan, up.state, up.said, world=world) == ["server-0"]
     (event,) = up.happened("drained")
     assert event["finished"] is True
     assert 20 <= event["after_s"] < 25
@@ -492,10 +492,14 @@ def test_a_drain_has_a_deadline_and_ends_at_a_second_signal(world, deployed):
     for limit in (5, 900):
         up = deployed().up()
         world["server-0"].running = 1
-        keeping.ask_keeper(
-            up.own, keeping.me(Supervision()), keeping.DRAIN, world=world, drain_s=limit
+        keeper_process.ask_keeper(
+            up.own,
+            keeper_process.me(Supervision()),
+            keeper_process.DRAIN,
+            world=world,
+            drain_s=limit,
         )
-        up.keeper.asked.append(keeping.DRAIN)
+        up.keeper.asked.append(keeper_process.DRAIN)
         world.after(9, lambda up=up: up.keeper.asked.append(signal.SIGINT))
         up.keeper.run()
         assert up.happened("drain")[0]["limit_s"] == limit
@@ -508,12 +512,12 @@ def test_a_kept_bundle_is_drained_by_its_keeper(world, deployed):
     up, asked = deployed().up(), []
 
     def drains():
-        asked.append(keeping.requested(up.own))
+        asked.append(keeper_process.requested(up.own))
         world.after(12, lambda: keeper.ends(0))
 
     keeper = kept_by(world, up, SIGTERM=drains)
     request = Request(up.bundle.root, "down", drain=25)
-    keep.drain(request, up.plan, up.state, up.said, world=world)
+    supervision.drain(request, up.plan, up.state, up.said, world=world)
     assert (asked, keeper.code) == ([{"drain_s": 25}], 0)
 
 

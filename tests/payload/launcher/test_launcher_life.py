@@ -11,7 +11,14 @@ from functools import partial
 
 import pytest
 
-from recipe_core.payload.launcher import keep, keeping, procs, rolling, state, supervisor
+from recipe_core.payload.launcher import (
+    keeper_process,
+    procs,
+    rolling,
+    state,
+    supervision,
+    supervisor,
+)
 from recipe_core.payload.launcher.errors import InputError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.logs import open_log
 from recipe_core.payload.launcher.procs import interruptible, uninterrupted
@@ -246,7 +253,7 @@ def routed(world, deployed):
 
 def restart(up, *names):
     request = Request(up.bundle.root, "restart", names=list(names), metrics_port=0)
-    return keep.run_restart(request, world=up.world)
+    return supervision.run_restart(request, world=up.world)
 
 
 def told(up):
@@ -287,10 +294,10 @@ def test_one_replica_by_name(world, routed):
 def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
     up = routed()
     world["server-1"].running = 1  # a request that does not end is waited for up to a limit
-    keeping.ask_keeper(
-        up.own, keeping.me(up.limits), keeping.READ, world=world, restart=["server-1"]
+    keeper_process.ask_keeper(
+        up.own, keeper_process.me(up.limits), keeper_process.READ, world=world, restart=["server-1"]
     )
-    up.keeper.asked.append(keeping.READ)
+    up.keeper.asked.append(keeper_process.READ)
     up.rounds(1)
     up.until(lambda: not up.keeper.rolling.groups)
     assert told(up) == [f"{kind} server-1" for kind in ROLLED]

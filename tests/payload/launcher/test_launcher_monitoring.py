@@ -50,7 +50,6 @@ def test_lines_become_samples():
 def test_what_is_no_sample_is_left_out(text):
     assert parse_exposition(text) == {}
     assert engine_figures(text) == Figures()
-    assert not engine_figures(text).published
 
 
 def test_odd_text_takes_no_time():
@@ -174,7 +173,6 @@ def test_every_message(tmp_path, monkeypatch, kind):
                 heartbeat.notify_status("restarts server-0\nREADY=1"),
                 b"STATUS=restarts server-0 READY=1",
             ),
-            (heartbeat.notify_extension(2.5), b"EXTEND_TIMEOUT_USEC=2500000"),
             (heartbeat.notify_stopping(), b"STOPPING=1"),
             (heartbeat.notify_watchdog(), b"WATCHDOG=1"),
         ):

@@ -11,7 +11,14 @@ from functools import partial
 import pytest
 
 from recipe_core.bundle.write import write_bundle
-from recipe_core.payload.launcher import choices, engine, health, keeping, preflight, supervisor
+from recipe_core.payload.launcher import (
+    choices,
+    engine,
+    health,
+    keeper_process,
+    preflight,
+    supervisor,
+)
 from recipe_core.payload.launcher.claims import Claim, Memory, refused
 from recipe_core.payload.launcher.holders import Holder
 from recipe_core.payload.launcher.machine import Device, Machine
@@ -20,10 +27,10 @@ from recipe_core.payload.launcher.plan import load_plan, unknown_nodes
 from recipe_core.payload.launcher.sections import (
     OPTIONS,
     USUAL,
-    Fields,
+    Supervision,
     option_of,
-    read_supervision,
 )
+from recipe_core.payload.launcher.typed_json import Fields, read_typed
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.fake_world import GIB
@@ -294,8 +301,8 @@ def test_placeholders(bundle):
     assert plan.processes[0].argv == ("x", "0.0.0.0:9003", "${other}", f"{bundle.root}/engine.yaml")
     assert plan.api.body == {"a": ["owner/name", 1]}
     assert plan.address(9003) == "http://127.0.0.1:9003"
-    assert keeping.metrics_port(plan) == 10_000
-    assert keeping.metrics_port(load_plan(bundle.root, port=65000)) == 64000
+    assert keeper_process.metrics_port(plan) == 10_000
+    assert keeper_process.metrics_port(load_plan(bundle.root, port=65000)) == 64000
 
 
 def test_devices_of_several_servers(bundle, monkeypatch):
@@ -365,9 +372,9 @@ def test_the_target_is_the_recipes(bundle, workload, most, load):
 
 
 def test_limits_are_the_bundles_own_or_the_usual_and_options_of_up(bundle, capsys):
-    assert read_supervision(Fields({}, "launch.json")) == USUAL
-    stated = Fields({"supervision": {"hang_s": 7, "crash_budget": 0}}, "launch.json")
-    assert read_supervision(stated) == replace(USUAL, hang_s=7.0, crash_budget=0)
+    assert read_typed(Supervision, Fields({}, "launch.json")) == USUAL
+    stated = Fields({"hang_s": 7, "crash_budget": 0}, "launch.json")
+    assert read_typed(Supervision, stated) == replace(USUAL, hang_s=7.0, crash_budget=0)
     assert USUAL.with_options({"hang_s": None, "poll_s": 2.0}) == replace(USUAL, poll_s=2.0)
     with pytest.raises(SystemExit):
         bundle.run("up", "--help")

@@ -8,7 +8,7 @@ from recipe_core.bundle.write import bundle_files
 from recipe_core.payload.launcher.errors import InputError
 from recipe_core.payload.launcher.machine import Device
 from recipe_core.payload.launcher.portability import answer_support, read_support
-from recipe_core.payload.launcher.sections import Fields
+from recipe_core.payload.launcher.typed_json import Fields
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table

@@ -8,12 +8,18 @@ from functools import partial
 
 import pytest
 
-from recipe_core.payload.launcher import events, heartbeat, run_decide, runs, state, supervisor
-from recipe_core.payload.launcher.errors import LateError, LauncherError, PreflightError, StartError
+from recipe_core.payload.launcher import events, heartbeat, runs, state, supervisor
+from recipe_core.payload.launcher.errors import (
+    BusyError,
+    LateError,
+    LauncherError,
+    PreflightError,
+    StartError,
+)
 from recipe_core.payload.launcher.metrics import read_steps
 from recipe_core.payload.launcher.request import Request
 from tests.fixtures.bundles import training_bundle
-from tests.fixtures.fake_world import H100, Killed, Said, gpus, serves
+from tests.fixtures.fake_world import H100, Killed, gpus, serves
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
 
@@ -26,9 +32,9 @@ def fault(step, kind, times=1, **more):
 
 def gives_up(run, **options):
     run.up(**options)
-    error = refusal(run.runner.keep, kind=StartError)
+    error = refusal(run.keeper.run, kind=StartError)
     assert (run.world.living(), run.recorded) == ([], False)
-    assert run.happened("keeper_stop")[0]["reason"] == "gave up"
+    assert run.happened("keeper_stop")[0]["reason"] == "failed"
     return error
 
 
@@ -132,10 +138,10 @@ def test_a_run_is_given_up_with_a_diagnosis(trained, failure, cause, restarts, m
 
 def test_a_rank_that_torchrun_names_is_diagnosed(world, trained):
     run = trained(12)
-    current = run.start()
+    run.start()
     world["trainer-0"].ends(1, "  exitcode  : -11 (pid: 77)")
-    observer = run_decide.Observer(run.plan, Said(), None, world=world)
-    assert observer.diagnosis(run.plan, current, proven=True).cause == "crashed"
+    probe, track = run.adopt().keeper.probe, run.keeper.tracks[0]
+    assert probe.diagnose(0, replace(track, proven=True), None).cause == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +219,7 @@ def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):
     run = trained(600).up()
     before = world.pids()
     run.keep(lambda: world.clock.at > 1020)
-    assert (world.pids(), run.happened("keeper_stop")[0]["reason"]) == (before, "left")
+    assert (world.pids(), run.happened("keeper_stop")[0]["reason"]) == (before, "dismissed")
     run.adopt()
     world.kill("trainer-0")
     run.keep(lambda: "restart" in run.kinds)
@@ -223,7 +229,7 @@ def test_a_keeper_leaves_the_run_alone_when_it_is_dismissed(world, trained):
 def test_a_keeper_beside_another_says_so_and_notes_nothing(world, trained):
     run = trained(600).up()
     with heartbeat.only_keeper(run.plan, run.limits, world.clock):
-        assert "another keeper" in refusal(run.runner.keep, kind=LauncherError).message
+        assert "another keeper" in refusal(run.keeper.run, kind=LauncherError).message
     assert run.kinds == []
 
 
@@ -238,8 +244,8 @@ def test_it_leaves_while_it_rests_and_where_another_is_at_work(world, trained):
     assert not run.recorded
     before = len(run.up().kinds)
     with state.exclusive(run.own):  # a command that holds it for long is left to it
-        run.keep()
-    assert run.kinds[before:] == ["keeper_stop"]
+        refusal(run.keeper.run, kind=BusyError)
+    assert run.kinds[before:] == []
 
 
 @pytest.mark.usefixtures("writes_are_steps")
@@ -311,14 +317,14 @@ def test_a_lost_device_is_done_without_until_it_is_back(world, on_two):
 
 def test_strict_waits_for_a_lost_device_and_gives_up_at_last(world, on_two):
     world.after(5, lambda: lose_one(world))
-    gives_up(on_two, fixed=True)
+    gives_up(on_two, strict=True)
     assert "fallback" not in on_two.kinds
     assert on_two.said.text.count("no choice fits what is left of the machine") == 2
     assert on_two.shown["state"] == "down"
 
 
 def test_a_device_that_comes_back_in_time_is_waited_for(world, on_two):
-    run = on_two.up(fixed=True)
+    run = on_two.up(strict=True)
     world.after(5, lambda: lose_one(world))
     world.after(6.2, lambda: setattr(world, "machine", TWO))
     run.keep(lambda: "restart" in run.kinds)

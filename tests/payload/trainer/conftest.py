@@ -12,7 +12,6 @@ import pytest
 
 from recipe_core.base.resources import PACKAGE
 from recipe_core.launch.entry import train_py
-from recipe_core.launch.training.sources import sample_chats, sample_preferences
 from tests.fixtures.needs import needs
 from tests.fixtures.ports import free_port
 from tests.fixtures.rows import table
@@ -63,12 +62,6 @@ class Job:
         self.patch_script("")
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE / "payload" / "trainer", root / "trainer", ignore=ignored)
-        for name, records in (
-            ("chat", sample_chats()[:40]),
-            ("preference", sample_preferences()[:40]),
-        ):
-            lines = (json.dumps(record) + "\n" for record in records)
-            (root / f"{name}.jsonl").write_text("".join(lines))
         self.write(**parts)
 
     def write(self, **parts):

@@ -1,4 +1,4 @@
-"""Pieces of the trainer, in this process; four bits as arXiv:2305.14314 defines them."""
+"""Pieces of the trainer, in this process."""
 
 # ruff: noqa: E402 - torch must be there before the trainer is imported
 
@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from tests.fixtures.needs import needs
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import table
 from tests.fixtures.training import training_request
@@ -17,21 +18,8 @@ from tests.payload.trainer.conftest import CONFIG, Job, needs_torch, settings
 pytestmark = needs_torch
 torch = pytest.importorskip("torch")
 
-from recipe_core.payload.trainer.data import Ahead, Sequences, Tokens, write_shards
+from recipe_core.payload.trainer.data import Ahead, Sequences, Tokens, write_tokens
 from recipe_core.payload.trainer.errors import TrainError
-from recipe_core.payload.trainer.lora import (
-    OUTER,
-    VALUES,
-    AdaptedQuantized,
-    Quantized,
-    adapt,
-    dequantize,
-    find_adapter_targets,
-    linears,
-    narrow,
-    quantize_nf4,
-    shapes,
-)
 from recipe_core.payload.trainer.main import main
 from recipe_core.payload.trainer.metrics import Metrics, Row, prometheus, read_metrics_rows
 from recipe_core.payload.trainer.model import (
@@ -57,9 +45,9 @@ def part_of(found):
     return Part(build_meta_model(load_model_config(found, None), found), 0, 1)
 
 
-def shards(folder, count=161, vocabulary=512):
+def written(folder, count=161, vocabulary=512):
     pieces = [list(range(start, min(start + 7, count))) for start in range(0, count, 7)]
-    return write_shards(folder / "tokens", pieces, vocabulary, shard_tokens=50)
+    return write_tokens(folder, "tokens", pieces, vocabulary)
 
 
 def test_settings_are_read_with_their_types_and_a_wrong_field_is_named(tmp_path, capsys):
@@ -108,35 +96,21 @@ ATTENTION, MLP = ["q", "k", "v", "o"], ["gate", "up", "down"]
 KINDS = (("attention", ATTENTION), ("mlp", MLP), ("all", ATTENTION + MLP))
 
 
+@needs("adapters", "peft")
 @pytest.mark.parametrize(("kind", "names"), KINDS)
 def test_adapters_are_where_they_are_asked_for_and_as_many_as_are_estimated(tmp_path, kind, names):
-    """Beside weights in 16 bits, and beside a base that is in four bits everywhere."""
     found = chosen(tmp_path, lora={"rank": 4, "alpha": 8, "targets": kind})
     part = part_of(found)
-    narrow(part, torch.bfloat16)
-    adapt(part, found.lora)
     split = {"engine": "torch", "tp": 1, "pp": 1, "dp": 1, "micro_batch": 1}
     work = {"sequence_length": 32, "global_batch": 1, "lora_rank": 4, "lora_targets": kind}
     cpu = {"device": "cpu", "per_node": 1}
     plan, row = plan_candidate(training_request(split, 1, CONFIG, cpu, method="lora", **work))
-    learning = [parameter for _, parameter in part.learning()]
+    learning = dict(part.learning())
     estimated = plan.spec.memory(plan, [row])["optimizer"][0] / 8
-    assert sum(parameter.numel() for parameter in learning) == estimated
-    assert {parameter.dtype for parameter in learning} == {torch.float32}
-    still = {parameter.dtype for _, parameter in part.named() if not parameter.requires_grad}
-    assert still == {torch.bfloat16}
-
-    found = chosen(tmp_path, lora={"rank": 4, "alpha": 8, "targets": kind, "base": "nf4"})
-    part = part_of(found)
-    layer = part.layers[0]
-    every = [name for name, _ in linears(layer)]
-    aimed = [name for name, _ in find_adapter_targets(layer, found.lora)]
-    assert [name.rpartition(".")[2] for name in aimed] == [f"{name}_proj" for name in names]
-    adapt(part, found.lora)
-    assert all(isinstance(layer.get_submodule(name), AdaptedQuantized) for name in aimed)
-    assert all(isinstance(layer.get_submodule(name), Quantized) for name in every)
-    codes = sum(p.numel() for name, p in layer.named_parameters() if name.endswith("codes"))
-    assert codes == (3 * 64 * 128 + 3 * 64 * 64) // 2  # hidden 64, between 128, half the key heads
+    assert sum(parameter.numel() for parameter in learning.values()) == estimated
+    assert {parameter.dtype for parameter in learning.values()} == {torch.float32}
+    places = {name.split(".")[-4].removesuffix("_proj") for name in learning}
+    assert places == set(names)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -152,7 +126,7 @@ def test_only_bf16_on_a_processor_without_its_products_is_emulated(native, monke
 
 
 def test_every_sequence_comes_once_each_time_around_whatever_the_replicas(tmp_path):
-    found = Sequences(shards(tmp_path), 8, 4, seed=3)
+    found = Sequences(written(tmp_path), 8, 4, seed=3)
     alone = found.batch(6, 0, 1, 2)
     shared = [pair for rank in range(2) for pair in found.batch(6, rank, 2, 1)]
     assert [pair[0].tolist() for pair in alone] == [pair[0].tolist() for pair in shared]
@@ -162,7 +136,7 @@ def test_every_sequence_comes_once_each_time_around_whatever_the_replicas(tmp_pa
     assert sorted(order[:20]) == sorted(order[20:]) == list(range(20))
     assert order[:20] != order[20:]
     with pytest.raises(TrainError, match="the texts have 5 tokens"):
-        Sequences(shards(tmp_path / "few", 5), 8, 4, seed=3)
+        Sequences(written(tmp_path / "few", 5), 8, 4, seed=3)
     # a line without text is named
     path = tmp_path / "x.jsonl"
     path.write_text('{"text": "a"}\n{"words": "b"}\n')
@@ -212,118 +186,46 @@ def test_metrics_go_on_after_the_step_that_is_resumed_and_prometheus_reads_them(
     )
 
 
-def test_the_values_are_quantiles_of_a_normal_distribution():
-    """Section 3 of the paper: of both halves evenly, with an exact zero."""
-    normal = torch.distributions.Normal(0.0, 1.0)
-    offset = (1 - 1 / (2 * 15) + 1 - 1 / (2 * 16)) / 2
-    upper = normal.icdf(torch.linspace(offset, 0.5, 9)[:-1])
-    lower = -normal.icdf(torch.linspace(offset, 0.5, 8)[:-1])
-    values = torch.cat([lower, torch.zeros(1), upper.flip(0)])
-    assert torch.allclose(values / values.max(), torch.tensor(VALUES), atol=2e-3)
-    # these come back, and others are rounded to the nearest
-    weight = torch.tensor(VALUES).repeat(4, 8) * 0.25
-    assert torch.allclose(dequantize(quantize_nf4(weight), torch.float32), weight, atol=1e-7)
-    between = torch.tensor(VALUES).repeat(4)[None]
-    between[0, 1] = (VALUES[1] + VALUES[2]) / 2 + 1e-4
-    assert float(dequantize(quantize_nf4(between), torch.float32)[0, 1]) == pytest.approx(VALUES[2])
-
-
-def test_double_quantisation_costs_little_more_than_half_a_byte():
-    torch.manual_seed(0)
-    weight = 0.02 * torch.randn(128, 256)
-    packed = quantize_nf4(weight)
-    assert [tuple(part.shape) for part in packed] == list(shapes(128, 256))
-    stored = sum(part.nbytes for part in packed) / weight.numel()
-    assert stored == pytest.approx(0.5 + 1 / 64 + 8 / (64 * OUTER))
-    found = dequantize(packed, torch.float32)
-    assert float((found - weight).norm() / weight.norm()) < 0.1
-    once = weight.view(-1, 64)
-    nearest = (once / once.abs().amax(1, keepdim=True))[..., None] - torch.tensor(VALUES)
-    exact = torch.tensor(VALUES)[nearest.abs().argmin(-1)] * once.abs().amax(1, keepdim=True)
-    # the magnitudes of blocks are rounded to 3 bits of what they differ from their mean
-    assert torch.allclose(found.view(-1, 64), exact, rtol=0.05, atol=1e-6)
-
-
-def test_a_product_and_its_gradient_are_those_of_the_rounded_matrix():
-    torch.manual_seed(0)
-    layer = torch.nn.Linear(64, 32, bias=False)
-    packed = quantize_nf4(layer.weight.detach())
-    weight = dequantize(packed, torch.float32)
-    layer.__class__ = Quantized
-    for name, part in packed._asdict().items():
-        layer.register_parameter(name, torch.nn.Parameter(part, requires_grad=False))
-    x = torch.randn(5, 64, requires_grad=True)
-    y = layer(x)
-    y.square().sum().backward()
-    assert torch.allclose(y, x @ weight.T, atol=1e-6)
-    assert torch.allclose(x.grad, 2 * (x @ weight.T) @ weight, atol=1e-5)
-
-
-def test_what_four_bits_cannot_do_is_refused_by_name(monkeypatch):
-    """On CUDA torch 2.11 stopped in FSDP: only tensors of floating point require gradients."""
-    from torch.torch_version import TorchVersion
-
-    from recipe_core.payload.trainer import examples
-
-    with pytest.raises(TrainError, match="96 inputs does not divide into blocks of 64"):
-        shapes(64, 96)
-    monkeypatch.setattr(examples.torch, "__version__", TorchVersion("2.11.0+cu130"))
-    with pytest.raises(TrainError, match=r"torch 2\.11\.0\+cu130 holds no packed bytes"):
-        examples._check_four_bits(1)
-
-
-# Tokens as mapped shards, and batches made ahead: the same numbers whoever makes them
+# Tokens as mapped files, and batches made ahead: the same numbers whoever makes them
 
 
 def test_numbers_are_as_wide_as_the_vocabulary_needs(tmp_path):
     for vocabulary, width in ((512, 2), (65_536, 2), (65_537, 4), (200_000, 4)):
-        folder = shards(tmp_path / str(vocabulary), vocabulary=vocabulary)
-        sizes = [path.stat().st_size for path in sorted(folder.glob("*.bin"))]
-        assert sizes == [width * count for count in (50, 50, 50, 11)]
-        tokens = Tokens(folder)
+        path = written(tmp_path / str(vocabulary), vocabulary=vocabulary)
+        assert path.stat().st_size == width * 161
+        tokens = Tokens(path)
         assert len(tokens) == 161
         for start, stop, end in ((45, 105, 105), (150, 400, 161), (7, 7, 7)):
             assert tokens[start:stop].tolist() == list(range(start, end))
-    # processes that get tokens map the same files
+    # processes that get tokens map the same file
     text = pickle.dumps(tokens)
     assert len(text) < 1000
     assert pickle.loads(text)[140:161].tolist() == tokens[140:161].tolist()
 
 
-def test_shards_appear_whole_and_of_the_first_writer(tmp_path, monkeypatch):
-    folder = shards(tmp_path)
-    before = (folder / "index.json").stat().st_mtime_ns
+def test_a_token_file_appears_whole_and_is_written_once(tmp_path):
+    path = written(tmp_path)
+    before = path.stat().st_mtime_ns
 
     def never():
         raise AssertionError("made again")
         yield []
 
-    assert write_shards(folder, never(), 512) == folder
-    assert (folder / "index.json").stat().st_mtime_ns == before
-    shutil.rmtree(folder)
+    assert write_tokens(tmp_path, "tokens", never(), 512) == path
+    assert path.stat().st_mtime_ns == before
+    path.unlink()
     with pytest.raises(AssertionError):
-        write_shards(folder, never(), 512)
-    assert not folder.exists()
-
-    def other_is_first():
-        with monkeypatch.context() as patch:
-            patch.setattr("os.getpid", lambda: 1)  # another process
-            shards(tmp_path)
-        yield [1, 2, 3]
-
-    folder = write_shards(tmp_path / "tokens", other_is_first(), 512)
-    assert len(Tokens(folder)) == 161
-    assert [path.name for path in tmp_path.iterdir()] == ["tokens"]
-    # damaged ones are named with a way out
-    for index in ("{}", "no", json.dumps({"dtype": "<u2", "tokens": [500]})):
-        (folder / "index.json").write_text(index)
-        with pytest.raises(TrainError, match=r"cannot read the tokens in .*tokens"):
-            Tokens(folder)
+        write_tokens(tmp_path, "tokens", never(), 512)
+    assert not path.exists()
+    # one that cannot be read is named with a way out
+    path.write_bytes(b"")
+    with pytest.raises(TrainError, match=r"cannot read the tokens in .*tokens"):
+        Tokens(path)
 
 
 def test_batches_made_ahead_are_those_made_in_place(tmp_path):
     """Over four epochs, from a step in the middle: each epoch has an order of its own."""
-    sequences = Sequences(shards(tmp_path), 8, 4, seed=3)
+    sequences = Sequences(written(tmp_path), 8, 4, seed=3)
     for workers, prefetch in itertools.product((1, 3), (0, 1, 5)):
         ahead = Ahead(sequences, (1, 2, 1), workers, prefetch, steps=20)
         for step in range(3, 20):

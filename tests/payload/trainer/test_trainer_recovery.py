@@ -28,9 +28,9 @@ from trainer.steps import Passes
 
 clean, calls, rank = Passes.run, [], os.environ["RANK"]
 
-def poisoned(self, batches, learned):
+def poisoned(self, batches):
     """Passes whose loss is broken on the last rank, in so many calls of the first start."""
-    loss = clean(self, batches, learned)
+    loss = clean(self, batches)
     calls.append(None)
     first = not os.path.exists(os.path.join(HERE, "run", "rollbacks.json")) or {always}
     if first and rank == str(int(os.environ["WORLD_SIZE"]) - 1) and len(calls) in {steps}:
@@ -234,7 +234,7 @@ from trainer.steps import Passes
 clean, calls = Passes.run, []
 RUN, COUNT = Path(HERE) / "run", Path({count!r})
 
-def fated(self, batches, learned):
+def fated(self, batches):
     """In the fourth step of two ranks one dies with its device; one rank brings it back."""
     calls.append(None)
     alone = os.environ["WORLD_SIZE"] == "1"
@@ -246,7 +246,7 @@ def fated(self, batches, learned):
         COUNT.write_text("2")
         while not (RUN / "stop").exists():
             time.sleep(0.05)
-    return clean(self, batches, learned)
+    return clean(self, batches)
 
 Passes.run = fated
 

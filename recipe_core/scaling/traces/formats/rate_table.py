@@ -24,25 +24,13 @@ from recipe_core.scaling.traces.formats.table import column_of, normalise_column
 from recipe_core.scaling.traces.trace import Rates, fill_missing_rates
 
 TITLE = "table of rates"
-RATES = (
-    "rate_rps",
-    "rate",
-    "rate_per_s",
-    "rps",
-    "requests_per_s",
-    "requests_per_second",
-    "request_rate",
-    "qps",
-)
-ACTIVE = ("clients_active", "active_clients")
-MODELS = ("model", "series", "source")
 MOST_WINDOWS = 2_000_000
 
 
 def is_rate_table(content: Content) -> bool:
     """Whether the head has a time and a rate."""
     head = content.head
-    return time_column(head) is not None and column_of(head, RATES) is not None
+    return time_column(head) is not None and column_of(head, "rates") is not None
 
 
 def read_rate_table(content: Content, model: str | None = None, unit: str | None = None) -> Rates:
@@ -52,11 +40,11 @@ def read_rate_table(content: Content, model: str | None = None, unit: str | None
         InputError: for a model that is unknown or left open, or windows of different lengths.
     """
     head = content.head
-    stamp, rate = time_column(head), column_of(head, RATES)
+    stamp, rate = time_column(head), column_of(head, "rates")
     if stamp is None or rate is None:
         raise wrong(f"{content.title} has no time or no rate.", "Name them t_s and rate_rps.")
     spread = next((name for name in head if normalise_column_name(name).startswith("cv")), None)
-    active, series = column_of(head, ACTIVE), column_of(head, MODELS)
+    active, series = column_of(head, "active"), column_of(head, "models")
     optional = [name for name in (spread, active, series) if name is not None]
     table = _select_model(
         read_csv_columns(content, [stamp[0], rate], optional=optional), series, model

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ import pyarrow.compute as pc
 
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.budget import limited_memory
+from recipe_core.base.data_files import DataFile, DataRow
+from recipe_core.base.resources import PACKAGE
 from recipe_core.scaling.traces.formats.columns import (
     blocks_of,
     read_csv_columns,
@@ -33,121 +36,26 @@ from recipe_core.scaling.traces.formats.content import (
 from recipe_core.scaling.traces.formats.requests import Requests
 from recipe_core.scaling.traces.trace import Blocks
 
-UNIT_WORDS = {
-    "ms": "ms",
-    "msec": "ms",
-    "millis": "ms",
-    "milliseconds": "ms",
-    "us": "us",
-    "micros": "us",
-    "microseconds": "us",
-    "ns": "ns",
-    "nanos": "ns",
-    "nano": "ns",
-    "nanoseconds": "ns",
-    "unixnano": "ns",
-    "s": "s",
-    "sec": "s",
-    "secs": "s",
-    "seconds": "s",
-}
-TIMES = (
-    "arrival",
-    "arrival_time",
-    "arrival_timestamp",
-    "arrived_at",
-    "timestamp",
-    "request_timestamp",
-    "start_time",
-    "starttime",
-    "start_timestamp",
-    "timestamp_start_unix",
-    "started_at",
-    "request_time",
-    "request_start_time",
-    "received_at",
-    "sent_at",
-    "created_at",
-    "created",
-    "@timestamp",
-    "datetime",
-    "date",
-    "time",
-    "ts",
-    "start",
-    "t",
-)
-INPUTS = (
-    "input_tokens",
-    "prompt_tokens",
-    "isl",
-    "input_length",
-    "input_len",
-    "input_sequence_length",
-    "prompt_length",
-    "prompt_len",
-    "context_tokens",
-    "contexttokens",
-    "request_tokens",
-    "num_prompt_tokens",
-    "num_prefill_tokens",
-    "prefill_tokens",
-    "input_token_count",
-    "prompt_token_count",
-    "tokens_in",
-    "genai_tokens_input",
-    "llm_input_token",
-    "inputs",
-)
-OUTPUTS = (
-    "output_tokens",
-    "completion_tokens",
-    "osl",
-    "output_length",
-    "output_len",
-    "output_sequence_length",
-    "response_length",
-    "response_tokens",
-    "generated_tokens",
-    "generatedtokens",
-    "generation_tokens",
-    "num_generation_tokens",
-    "num_decode_tokens",
-    "decode_tokens",
-    "output_token_count",
-    "candidates_token_count",
-    "completion_token_count",
-    "tokens_out",
-    "genai_tokens_output",
-    "llm_output_token",
-    "outputs",
-)
-SESSIONS = (
-    "session",
-    "session_id",
-    "conversation",
-    "conversation_id",
-    "chat_id",
-    "thread_id",
-    "provided_session_id",
-    "user_id",
-    "user",
-    "client_id",
-    "client",
-)
-HASHES = ("hash_ids", "block_hashes", "prefix_hashes", "total_hashes", "blocks")
-SIZES = ("block_size", "block_tokens")
-STATUSES = (
-    "status",
-    "status_code",
-    "http_status",
-    "response_code",
-    "code",
-    "success",
-    "ok",
-    "error",
-    "request_canceled",
-)
+FILE = DataFile(PACKAGE / "scaling" / "traces" / "formats" / "names.yaml", "trace")
+
+
+class Published(DataRow):
+    """A published trace: the columns that tell it, and the unit of its times (None: dates)."""
+
+    columns: tuple[str, ...]
+    unit: str | None = None
+
+
+class _Names(DataRow):
+    names: Mapping[str, tuple[str, ...]]
+    units: Mapping[str, tuple[str, ...]]
+    published: Mapping[str, Published]
+
+
+@cache
+def column_names() -> _Names:
+    """Return what columns are called."""
+    return FILE.read_as(_Names)
 
 
 def normalise_column_name(name: str) -> str:
@@ -159,11 +67,12 @@ def normalise_column_name(name: str) -> str:
     return re.sub(r"[^a-z0-9@]+", "_", words.lower()).strip("_")
 
 
-def column_of(head: Iterable[str], names: tuple[str, ...]) -> str | None:
-    """The column that bears the first of these names that any has; None where none does."""
+def column_of(head: Iterable[str], meaning: str) -> str | None:
+    """Return the column that bears the first name for a meaning; None where none does."""
     plain_names: dict[str, str] = {}
     for name in head:
         plain_names.setdefault(normalise_column_name(name), name)
+    names = column_names().names[meaning]
     return next((plain_names[name] for name in names if name in plain_names), None)
 
 
@@ -174,20 +83,21 @@ def time_column(head: Iterable[str]) -> tuple[str, str | None] | None:
         for name in reversed(list(head))
         for base, unit in _name_readings(normalise_column_name(name))
     }
-    return next((candidates[name] for name in TIMES if name in candidates), None)
+    times = column_names().names["times"]
+    return next((candidates[name] for name in times if name in candidates), None)
 
 
 def _name_readings(name: str) -> list[tuple[str, str | None]]:
     """A name as it is, and without a unit at its end."""
     base, _, last = name.rpartition("_")
-    if base and last in UNIT_WORDS:
-        base = base.removesuffix("_in")
-        return [(name, None), (base, UNIT_WORDS[last])]
-    return [(name, None)]
+    units = [unit for unit, words in column_names().units.items() if last in words]
+    if not base or not units:
+        return [(name, None)]
+    return [(name, None), (base.removesuffix("_in"), units[0])]
 
 
 TITLE = "table"
-GOOD = ("ok", "success", "successful", "succeeded", "true", "completed", "complete", "finished")
+_LONGEST_CHAIN = 64
 # Bytes that the columns of any table in Parquet may take, and those of the largest one.
 LEAST_MEMORY, MOST_MEMORY = 192 << 20, 4 << 30
 BAD = ("failed", "failure", "error", "false", "timeout", "cancelled", "canceled", "aborted")
@@ -198,7 +108,7 @@ def is_request_table(content: Content) -> bool:
 
 
 def has_request_columns(names: Sequence[str]) -> bool:
-    return time_column(names) is not None and column_of(names, INPUTS) is not None
+    return time_column(names) is not None and column_of(names, "inputs") is not None
 
 
 def _request_column_names(content: Content) -> Sequence[str]:
@@ -212,11 +122,25 @@ def _request_column_names(content: Content) -> Sequence[str]:
     return content.head
 
 
+def published_title(content: Content) -> str | None:
+    """Return the title of a published trace, by its columns; None for any other table."""
+    names = {*(content.first_object or content.head)}
+    published = column_names().published.items()
+    return next((title for title, row in published if {*row.columns} <= names), None)
+
+
 def read_request_table(content: Content, unit: str | None = None) -> Requests:
-    """The requests of such a file."""
+    """Return the requests of such a file.
+
+    Raises:
+        InputError: without a column of times or of lengths, and for the first wrong cell.
+    """
     names = list(_request_column_names(content))
-    stamp = time_column(names)
-    prompt, answer = column_of(names, INPUTS), column_of(names, OUTPUTS)
+    stamp, title = time_column(names), published_title(content)
+    prompt, answer, session, status, hashes, size, parent = (
+        column_of(names, meaning)
+        for meaning in ("inputs", "outputs", "sessions", "statuses", "hashes", "sizes", "parents")
+    )
     if stamp is None or prompt is None:
         raise wrong(
             f"{content.title} has no column of times or of prompt lengths.",
@@ -227,12 +151,13 @@ def read_request_table(content: Content, unit: str | None = None) -> Requests:
             f"{content.title} has no column of answer lengths; it has {', '.join(names[:12])}.",
             "Name it output_tokens; 0 where there are none.",
         )
-    session, status = column_of(names, SESSIONS), column_of(names, STATUSES)
-    hashes, size = column_of(names, HASHES), column_of(names, SIZES)
-    optional = [name for name in (session, status, hashes, size) if name is not None]
+    usual = stamp[1]
+    if title is not None:  # of chats, the times of published traces are in seconds
+        usual = "s" if parent else column_names().published[title].unit
+    optional = [name for name in (session, status, hashes, size, parent) if name is not None]
     table, line = _read_request_columns(content, [stamp[0], prompt, answer], optional)
     arrival, origin, time_note = read_time_column(
-        table, stamp[0], unit=unit or stamp[1], first_line=line
+        table, stamp[0], unit=unit or usual, first_line=line
     )
     inputs = read_token_column(table, prompt, first_line=line)
     return Requests(
@@ -240,11 +165,35 @@ def read_request_table(content: Content, unit: str | None = None) -> Requests:
         input_tokens=inputs,
         output_tokens=_read_answer_lengths(table, answer, line),
         blocks=_read_prompt_blocks(table, hashes, size, inputs) if hashes else None,
-        sessions=read_label_column(table, session) if session else None,
+        sessions=_read_sessions(table, session, parent),
         failed=parse_failures(table[status]) if status else None,
         origin_s=origin or None,
-        note=f"{stamp[0]} in {time_note}",
+        note="" if title else f"{stamp[0]} in {time_note}",
     )
+
+
+def _read_sessions(table: Any, session: str | None, parent: str | None) -> Int | None:
+    """Sessions as numbers; chats that name the one before belong to the first of their chain."""
+    if session is None:
+        return None
+    if parent is None:
+        return read_label_column(table, session)
+    chats, parents = (
+        pc.fill_null(table[name], -1).to_numpy().astype(np.int64) for name in (session, parent)
+    )
+    return chain_roots(chats, parents)
+
+
+def chain_roots(chats: Int, parents: Int) -> Int:
+    """Return the first chat of each chain of chats; one of more than 64 links is cut."""
+    order = np.argsort(chats, kind="stable")
+    place = np.minimum(np.searchsorted(chats[order], parents), len(chats) - 1)
+    parent = order[place]
+    rows = np.arange(len(chats))
+    root = np.where((parents >= 0) & (chats[parent] == parents), parent, rows)
+    for _ in range(_LONGEST_CHAIN.bit_length()):  # each pass doubles the links that are followed
+        root = root[root]
+    return root
 
 
 def _read_answer_lengths(table: Any, column: str, line: int) -> Int:
@@ -266,9 +215,10 @@ def _read_request_columns(
     first = content.first_object
     if first is None:
         return read_csv_columns(content, needed, optional=optional), 2
-    return read_json_table(
-        content, {name: _arrow_type(first[name]) for name in (*needed, *optional)}
-    ), 1
+    types = {name: _arrow_type(first[name]) for name in (*needed, *optional)}
+    if published_title(content) is not None:
+        types |= dict.fromkeys(needed, pa.float64())
+    return read_json_table(content, types), 1
 
 
 def _arrow_type(value: Any) -> Any:
