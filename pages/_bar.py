@@ -117,7 +117,7 @@ Answer = tuple[Plan, Verdict] | RecipeError | None
 
 
 def current_answer() -> Answer:
-    """What the bar speaks about; plans the request, except where no hardware was chosen yet."""
+    """Return the plan the bar speaks about, except where no hardware was chosen yet."""
     try:
         if not common.hardware_chosen():
             common.model()
@@ -151,7 +151,7 @@ def verdict_icon(verdict: Verdict) -> str:
 
 
 def two_lines(mark: str, subject: str, rest: str, second: str) -> None:
-    """What matters, and below it how it stands; on a phone the first may take two lines."""
+    """Show what matters, and below it how it stands; on a phone the first may take two lines."""
     joint = ": " if rest and subject.startswith("Nearest") else " · "
     first = f"**{common.escape(subject)}**{joint if rest else ''}{common.escape(rest)}"
     st.markdown(f":small[{mark} {first}]\\\n:small[{common.escape(second)}]", anchors=False)
@@ -222,7 +222,7 @@ def draw_figure_notes(plan: Plan, row: int) -> None:
 
 
 def draw_bundle_refusal(plan: Plan, place: str) -> None:
-    """Why no bundle can be made of any split, and changes after which one can, a click each."""
+    """Say why no bundle can be made of any split, and changes after which one can, a click each."""
     note = plan_launch_note(plan)
     if note is None:
         return
@@ -267,7 +267,7 @@ def draw_split_offers(plan: Plan, place: str) -> None:
 
 
 def safe_choice(plan: Plan, row: int, place: str) -> None:
-    """Where a split may well miss the limits: the one that does not, and a limit on that itself."""
+    """Return a split within the limits where one may miss them, and the limit on that."""
     safe = find_safer_row(plan, row)
     if safe is not None:
         safe_button(plan, safe, place)
@@ -282,7 +282,7 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
 
 
 def may_ask(plan: Plan, row: int) -> bool:
-    """Whether more splits hold where limits must hold more surely: another one, or less load."""
+    """Return whether more splits hold where limits must hold more surely, or with less load."""
     free = common.request().objective.confidence is None
     return (
         free
@@ -321,7 +321,7 @@ def draw_edit_button(
 
 
 def draw_no_answer(plan: Plan, verdict: Verdict, place: str) -> None:
-    """What refuses everything, by how much for the nearest split, and changes as one click each."""
+    """Show what refuses everything, how near the nearest split is, and changes by click."""
     row = nearest_row(plan)
     nearest = f"{verdict.subject}."
     if row is not None:

@@ -92,7 +92,7 @@ def shelf() -> Shelf:
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What the session holds and the plan does not: pins, and the split that the request states."""
+    """The session's part that the plan does not hold: pins, and the split stated."""
 
     pins: frozenset[str] = frozenset()
     split: str = ""
@@ -312,7 +312,7 @@ def select(key: str) -> None:
 
 
 def hardware_chosen() -> bool:
-    """Whether somebody chose the hardware: by a link, an edit, or on a page that shows it.
+    """Return whether somebody chose the hardware: by a link, an edit, or on a page that shows it.
 
     Before, pages judge no split on it.
     """
@@ -434,7 +434,7 @@ def model() -> ModelSpec:
 
 
 def inputs_digest() -> str:
-    """What tells answers apart beside the request: the model's files, and the calibration's.
+    """Say what tells answers apart beside the request: the model's files, and the calibration's.
 
     Raises:
         RecipeError: where the model cannot be read.

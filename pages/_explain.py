@@ -206,7 +206,7 @@ def why_not(plan: Plan) -> None:
 
 
 def show_fixes(plan: Plan, row: int) -> None:
-    """What would let one refused split run, and the nearest split that runs, one click each."""
+    """Show what would let a refused split run, and the nearest that runs, one click each."""
     with st.container(border=True):
         reasons = "; ".join(row_reasons(plan, row))
         st.markdown(f"**{common.escape(split_label(plan, row))}**: {common.escape(reasons)}.")

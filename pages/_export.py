@@ -1,4 +1,4 @@
-"""What a page lets its reader take away: tables as files, charts as pictures and HTML."""
+"""Exports of a page: tables as files, charts as pictures and HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PICTURE = "picture-format"
 
 
 def chart_config(subject: str) -> dict[str, Any]:
-    """How a chart's camera saves it: as the reader chose, in a file named after the request."""
+    """Return how a chart's camera saves it: as chosen, in a file named after the request."""
     picture = st.session_state.get(PICTURE) or exports.PICTURES[0]
     return exports.picture_config(exports.file_name(common.request(), subject), picture)
 

@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def judge_formats(request: PlanRequest) -> Json:
-    """What every technique does to the request; sessions share it, so read only.
+    """Return what every technique does to the request; sessions share it, so read only.
 
     Raises:
         RecipeError: where there is nothing to judge.

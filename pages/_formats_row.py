@@ -35,7 +35,7 @@ def draw_format_row(row: Row) -> None:
 
 
 def _engine_support_lines(support: Row) -> list[str]:
-    """What the engine says, and from which version."""
+    """Say what the engine says, and from which version."""
     words = f"“{support['words']}”" if support["words"] else ""
     version = f"from version {support['min_version']}" if support["min_version"] else ""
     text = " ".join(filter(None, [words, version]))

@@ -29,7 +29,7 @@ NEXT = "next"
 def simulation_question(
     request: PlanRequest, load: OverTime, policies: list[str]
 ) -> dict[str, Any]:
-    """What is simulated: every policy searched, whichever the request uses already."""
+    """Return what is simulated: every policy searched, whichever the request uses already."""
     options = request.options.model_copy(update={"scaling": None, "simulated": None})
     workload = request.workload.model_copy(update={"over_time": load})
     searched_request = request.model_copy(update={"options": options, "workload": workload})
@@ -37,7 +37,7 @@ def simulation_question(
 
 
 def simulation_key(question: Mapping[str, Any]) -> Key:
-    """What tells answers apart.
+    """Return what tells answers apart.
 
     Raises:
         RecipeError: where the model cannot be read.
@@ -62,7 +62,7 @@ def cancel_simulation() -> None:
 
 
 def is_simulating(key: Key) -> bool:
-    """Whether this answer was asked for; another that was is given up: the request has changed."""
+    """Return whether this answer was asked for; one for another request is given up."""
     if st.session_state.get("over-time-run") == NEXT:
         st.session_state["over-time-run"] = key
     if st.session_state.get("over-time-run") != key:

@@ -261,7 +261,7 @@ def draw_load_charts() -> None:
 
 
 def source_line() -> list[str]:
-    """Where the rates are from, and the lengths of requests."""
+    """Return where the rates are from, and the lengths of requests."""
     load, workload = current_load(), request_workload()
     parts = [f"Rates: {load.source}."] if load.source else []
     if load.lengths:

@@ -1,4 +1,4 @@
-"""What the page Over time shows of an answer: verdict, policies, one of them through the time."""
+"""The answer of the page Over time: verdict, policies, one of them through the time."""
 
 from __future__ import annotations
 

@@ -99,13 +99,13 @@ def left_split_name() -> str:
 
 
 def pinned_request(key: str) -> PlanRequest | None:
-    """What a pin asked when it last fitted, None where this session has not seen that."""
+    """Return what a pin asked when it last fitted, None where this session has not seen that."""
     requests: dict[str, PlanRequest] = st.session_state.get("pinned_requests", {})
     return requests.get(key)
 
 
 def is_stated() -> bool:
-    """Whether the request states a split, or a part of one, that no key of this plan names."""
+    """Return whether the request states a split, or part of one, that this plan lacks."""
     candidate = common.request().candidate
     if candidate is None:
         return False

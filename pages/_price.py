@@ -163,7 +163,7 @@ def offer_texts(offer: Offer) -> tuple[str, str]:
 
 
 def offer_caption(offer: Offer) -> str:
-    """What is rented, where and since when it is known, its note and what to doubt."""
+    """Say what is rented, where and since when it is known, its note and what to doubt."""
     several = f" to {offer.most_per_node}" if offer.most_per_node else ""
     parts = [
         f"{offer.provider}: {usd(offer.usd_per_machine_hour)} per hour of a machine with "

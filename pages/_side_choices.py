@@ -1,4 +1,4 @@
-"""What is kept, evaluated: each choice by itself, once for all sessions that keep the same."""
+"""The kept choices, each evaluated once for all sessions that keep the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the size page shows of an answer: verdict, devices, charts, and one device closely."""
+"""The answer of the size page: verdict, devices, charts, and one device closely."""
 
 from __future__ import annotations
 

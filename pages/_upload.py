@@ -80,7 +80,7 @@ def remove_config() -> None:
 
 
 def draw_config_upload() -> None:
-    """What was uploaded, with its name and the place of its weights; and how to upload one."""
+    """Show what was uploaded, with its name and the weights' place; and how to upload one."""
     if config_of_request() is not None:
         draw_current_config()
     title = (

@@ -1,4 +1,4 @@
-"""What a page asks about a whole training run: phases, evaluations, checkpoints and failures."""
+"""Questions about a whole training run: phases, evaluations, checkpoints and failures."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _phase_values(phases: Sequence[Phase]) -> tuple[dict[str, Any], ...] | None:
 
 
 def _draw_evaluation() -> None:
-    """Whether there are evaluations, and how often on how much."""
+    """Ask whether there are evaluations, and how often on how much."""
     now = common.request().workload.evaluation
     common.draw_choice(
         st.toggle,
@@ -133,7 +133,7 @@ def _draw_evaluation() -> None:
 
 
 def _draw_checkpoints() -> None:
-    """Where checkpoints go, and how long training waits for them."""
+    """Ask where checkpoints go, and how long training waits for them."""
     names = ["", *storage_names()]
     common.edit(
         st.selectbox,
@@ -155,7 +155,7 @@ def _draw_checkpoints() -> None:
 
 
 def _draw_failures() -> None:
-    """How often devices fail, restarts, repairs and spare nodes."""
+    """Ask how often devices fail, restarts, repairs and spare nodes."""
     with numbers.group_boxes("failures"), st.grid(3, min_column_width=150):
         asking.draw_optional_number("Device MTBF (h)", "device_mtbf_hours", "as published")
         asking.draw_optional_number("Restart (s)", "restart_s", "600")

@@ -1,4 +1,4 @@
-"""What all pages draw: question, request in one line, notices."""
+"""Widgets that all pages draw: question, request in one line, notices."""
 
 from __future__ import annotations
 

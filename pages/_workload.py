@@ -1,4 +1,4 @@
-"""What two pages ask about the workload: where to start from, traffic, a training run."""
+"""Questions of two pages about the workload: a start, traffic, a training run."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def draw_optional_number(label: str, field: str, empty: str, **options: Any) -> 
 
 
 def serving_load() -> None:
-    """How requests arrive, how many and how long they are."""
+    """Ask how requests arrive, how many and how long they are."""
     workload = common.request().workload
     common.edit(
         st.segmented_control, "Traffic", "workload.mode", options=MODES, required=True, wrap=True
@@ -160,7 +160,7 @@ def media() -> None:
 
 
 def _media_items(field: str) -> None:
-    """Whether prompts hold images, or sound, and how many of how many tokens."""
+    """Ask whether prompts hold images, or sound, and how many of how many tokens."""
     now = getattr(common.request().workload, field)
     usual = MediaItems().model_dump()
     common.draw_choice(
@@ -178,7 +178,7 @@ def _media_items(field: str) -> None:
 
 
 def load_choice(*, searched: bool) -> None:
-    """Whether the load is searched: a choice where a limit on time lets it be.
+    """Ask whether the load is searched: a choice where a limit on time lets it be.
 
     The place is there in every state, so that what follows stays where it is.
     """
@@ -202,7 +202,7 @@ def load_choice(*, searched: bool) -> None:
 
 
 def searchable(request: PlanRequest) -> bool:
-    """Whether the request may leave its load open."""
+    """Return whether the request may leave its load open."""
     try:
         return change(request, {"workload.concurrency": None}).workload.concurrency is None
     except RecipeError:
@@ -221,7 +221,7 @@ def several_loads() -> None:
 
 
 def training_run() -> None:
-    """What is trained, on how much, in which steps."""
+    """Ask what is trained, on how much, in which steps."""
     common.edit(
         st.segmented_control,
         "Method",

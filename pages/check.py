@@ -49,7 +49,7 @@ LEVELS = {
 
 
 def draw_ground() -> str:
-    """What commands are judged by (JSON): the request's hardware, and its load where it serves."""
+    """Show what commands are judged by (JSON): the request's hardware and, serving, load."""
     r = common.request()
     out: dict[str, Any] = {
         "hardware": r.hardware.device,
@@ -116,7 +116,7 @@ def ask_command() -> str:
 
 
 def draw_command_cards(answer: dict[str, Any]) -> None:
-    """What the command's own split would do; of its memory both figures, and which is which."""
+    """Show the command's own split; of its memory both figures, and which is which."""
     estimate = answer["estimate"]
     m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
     with st.grid(5, min_column_width=190):

@@ -80,7 +80,7 @@ def best_split(plan: Plan, row: int) -> None:
 
 
 def about_figure(plan: Plan, name: str, row: int) -> str:
-    """What a figure means, its exact value, and where measured runs are expected."""
+    """Say what a figure means, its exact value, and where measured runs are expected."""
     measure, band = plan.measures[name], plan_band_text(plan, name, row)
     exact = f"{plan.values(name)[row]:.6g} {measure.unit.symbol}".strip()
     sentences = [measure.title, measure.help.rstrip(".")]
@@ -110,7 +110,7 @@ def pick_axes(plan: Plan) -> tuple[str, str]:
 
 
 def colour_by(plan: Plan) -> str:
-    """What the colours of the tradeoff tell apart; nothing to choose where one thing differs."""
+    """Choose what the colours of the tradeoff tell apart, where more than one thing differs."""
     names = front.group_names(plan)
     if len(names) < 2:
         return front.first_grouping(plan)
@@ -128,7 +128,7 @@ def colour_by(plan: Plan) -> str:
 
 @st.fragment
 def draw_scatter(plan: Plan) -> None:
-    """What splits trade, by click; other axes leave the rest of the page as it is."""
+    """Draw what splits trade, by click; other axes leave the rest of the page as it is."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         x, y = pick_axes(plan)
@@ -158,7 +158,7 @@ def draw_scatter(plan: Plan) -> None:
 
 
 def split_states_text(plan: Plan) -> str:
-    """How many splits are in which state."""
+    """Return how many splits are in which state."""
     waiting = int(plan.queues[plan.order].sum())
     doubtful = int(plan.uncertain[plan.order].sum())
     holding = len(plan.order) - waiting - doubtful

@@ -42,7 +42,7 @@ METRICS = metrics_of("training" if training else "closed")
 
 
 def serving_details() -> None:
-    """How lengths vary, prefix cache hits, the longest request, and other loads."""
+    """Ask how lengths vary, prefix cache hits, the longest request, and other loads."""
     exact = workload.mode == "static"
     with numbers.group_boxes("details"), st.grid(4, min_column_width=140):
         for field, label in (
@@ -158,7 +158,7 @@ WINDOWS_MS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
 
 
 def windows() -> None:
-    """How long a request may wait for others to fill a batch."""
+    """Ask how long a request may wait for others to fill a batch."""
     windows_ms = request.options.batch_windows_ms
     common.edit(
         st.pills,
@@ -247,7 +247,7 @@ def most_devices() -> int:
 
 
 def kept_splits_text(plan: Plan | None, name: str, limit_value: float | None) -> str:
-    """How many splits keep the limit and all others, in one line in every state."""
+    """Return how many splits keep the limit and all others, in one line in every state."""
     if not common.hardware_chosen():
         return "Splits are counted once hardware is chosen."
     if plan is None:

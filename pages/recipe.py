@@ -92,7 +92,7 @@ def pick_split(plan: Plan) -> None:
 
 
 def kept_request(plan: Plan) -> PlanRequest | None:
-    """What to keep of the split on this page; None where the request leaves a part of it open."""
+    """Return what to keep of the split on this page; None where the request leaves it open."""
     if planned.is_stated():
         request = common.request()
         has_whole_split = request.candidate and candidate_key(request.candidate.model_dump())
@@ -215,7 +215,7 @@ def other_than_selected(plan: Plan, recipe: Recipe) -> None:
 
 
 def draw_build_refusal(plan: Plan, error: RecipeError) -> None:
-    """Why a split has no bundle, and ways out: a click each, then the engines that would run it."""
+    """Say why a split has no bundle, and ways out: by click, then engines that would run it."""
     reason = error.plain if isinstance(error, NoAnswer) else str(error)
     st.error(f"**This split cannot be built.** {common.escape(reason)}", icon=":material/block:")
     row = planned.selected_row(plan)

@@ -217,7 +217,7 @@ def draw_choice_chart(choices: Sequence[Choice], baseline: int) -> None:
 
 
 def draw_choice_commands(choices: Sequence[Choice]) -> None:
-    """How the commands that start them differ: option by option for those of one engine."""
+    """Show how the commands that start them differ: option by option for those of one engine."""
     st.header("Commands", anchor=False)
     words, refused = side_choices.choice_commands(choices)
     for name, reason in refused.items():

@@ -233,7 +233,7 @@ BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
 
 
 def count_comparisons(rows: pd.DataFrame, file: BandFile, groups: Groups) -> pd.DataFrame:
-    """How often the split that is estimated to be better is better, by the probability it is given.
+    """Count how often the split estimated to be better is better, by its stated probability.
 
     Pairs of runs of one cell, ``setup`` and ``load`` that differ in ``split``, by each metric.
     Columns: ``from`` and ``to`` (the class of probability), ``pairs``, ``probability`` (the mean)

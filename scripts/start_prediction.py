@@ -120,7 +120,7 @@ SCORED = ("total", "weights", "engine init")
 
 
 def source_half(source: str) -> int:
-    """Which half of the sources one belongs to, 0 or 1, by its name's hash."""
+    """Return the half of the sources that one belongs to, 0 or 1, by its name's hash."""
     return hashlib.sha256(source.encode()).digest()[0] % 2
 
 
@@ -199,7 +199,7 @@ def _link_rate(name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Errors:
-    """How far estimates are off: shares of what was measured, and how many bands hold it."""
+    """Errors of estimates: shares of what was measured, and how many bands hold it."""
 
     runs: int
     median: float

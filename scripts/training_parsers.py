@@ -193,7 +193,7 @@ INSTALLED = (("deepspeed", "0.18.9"), ("bitsandbytes", "0.50.2"), ("liger-kernel
 
 
 def installed(folder: Path) -> None:
-    """Return what is asked for its version only, before transformers looks for it."""
+    """Install what is asked for its version only, before transformers looks for it."""
     for name, version in INSTALLED:
         module_name = name.replace("-", "_")
         (folder / f"{module_name}.py").write_text("")

@@ -1,4 +1,4 @@
-"""What two techniques do together: ``combinations.yaml``."""
+"""Pairs of techniques and their effect together: ``combinations.yaml``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every room uses and no domain is in: errors, documents, types, units, provenance, words.
+"""Common ground of all rooms: errors, documents, types, units, provenance, words.
 
 It reads and writes documents, finds the files of the package and fetches small answers from the
 web. It knows no model, device or engine.

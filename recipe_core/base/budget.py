@@ -1,4 +1,4 @@
-"""What one request may cost: candidates, seconds, and whether somebody still waits for it.
+"""The budget of a request: candidates, seconds, and whether somebody still waits for it.
 
 Long calculations count what they are about to make (``count_planned``), and ask between chunks
 whether to go on (``spend``). Without a budget only candidates are limited, to ``CANDIDATES``.
@@ -74,7 +74,7 @@ class Budget:
 
 @dataclass(slots=True)
 class Account:
-    """What a request has used of its budget.
+    """The part of its budget that a request has used.
 
     ``planned`` and ``evaluated`` are candidates of the latest plan.
     """
@@ -86,7 +86,7 @@ class Account:
     evaluated: int = 0
 
     def progress(self) -> str:
-        """How far the latest plan is, as the end of a sentence; empty before the first."""
+        """Say how far the latest plan is, as the end of a sentence; empty before the first."""
         if not self.planned:
             return ""
         return f", with {self.evaluated:,} of {self.planned:,} candidates evaluated"
@@ -109,7 +109,7 @@ def apply_budget(
 
 
 def most_candidates() -> int | None:
-    """How many candidates a plan may have here; None for any number."""
+    """Return how many candidates a plan may have here; None for any number."""
     account = _account.get()
     return CANDIDATES if account is None else account.budget.candidates
 

@@ -63,7 +63,7 @@ class DataFile:
         return self.validated(self.read(), schema)
 
     def validated(self, document: Any, schema: type[Schema]) -> Schema:
-        """What the file holds as its schema; raises for the first field that does not fit."""
+        """Return the file's content as its schema; raise for the first field that does not fit."""
         try:
             return schema.model_validate(document)
         except ValidationError as error:

@@ -118,7 +118,7 @@ def check_plain(value: Any, name: str = "the document") -> None:
 
 
 def _collection_items(collection: Any) -> Iterable[Any]:
-    """What a collection holds, keys included."""
+    """Return what a collection holds, keys included."""
     if isinstance(collection, dict):
         return chain(collection, collection.values())
     return list(collection)

@@ -53,7 +53,7 @@ class RecipeError(Exception):
 
     @property
     def plain(self) -> str:
-        """What is wrong and what to do, without names of fields, for a page that has buttons."""
+        """Say what is wrong and what to do, without names of fields, for a page with buttons."""
         hint_names_field = self.hint is None or _FIELD.search(self.hint)
         return self.message if hint_names_field else f"{self.message} {self.hint}"
 

@@ -1,4 +1,4 @@
-"""What pydantic refuses of a document, in the words of every error that tells of it."""
+"""Refusals of pydantic, in the words of every error that tells of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS = {"missing": "is missing", "extra_forbidden": "is not a known field"}
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong at a path of a document; ``kind`` as pydantic names it."""
+    """A problem at a path of a document; ``kind`` as pydantic names it."""
 
     path: tuple[str, ...]
     kind: str

@@ -1,4 +1,4 @@
-"""Where a number comes from."""
+"""The provenance of numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VALID_DAYS = 180
 
 
 class Source(DataRow):
-    """Where a number was read: a document with address and date, or the measuring command."""
+    """The source of a number: a document with address and date, or the measuring command."""
 
     title: Annotated[str, Field(min_length=1, max_length=500)]
     url: Annotated[str, Field(pattern=r"^https?://[^\s<>()\"'\\]+$", max_length=1000)] | None = None

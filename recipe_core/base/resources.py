@@ -1,4 +1,4 @@
-"""Where the files that are not Python live, in a checkout and in an installed package alike."""
+"""Places of files that are not Python, in a checkout and in an installed package alike."""
 
 from __future__ import annotations
 

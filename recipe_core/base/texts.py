@@ -131,7 +131,7 @@ def read_upload_text(
 
 
 def flaw_of_text(text: str) -> tuple[str, str] | None:
-    """What is wrong with a text that becomes part of a command, and the fix; None for nothing."""
+    """Return the flaw of a text that becomes part of a command, and the fix; None for none."""
     if control := _CONTROL.search(text):
         return f"holds the control character {control[0]!r}", "Remove it."
     if half := _HALF.search(text):
@@ -142,7 +142,7 @@ def flaw_of_text(text: str) -> tuple[str, str] | None:
 
 
 def flaw_of_name(text: str) -> tuple[str, str] | None:
-    """What is wrong with a name (of a model, a host, an image), and the fix; None for nothing."""
+    """Return the flaw of a name (of a model, a host, an image), and the fix; None for none."""
     if text.startswith("-"):
         fix = "Leave the dash out; a folder may have ./ before it."
         return "begins with a dash, which programs read as an option", fix

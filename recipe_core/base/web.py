@@ -57,7 +57,7 @@ class Deadline:
         return remaining_s
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns; TimeoutError where the deadline comes first.
+        """Return what ``work`` returns; TimeoutError where the deadline comes first.
 
         It runs in a thread, as looking up a name cannot be ended; what it waits for then is left,
         also where the calculation that needs it ends before.

@@ -21,7 +21,7 @@ SLURM = "compress/slurm.sh"
 
 
 def checkpoint_launch(decision: Decision) -> CompressionLaunch | None:
-    """What makes the checkpoint of a decision; None where it serves one as it is."""
+    """Return what makes the checkpoint of a decision; None where it serves one as it is."""
     deployment = decision.deployment
     if deployment is None or deployment.compression is None:
         return None
@@ -70,7 +70,7 @@ def output_of(decision: Decision, parameters: Parameters) -> str:
 
 
 def served_model(decision: Decision, parameters: Parameters) -> str | None:
-    """What the engine loads of a made checkpoint; None where none is made."""
+    """Say what the engine loads of a made checkpoint; None where none is made."""
     launch = checkpoint_launch(decision)
     if launch is None:
         return None
@@ -113,7 +113,7 @@ def compression_document(decision: Decision, parameters: Parameters) -> dict[str
 
 
 def install_line(tool: str, note: str | None) -> str:
-    """How a tool is installed in an environment of its own, in which the launcher looks for it."""
+    """Return the command that installs a tool in an environment where the launcher looks for it."""
     folder = f"run/tools/{tool}"
     make = quote_command(["python3", "-m", "venv", folder])
     fill = quote_command([f"{folder}/bin/pip", "install", "-r", REQUIREMENTS])

@@ -170,7 +170,7 @@ def _refuse_members(members: list[zipfile.ZipInfo]) -> None:
 
 
 def _member_danger(member: zipfile.ZipInfo) -> str | None:
-    """Why a member must not be unpacked; None where it may."""
+    """Say why a member must not be unpacked; None where it may."""
     if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG) or member.is_dir():
         return "is not a plain file"
     if member.flag_bits & 1:
@@ -183,7 +183,7 @@ def _member_danger(member: zipfile.ZipInfo) -> str | None:
 
 
 def name_danger(name: str) -> str | None:
-    """Why no file of a bundle may be called this; None where one may.
+    """Say why no file of a bundle may be called this; None where one may.
 
     A name stays inside the bundle on every system, and is none that Python would run in place of
     the bundle's own sources.

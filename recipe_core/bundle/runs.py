@@ -1,4 +1,4 @@
-"""What a bundle's starts left in its ``run/``: whether something runs, and what is kept."""
+"""Starts of a bundle, by its ``run/``: whether something runs, and what is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_NODES = 256
 
 
 def has_runs(folder: Path) -> bool:
-    """Whether a bundle's ``run/`` holds anything but locks that nobody needs."""
+    """Return whether a bundle's ``run/`` holds anything but locks that nobody needs."""
     run = folder / RUN_FOLDER
     if run.is_symlink() or not run.is_dir():
         return run.is_symlink() or run.exists()
@@ -47,7 +47,7 @@ def remove_idle_run(folder: Path) -> None:
 
 
 def kept_text(folder: Path) -> str | None:
-    """What a bundle's ``run/`` holds, in words; None where there is nothing."""
+    """Say what a bundle's ``run/`` holds, in words; None where there is nothing."""
     if not has_runs(folder):
         return None
     run = folder / RUN_FOLDER

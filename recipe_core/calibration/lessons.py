@@ -212,7 +212,7 @@ class ComparedCompression:
 
     @property
     def in_band(self) -> bool | None:
-        """Whether the measured figure lies in the predicted 80 % band; None where there is none."""
+        """Return whether the measured figure lies in the predicted 80 % band; None without one."""
         if not self.perplexity.known:
             return None
         return self.perplexity.low <= self.run.retained <= self.perplexity.high
@@ -267,7 +267,7 @@ class Knowledge:
 
     @cached_property
     def numbers(self) -> tuple[LearnedNumber, ...]:
-        """What the runs that count taught, wide scopes first."""
+        """Return what the runs that count taught, wide scopes first."""
         return tuple(learned_numbers(self._corrections)) if self._corrections else ()
 
     @cached_property

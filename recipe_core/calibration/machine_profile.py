@@ -156,7 +156,7 @@ def total_spread(measured: Measured, busy: float) -> float:
 
 
 def _host_entry(measured: Measured, spread: float) -> dict[str, Any]:
-    """How slow the host is; as the reference for an accelerator.
+    """Return how slow the host is; as the reference for an accelerator.
 
     What engines spend on the host of an accelerator was measured on hosts of such machines, not on
     the reference of this loop.
@@ -212,7 +212,7 @@ def _roofline_entry(fitted: RooflineFit) -> dict[str, Any]:
 
 
 def _describe_known_device(base: Device, machine: Found) -> dict[str, Any]:
-    """What names a device that a shipped profile describes; the rest is the base's."""
+    """Return what names a device that a shipped profile describes; the rest is the base's."""
     values: dict[str, Any] = {
         "schema_version": 1,
         "name": f"my-{base.name}"[:64],

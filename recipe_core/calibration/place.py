@@ -1,4 +1,4 @@
-"""Where the calibration of this machine lies.
+"""The place of this machine's calibration.
 
 It alone is loaded to learn that there is none: reading one needs all of recipes.
 """
@@ -19,7 +19,7 @@ NONE = "none"
 
 
 def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
-    """Where the calibration of this machine lies, or would; None where it is switched off."""
+    """Return the place of this machine's calibration, or None where it is switched off."""
     environment = os.environ if environment is None else environment
     if (configured_path := environment.get(VARIABLE)) is not None:
         return Path(configured_path).expanduser() if configured_path else None
@@ -28,7 +28,7 @@ def default_path(environment: Mapping[str, str] | None = None) -> Path | None:
 
 
 def calibration_stamp() -> str:
-    """What tells the calibration of this machine apart from what it was and will be.
+    """Say what tells the calibration of this machine apart from what it was and will be.
 
     Changes with its file, and with the day, by which runs expire. Empty where there is none.
     """

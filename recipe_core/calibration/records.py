@@ -38,7 +38,7 @@ _Short = Annotated[str, Field(max_length=4096)]
 
 @dataclass(frozen=True, slots=True)
 class Gate:
-    """Whether a record counts: ``accepted``, ``held`` or ``expired``, and why it does not."""
+    """A verdict on a record: ``accepted``, ``held`` or ``expired``, and why it does not count."""
 
     state: str = "accepted"
     reason: str = ""
@@ -48,7 +48,7 @@ ACCEPTED = Gate()
 
 
 class _Stored(BaseModel):
-    """What all records have; ``gate`` is of the day of a question, and is not in the file."""
+    """Common fields of records; ``gate`` is of the day of a question, and is not in the file."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -68,7 +68,7 @@ class _Stored(BaseModel):
 
     @property
     def expired(self) -> str:
-        """Why it has expired; empty where it has not."""
+        """Say why it has expired; empty where it has not."""
         return self.gate.reason if self.gate.state == "expired" else ""
 
     @property
@@ -213,7 +213,7 @@ Stored = StoredRun | StoredCompression
 
 
 class Addition(BaseModel):
-    """What was added together, which ``undo`` takes back together."""
+    """Records that were added together, which ``undo`` takes back together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,4 +1,4 @@
-"""What measured runs of one's own teach the estimates: their residuals, and what is known before.
+"""Residuals of one's own measured runs, from which estimates learn, and their priors.
 
 Every run is estimated by the same formulas. Of its figures count the time per output token and the
 time to first token; the latency of a request where one of these is missing; throughput, which in a
@@ -107,7 +107,7 @@ def learn_corrections(
     folders: bool = True,
     prior_belief: Prior | None = None,
 ) -> Corrections:
-    """What runs teach. Runs that cannot be estimated are left out, each with its reason.
+    """Return what runs teach. Runs that cannot be estimated are left out, each with its reason.
 
     Args:
         measured: the runs, in any order; a run that is there twice counts once. Checkpoints that
@@ -196,7 +196,7 @@ def _resolve_measured_case(run: Measured, folders: bool) -> tuple[ServingProblem
 
 
 def _run_residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Residual, ...]:
-    """What the run shows, one entry a figure that says more than those before."""
+    """Return what the run shows, one entry a figure that says more than those before."""
     served, parts = estimate.serving, estimate.breakdown_s
     if served is None or parts is None:
         return ()

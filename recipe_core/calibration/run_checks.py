@@ -1,4 +1,4 @@
-"""Which measured runs count: those that are sound, of today's software, and not odd alone.
+"""Checks of measured runs: sound ones, of today's software, not odd alone, count.
 
 A run is *held* while something speaks against it that another run could settle, and *expired* when
 the world has moved on. Neither teaches; both stay, with the reason. Nothing here is a judgement of
@@ -62,7 +62,7 @@ def pinned_version(run: Measured | StoredRun) -> str:
 
 
 def expiry_reason(run: StoredRun, today: datetime.date) -> str:
-    """Why a run no longer counts by age or by its engine; empty while it does."""
+    """Say why a run no longer counts by age or by its engine; empty while it does."""
     if today > run.expires:
         return f"expired on {run.expires}, {VALID_DAYS} days after it was measured"
     now, assumed = pinned_version(run), run.assumed_version
@@ -73,7 +73,7 @@ def expiry_reason(run: StoredRun, today: datetime.date) -> str:
 
 
 def unsound_reason(run: StoredRun) -> str:
-    """Why a measurement cannot be relied on, whatever it says; empty where it can."""
+    """Say why a measurement cannot be relied on, whatever it says; empty where it can."""
     if run.excluded:
         return f"excluded: {run.excluded}"
     answered, failed = run.requests, run.failed or 0
@@ -87,7 +87,7 @@ def unsound_reason(run: StoredRun) -> str:
 
 
 def driver_expiries(runs: Sequence[StoredRun]) -> dict[str, str]:
-    """Why runs no longer count by driver, by id: a later one there ran another."""
+    """Say why runs no longer count by driver, by id: a later one there ran another."""
     newest: dict[tuple[str, str], StoredRun] = {}
     by_day = sorted(runs, key=lambda run: run.date or run.added.date())
     for run in by_day:
@@ -130,14 +130,14 @@ def odd_runs(learned: Corrections, order: Mapping[str, int]) -> dict[str, str]:
 
 
 def _runs_agree(prior: Prior, run: OwnRun, peer: OwnRun) -> bool:
-    """Whether a run tells of another, and neither is odd beside the other."""
+    """Return whether a run tells of another, and neither is odd beside the other."""
     device = DeviceRuns(prior, [run, peer])
     predictable, deviation = _leave_one_out_deviations(device)
     return bool(predictable.all() and (deviation <= ODD).all())
 
 
 def _leave_one_out_deviations(device: DeviceRuns) -> tuple[Bool, Float]:
-    """Whether the other runs tell of each figure, and its standard deviations from what they say.
+    """Return if other runs tell of each figure, and its standard deviations from theirs.
 
     The figures of a run are left out together: with ``A`` the inverse of the covariance, what the
     others leave unsure of them is ``A[i, i]⁻¹``, and they are off by ``A[i, i]⁻¹·(A·y)[i]``.
@@ -175,7 +175,7 @@ def _oddest_run(
 
 
 def unconfirmed_version_reason(run: StoredRun, peers: Sequence[StoredRun]) -> str:
-    """Why a run of another version than estimates assume waits; empty where one confirms it.
+    """Say why a run of another version than estimates assume waits; empty where one confirms it.
 
     ``peers``: all sound runs. Another of the same engine, version and device confirms that it is
     really in use.

@@ -45,7 +45,7 @@ _HINT = (
 def corrections_from_sources(
     measured: MeasuredSource | None, *, folders: bool = True
 ) -> Corrections | None:
-    """What own runs teach, with those in the calibration of this machine; None without any.
+    """Return what own runs teach, with those in the calibration of this machine; None without any.
 
     Raises:
         InputError: for files that cannot be read, are of training, or are too many runs.
@@ -94,7 +94,7 @@ def measured_checkpoints(measured: Iterable[Path] | None) -> tuple[MeasuredCompr
 
 
 def read_incoming(path: Path) -> list[Incoming]:
-    """What a file or a bundle measured, with where it comes from, for a calibration.
+    """Return what a file or a bundle measured, with where it comes from, for a calibration.
 
     Raises:
         InputError: as ``read_own_measurements``.
@@ -104,7 +104,7 @@ def read_incoming(path: Path) -> list[Incoming]:
 
 
 def read_own_measurements(path: Path) -> list[Measured | MeasuredCompression]:
-    """What lies in a file or a bundle's folder: runs, a measured checkpoint, or both.
+    """Return what lies in a file or a bundle's folder: runs, a measured checkpoint, or both.
 
     Raises:
         InputError: for a folder that measured nothing, and as ``read_measured``.
@@ -186,7 +186,7 @@ def _read_bundle_measurement(path: Path) -> Measured:
 
 
 def _measurement_circumstances(measurement: Mapping[str, Any]) -> dict[str, Any]:
-    """How many requests a measurement rests on, and on what it ran; what it does not say is left.
+    """Return how many requests a measurement rests on, and on what it ran, as far as stated.
 
     A failed request is in no mean, but says that the server was not in the state one estimates.
     """
@@ -213,7 +213,7 @@ def _recipe_beside(path: Path) -> Recipe:
 
 
 def measured_from_claim(name: str, recipe: Recipe, claim: Claim) -> Measured:
-    """What was measured with a recipe as an own run. Prompts of a measurement are never cached."""
+    """Return a recipe's measurement as an own run. Its prompts are never cached."""
     request = {
         "model": recipe.request["model"],
         "hardware": recipe.request["hardware"],

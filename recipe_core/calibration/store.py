@@ -54,7 +54,7 @@ class Incoming(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What an addition changed: entries that are new, and ids that were there already."""
+    """The effect of an addition: new entries, and ids that were there already."""
 
     entries: tuple[StoredRun, ...]
     repeated_ids: tuple[str, ...]
@@ -63,7 +63,7 @@ class Added:
 
 
 def machine_corrections() -> Corrections | None:
-    """What the calibration of this machine teaches, learned once for each state of its file.
+    """Return what the calibration of this machine teaches, learned once for each state of its file.
 
     Raises:
         InputError: for a file that is damaged.
@@ -142,7 +142,7 @@ class Overlay:
     def corrections(
         self, more: Sequence[Measured | MeasuredCompression] = (), *, folders: bool = True
     ) -> Corrections | None:
-        """What all that counts, and ``more``, teach; None where nothing does.
+        """Return what all that counts, and ``more``, teach; None where nothing does.
 
         ``folders``: whether their models may be named by a path on this machine.
         """

@@ -51,7 +51,7 @@ def parse_option_value(option: Option, text: str) -> Any:
 
 
 def json_or_text(text: str) -> Any:
-    """What JSON says, or the text itself where it is none."""
+    """Return what JSON says, or the text itself where it is none."""
     try:
         return parse_json(text)
     except InputError:
@@ -92,7 +92,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a flag stands among the words: from ``start`` to before ``end``, its value too.
+    """The place of a flag among the words: from ``start`` to before ``end``, its value too.
 
     ``flag`` as findings name it; ``option``: the name of its option, None where there is none.
     """
@@ -105,7 +105,7 @@ class Place:
 
 @dataclass(slots=True)
 class Arguments:
-    """What a command states: values by option name, and in ``open`` the text of those left open.
+    """The statements of a command: values by option name, and in ``open`` the text left open.
 
     ``positional``: words without a flag; ``unread``: words of no option; ``places``: where flags
     stand. ``judged``: the release that runs, and the table that they were read by.
@@ -122,7 +122,7 @@ class Arguments:
 
     @property
     def refusal(self) -> Level:
-        """What is said against the table weighs: another release may take what its own refuses."""
+        """Return how heavy an objection to a word is: another release may take it."""
         return "error" if self.judged.exact else "warning"
 
     def say(
@@ -147,7 +147,7 @@ def read_arguments(
 
 
 def is_open(text: str) -> bool:
-    """Whether a value is left to be filled in: ``$TP``, ``<model>``, ``{{ tp }}``."""
+    """Return whether a value is left to be filled in: ``$TP``, ``<model>``, ``{{ tp }}``."""
     return _OPEN.search(text) is not None
 
 
@@ -386,11 +386,11 @@ class _Reader:
         self.out.say(self._level(when), "unknown", flag, f"{self.title} {message}", hint)
 
     def _level(self, when: str) -> Level:
-        """What lacking a word means: a tag that moves may still be a release that has it."""
+        """Return what lacking a word means: a tag that moves may still be a release that has it."""
         return "warning" if when and self.out.judged.moving else self.out.refusal
 
     def _may_suggest(self) -> bool:
-        """Whether to look for the nearest name once more; for thousands it would take minutes."""
+        """Return whether to look for the nearest name again; thousands would take minutes."""
         self.suggested += 1
         return self.suggested <= SUGGESTIONS
 

@@ -1,4 +1,4 @@
-"""What engines check of a command when they start, and what its container holds."""
+"""Checks that engines make of a command when they start, and of its container."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def running_release(launch: Launch, release: str | None = None) -> ReleaseTable:
 
 
 def by_pinned(launch: Launch) -> ReleaseTable:
-    """What a command runs, judged by the pinned release, which a recipe of it will start."""
+    """Return what a command runs, judged by the pinned release, which a recipe of it will start."""
     current, table = running_release(launch), pinned_release_table(launch.engine).table
     return replace(current, table=table, exact=current.exact and current.table is table)
 
@@ -80,7 +80,7 @@ def _release_in_tag(launch: Launch, tag: str, official: bool) -> str | None:
 def about_release(
     launch: Launch, release: ReleaseTable, stated_release: str | None
 ) -> Iterator[Finding]:
-    """What to know of the release that a command runs, and of the table that judges it."""
+    """Yield what to know of the release that a command runs, and of the table that judges it."""
     title, table = engine(launch.engine).title, release.table.version
     basis = f"judged with the options of {title} {table}"
     if launch.image is None and stated_release is None and release.exact:
@@ -114,7 +114,7 @@ def about_release(
 
 
 def check_surroundings(case: Case) -> None:
-    """What the container and the environment do to the server."""
+    """Check what the container and the environment do to the server."""
     launch = case.launch
     if launch.image is None:
         return
@@ -190,7 +190,7 @@ def take_all_devices(case: Case, per_node: int | None) -> None:
 
 
 def elasticity(case: Case) -> str:
-    """Why a lack of memory in the estimate may not stop a server; empty where it does."""
+    """Say why a lack of memory in the estimate may not stop a server; empty where it does."""
     grammar, title = grammars()[case.launch.engine], engine(case.launch.engine).title
     if grammar.automatic and grammar.automatic.weights in case.meant.left_to_engine:
         flag = f"--{grammar.automatic.weights.replace('_', '-')}"
@@ -237,7 +237,7 @@ def _relative_paths(value: Any) -> Iterator[str]:
 
 
 def _missing_place(launch: Launch, path: str) -> str | None:
-    """Where a server looks for a relative path; None where the file is known to be there."""
+    """Return where a server looks for a relative path; None where the file is known to be there."""
     if launch.image is None:
         return "in the folder that the command runs in"
     start_folder = image_folder(launch.engine, launch.image)
@@ -264,7 +264,7 @@ def _folder_holds(folder: str, path: str) -> bool:
 
 
 def _mount_remedy(launch: Launch, path: str) -> str:
-    """How the file gets there."""
+    """Say how the file gets there."""
     if launch.image is None:
         return "Run the command where the file is, or give its whole path."
     start_folder = image_folder(launch.engine, launch.image)

@@ -1,4 +1,4 @@
-"""What commands are judged on."""
+"""The context in which commands are judged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _RELEASE = re.compile(r"v?\d{1,4}\.\d{1,4}\.\d{1,4}([.a-z+-][\w.+-]{0,30})?")
 
 
 class CommandContext(DataRow):
-    """What commands are judged on: devices, load, goal.
+    """The context in which commands are judged: devices, load, goal.
 
     ``hardware``: a device, ``device:count``, or a whole profile; ``gpus`` in each of ``nodes``
     (default: the device's usual node, and as many nodes as the command needs). Lengths in tokens;

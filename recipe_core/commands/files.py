@@ -62,7 +62,7 @@ def _command_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _code_blocks(text: str) -> Iterator[tuple[int, str]]:
-    """What stands between fences, with the line of the first."""
+    """Yield what stands between fences, with the line of the first."""
     fence, start, block = "", 0, list[str]()
     for number, line in enumerate(text.splitlines(), 1):
         mark = _FENCE.match(line)

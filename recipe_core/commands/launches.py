@@ -1,4 +1,4 @@
-"""Which words of a command start an engine's server, inside wrappers, containers and shells too.
+"""Launches in a command: words that start an engine, in wrappers, containers and shells too.
 
 Nothing is executed.
 """
@@ -259,7 +259,7 @@ def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What starts in a container: its image with the words given to it, and what it may reach.
+    """The contents of a container: its image with the words given to it, and what it may reach.
 
     ``entrypoint`` stands in for the image's own. ``gpus`` as ``docker run --gpus`` takes them.
     """

@@ -1,4 +1,4 @@
-"""What an engine's options mean for a candidate: degrees, number formats and limits."""
+"""Meanings of an engine's options for a candidate: degrees, number formats and limits."""
 
 from __future__ import annotations
 
@@ -376,7 +376,7 @@ def _settle_weights(meant: Meant, model: ModelSpec) -> None:
 
 
 def served_task(meant: Meant, model: ModelSpec) -> Task:
-    """What a server is for: as its command says, else what the model is made for.
+    """Return what a server is for: as its command says, else what the model is made for.
 
     An engine that makes no text embeds whatever model it gets.
     """

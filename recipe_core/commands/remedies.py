@@ -88,7 +88,7 @@ def mend_words(launch: Launch, arguments: Arguments) -> tuple[Words, dict[str, A
 def _replacement_words(
     launch: Launch, arguments: Arguments, place: Place, error: Finding
 ) -> tuple[list[str], dict[str, Any]]:
-    """What stands for the words of a refused option, and the change in words."""
+    """Return what stands for the words of a refused option, and the change in words."""
     table = arguments.judged.table
     option = table.by_name.get(place.option or "")
     if error.code == "key" and option is not None:
@@ -240,7 +240,7 @@ class Attempt:
 
 
 def find_attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
-    """What is worth trying for a command that does not surely start; nothing for any other.
+    """Return what is worth trying for a command that does not surely start; nothing for any other.
 
     ``read``: makes a case of a launch with other words.
     """

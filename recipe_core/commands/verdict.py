@@ -42,7 +42,7 @@ from recipe_core.request.schema import PlanRequest
 
 
 def judge_request(request: PlanRequest, *, folders: bool = True) -> dict[str, Any]:
-    """Whether the request's split (or any, when it states none) can run, and a better one.
+    """Return whether the request's split (or any, when it states none) can run, and a better one.
 
     Returns:
         ``{"ok", "verdict", "reasons", "candidate", "estimate", "confidence", "better",
@@ -161,7 +161,7 @@ class Group:
 
     @cached_property
     def positions(self) -> Int:
-        """Where each row ranks; those that cannot run come last."""
+        """Return where each row ranks; those that cannot run come last."""
         out = np.full(len(self.plan), len(self.plan))
         out[self.plan.order] = np.arange(len(self.plan.order))
         return out
@@ -290,7 +290,7 @@ class View:
 
     @property
     def refused_words(self) -> list[str]:
-        """What the engine refuses of the command, whatever its split."""
+        """Say what the engine refuses of the command, whatever its split."""
         findings = self.ready.case.findings
         return [str(finding) for finding in findings if finding.level == "error"]
 
@@ -307,7 +307,7 @@ class View:
 
     @property
     def stretched(self) -> bool:
-        """Whether only memory is short, for which the engine makes room by itself."""
+        """Return whether only memory is short, for which the engine makes room by itself."""
         refused = self.refused_words or self.refused
         short = not self.feasible and broken_rules(self.plan, self.row) <= {"memory"}
         return bool(self.ready.case.elastic) and not refused and short
@@ -318,7 +318,7 @@ class View:
 
     @property
     def tight(self) -> bool:
-        """Whether memory just suffices, or the cache holds less than the load in flight."""
+        """Return whether memory just suffices, or the cache holds less than the load in flight."""
         chance, capacity = (
             float(self.columns[name][self.row]) for name in ("start_probability", "max_concurrency")
         )
@@ -346,7 +346,7 @@ class View:
         return out
 
     def _gain(self, goal: Goal, row: int) -> float | None:
-        """How much better a row is by the goal, as a share; None where the own split cannot run."""
+        """Return the gain of a row by the goal, as a share; None where the own split cannot run."""
         name, sign = self.plan.spec.goals[goal]
         name = self.plan.spec.unpriced.get(name, name)
         more = sign < 0 or goal == "cost"  # output for each device in place of a price

@@ -50,7 +50,7 @@ def image_start(image: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
-    """What an image of an older release of the engine's own project started; empty for others."""
+    """Return what an older image of the engine's own project started; empty for others."""
     grammar, tag = grammars()[engine], _OF_RELEASE.match(image_tag(image.partition("@")[0]) or "")
     if tag is None or repository not in grammar.official:
         return ()
@@ -61,7 +61,7 @@ def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
 
 
 def engine_by_name(image: str) -> tuple[str, tuple[str, ...]] | None:
-    """What an image of others starts by its name: that with ``vllm`` in it, as vLLM's own do."""
+    """Return what an image of others starts by its name: one with ``vllm`` in it, as vLLM's."""
     parts = _PARTS.split(_image_repository(image).rpartition("/")[2].casefold())
     for engine, start in _images().values():
         if engine in parts and start:
@@ -117,7 +117,7 @@ def beginning(table: OptionTable, flag: str) -> list[Option]:
 
 @lru_cache(maxsize=4096)
 def explained(name: str, version: str, flag: str, suggest: bool) -> tuple[int, str, str | None]:
-    """How many words an unknown flag takes, the message about it, and a hint."""
+    """Return how many words an unknown flag takes, the message about it, and a hint."""
     table, grammar = option_table(name, version), grammars()[name]
     when = since(name, version, flag)
     gone = grammar.gone.get(flag)
@@ -135,7 +135,7 @@ def explained(name: str, version: str, flag: str, suggest: bool) -> tuple[int, s
 
 
 def _words_of(name: str, flag: str) -> int:
-    """How many words an option takes that only other releases have; one of an unknown one."""
+    """Count the words of an option that only other releases have; one for an unknown one."""
     for version in reversed(releases(name)):
         option = option_table(name, version).by_spelling.get(flag)
         if option is not None:
@@ -145,7 +145,7 @@ def _words_of(name: str, flag: str) -> int:
 
 
 def since(name: str, version: str, flag: str, key: str | None = None) -> str:
-    """When a flag or key that a release lacks came or went, to end a sentence; empty if unknown."""
+    """Say when a lacking flag or key came or went, to end a sentence; empty if unknown."""
     first, last = first_release_with(name, flag, key), first_release_without(name, flag, key)
     if first is not None and release_key(version) < release_key(first):
         return f"; it came with {first}"
@@ -312,7 +312,7 @@ class _Reader:
 
     @property
     def _assigns(self) -> bool:
-        """Whether the word that is read gives a variable its value, which stays whole."""
+        """Return whether the word that is read gives a variable its value, which stays whole."""
         before = self.words[1:] if self.words[:1] and self.words[0] in _DECLARE else self.words
         word = "".join(self.word or ())
         return all(map(_ASSIGNMENT.match, (*before, word)))
@@ -346,7 +346,7 @@ class _Reader:
         return "" if character == "\n" else character
 
     def _value(self, token: re.Match[str], first: int) -> str:
-        """What the text itself gives a variable, or its default; else as it is written."""
+        """Say what the text itself gives a variable, or its default; else as it is written."""
         name, default = token[first] or token[first + 2], token[first + 1]
         value = self.env.get(name, default)
         if value is None or self.expanded + len(value) > _EXPANDED:

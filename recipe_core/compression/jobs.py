@@ -158,7 +158,7 @@ def job_host_bytes(job: Job) -> float:
 
 
 def _layer_work_bytes(job: Job, block: Block, wide: float) -> float:
-    """What the method keeps of one layer while it works on it."""
+    """Return what the method keeps of one layer while it works on it."""
     weights = block.weights * wide
     if job.method == "AutoRound":
         return block.weights * job_numbers().tuned_bytes.value
@@ -173,7 +173,7 @@ def _layer_work_bytes(job: Job, block: Block, wide: float) -> float:
 
 
 def _tuned_texts(job: Job) -> float:
-    """What tuning keeps of the texts.
+    """Return what tuning keeps of the texts.
 
     Inputs of a block with and without rounding, the output that is matched, and a batch's
     activations for the backward pass.
@@ -197,7 +197,7 @@ CALIBRATED_TWICE = 2
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What a device does in a second.
+    """The work of a device in a second.
 
     FLOPs of 16- and 32-bit products, bytes of its memory, and bytes of its link to the host.
     """
@@ -220,7 +220,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is done to a model: method, texts, and bits a weight of the result.
+    """The work on a model: method, texts, and bits a weight of the result.
 
     everywhere: whether all experts see every token, as LLM Compressor calibrates them. observed:
     whether ranges of activations are taken. resident: whether the whole model lies on the devices,
@@ -261,7 +261,7 @@ class Job:
 def estimate_job(
     job: Job, device: Device, *, devices: int = 1, usd_per_device_hour: float | None = None
 ) -> CompressionEstimate:
-    """What a job takes on a device, or on several that hold the model together.
+    """Return what a job takes on a device, or on several that hold the model together.
 
     Args:
         job: what is done.

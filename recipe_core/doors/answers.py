@@ -80,7 +80,7 @@ def priced_estimate_json(plan: Plan, row: int, answer: Json) -> Json:
 
 
 def answer_size(body: Body, folders: bool = False, *, ladders: bool = True) -> Json:
-    """Which hardware, how many of it, at what cost, with which confidence.
+    """Return which hardware, how many of it, at what cost, with which confidence.
 
     ``ladders``: with every count of each device.
     """
@@ -280,7 +280,7 @@ def answer_recipe(body: Body, folders: bool = False) -> Json:
 
 
 def answer_resolve(body: Body, folders: bool = False) -> Json:
-    """Which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
+    """Return which variants of a ``recipe`` apply to other ``hardware``, and what they set."""
     from recipe_core.recipe.resolve import hardware_named, machine_of, resolve_recipe
 
     recipe = _read_body_recipe(_body_object(body, "recipe"), folders)

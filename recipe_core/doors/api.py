@@ -223,7 +223,7 @@ class _Desk:
         return _job_answer(request, job, 202)
 
     def find(self, request: Request, job_id: str) -> Response:
-        """How far a job of the caller is."""
+        """Return how far a job of the caller is."""
         return _job_answer(request, self._jobs.find(job_id, self._owner(request)))
 
     def cancel(self, request: Request, job_id: str) -> Response:
@@ -240,7 +240,7 @@ def _client(request: Request) -> str:
 
 
 async def _left(request: Request) -> None:
-    """Return when the sender of a request, whose body was read, closes the connection."""
+    """Wait until the sender of a request, whose body was read, closes the connection."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

@@ -1,4 +1,4 @@
-"""What the JSON API is sent and answers, as models for the OpenAPI document.
+"""Bodies of the JSON API, sent and answered, as models for the OpenAPI document.
 
 What is sent is read by the same functions as anywhere else, whose errors name field and fix.
 """
@@ -162,7 +162,7 @@ class ConvertBody(RootModel[ConvertCommand | ConvertDocument]):
 
 
 class Problem(DescribedModel):
-    """What is wrong, and the fix."""
+    """A problem, and the fix."""
 
     code: str
     """The kind of error."""
@@ -185,7 +185,7 @@ class ErrorAnswer(DescribedModel):
 
 
 class JobProgress(DescribedModel):
-    """How far a calculation is; no steps before it has begun."""
+    """The progress of a calculation; no steps before it has begun."""
 
     done: int
     """Steps that are done."""
@@ -195,11 +195,11 @@ class JobProgress(DescribedModel):
 
 
 class JobProblem(Problem):
-    """Why a calculation failed, and the fix."""
+    """The reason that a calculation failed, and the fix."""
 
 
 class JobLinks(DescribedModel):
-    """Where to go from here."""
+    """The links to go on from here."""
 
     self: str
     """Path of the job, for GET and DELETE."""

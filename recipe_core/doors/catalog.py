@@ -50,7 +50,7 @@ def answer_offers(
 
 
 def offers_for(device: str | None = None) -> Json:
-    """How many price offers each device has, or those for one."""
+    """Return how many price offers each device has, or those for one."""
     from recipe_core.hardware.offer_search import offered_devices
 
     return {"devices": offered_devices()} if device is None else answer_offers(device)

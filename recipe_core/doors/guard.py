@@ -168,7 +168,7 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _refusal(self, request: HTTPConnection) -> Response | None:
-        """Why a request may not pass; None where it may."""
+        """Say why a request may not pass; None where it may."""
         scope, settings = request.scope, self._settings
         if (host := _foreign_host(request.headers, settings.hosts, _is_local(scope))) is not None:
             return _problem_response(

@@ -117,7 +117,7 @@ class Tools:
         ],
         ladders: bool = False,
     ) -> Json:
-        """Which hardware, how many of it, at what cost: one row a device, the best first.
+        """Return which hardware, how many of it, at what cost: one row a device, the best first.
 
         With the offer, the confidence, what would make each win; `ladders` adds every count.
         """
@@ -144,7 +144,7 @@ class Tools:
         refused: bool = False,
         matrix: bool = False,
     ) -> Json:
-        """What compression would do to a served model here: memory, times, cost, accuracy kept.
+        """Estimate compression of a served model here: memory, times, cost, accuracy kept.
 
         One row a technique, best first by the objective, with the ratio to the model in its own
         format on the same split and on the best split for it; which go together. `refused` adds
@@ -178,7 +178,7 @@ class Tools:
             ),
         ] = {},  # noqa: B006 - read only
     ) -> Json:
-        """Whether a request's split, a command (`vllm serve …`) or a file's engines can start.
+        """Judge if a request's split, a command (`vllm serve …`) or a file's engines can start.
 
         With what it wastes, and a better split.
         """
@@ -230,7 +230,7 @@ class Tools:
     async def resolve(
         self, recipe: RecipeLike, hardware: Annotated[str, Field(description="device:count")]
     ) -> Json:
-        """Which variants of a recipe apply to other hardware, and what they set."""
+        """Return which variants of a recipe apply to other hardware, and what they set."""
         return await self._ask("resolve", {"recipe": recipe, "hardware": hardware})
 
     async def diff(self, before: RecipeLike, after: RecipeLike) -> Json:
@@ -264,7 +264,7 @@ class Tools:
             ),
         ],
     ) -> Json:
-        """What was measured, beside the estimate: each figure a match, explained, or neither."""
+        """Compare a measurement with the estimate: each figure a match, explained, or neither."""
         return await self._ask("reconcile", {"request": request, "texts": texts})
 
     async def simulate(
@@ -307,7 +307,7 @@ class Tools:
         ],
         name: Annotated[str, Field(description="Name of its file.")] = "",
     ) -> Json:
-        """What a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
+        """Return what a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
         return await self._ask("trace", {"name": name, "text": text})
 
 

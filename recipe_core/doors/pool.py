@@ -105,7 +105,7 @@ class Worker:
         return self._ended(self._answer(call, abandoned))
 
     def _answer(self, call: Call, abandoned: Callable[[], bool]) -> Answer:
-        """How a call ended; one that nobody waits for any longer is interrupted."""
+        """Return how a call ended; one that nobody waits for any longer is interrupted."""
         seconds = call.budget.seconds or float("inf")
         deadline, accepted = self._clock() + seconds + GRACE_S, False
         try:

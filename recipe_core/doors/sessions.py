@@ -281,7 +281,7 @@ class Sessions:
         self._later(GONE_S + 1, self.sweep)
 
     def _refusal(self, upload: Upload, address: str) -> str | None:
-        """Why there is no room for an upload; the file that it replaces makes some."""
+        """Say why there is no room for an upload; the file that it replaces makes some."""
         place = upload.session, upload.name
         files = [
             *(file for file in _stored_uploads() if (file.session, file.name) != place),

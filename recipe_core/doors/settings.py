@@ -1,4 +1,4 @@
-"""How a server is run: who may call it, and what a request may cost.
+"""The settings of a server: who may call it, and what a request may cost.
 
 Every setting is an environment variable ``RECIPE_BUILDER_…``; ``recipe serve`` has options for
 them.
@@ -109,7 +109,7 @@ class ServerSettings(BaseModel):
 
     @property
     def budget(self) -> Budget:
-        """What a request may calculate."""
+        """Return what a request may calculate."""
         return Budget(self.candidates, self.seconds)
 
     @property

@@ -75,15 +75,15 @@ class Turns:
         return self.places - len(self._held)
 
     def count_waiting(self, *classes: bool) -> int:
-        """How many wait; of one class where it is given."""
+        """Return how many wait; of one class where it is given."""
         return sum(turn.long in (classes or (True, False)) for turn in self._waiting)
 
     def count_room(self, *, long: bool) -> int:
-        """How many of a class could begin now."""
+        """Return how many of a class could begin now."""
         return min(self.free, self._long_left()) if long else self.free
 
     def count_of(self, client: str, *, long: bool) -> int:
-        """How many questions of a class a caller has, waiting or at a worker."""
+        """Return how many questions of a class a caller has, waiting or at a worker."""
         return self._of_class(long).count(client)
 
     def has_most(self, client: str, *, long: bool) -> bool:
@@ -185,7 +185,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a call is."""
+    """The progress of a call."""
 
     done: int
     steps: int
@@ -193,7 +193,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a call ended: with a value, or an error that is to be raised.
+    """The end of a call: a value, or an error that is to be raised.
 
     ``over``: the process has used so much memory that another should take its place.
     """

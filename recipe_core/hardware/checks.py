@@ -1,4 +1,4 @@
-"""What the profile of a shipped device must say beyond its schema, each with what to change."""
+"""Checks of a shipped device's profile beyond its schema, each with what to change."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def link_flaws(
 
 
 def _format_flaws(profile: Device, formats: DtypeFile) -> Iterator[Flaw]:
-    """Which formats an architecture runs is said once, in rows that its devices share.
+    """Yield which formats an architecture runs is said once, in rows that its devices share.
 
     Of one that is announced nobody knows what engines run: the vendor's word counts.
     """

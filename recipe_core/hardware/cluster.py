@@ -206,7 +206,7 @@ def dtypes() -> DtypeFile:
 
 @cache
 def no_kernels(engine: str, architecture: str, dtype: str, writer: str) -> DtypeSupport | None:
-    """Why an engine has no kernels for a weight format as ``writer`` encodes it; None if it has."""
+    """Say why an engine has no kernels for a format as ``writer`` encodes it; None if it has."""
     for row in dtypes().support:
         if row.dtype != dtype or architecture not in row.architectures:
             continue
@@ -238,7 +238,7 @@ _REFERENCE = HostSpeed(source="reference", status="assumed")
 
 
 def host_speed(profile: Device) -> HostSpeed:
-    """How slow the host of a device is; the reference's where its profile does not say."""
+    """Return how slow the host of a device is; the reference's where its profile does not say."""
     return profile.host or _REFERENCE
 
 
@@ -290,7 +290,7 @@ def in_its_node(profile: Device, per_node: int) -> Device:
 
 
 def fits_node(profile: Device, inside: Fabric, devices: int) -> bool:
-    """Whether one node holds so many devices.
+    """Return whether one node holds so many devices.
 
     A domain of its fabric bounds it; a node of a rack is as large as its profile says.
     """

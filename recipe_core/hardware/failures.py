@@ -63,7 +63,7 @@ class Agreement(DataRow):
 
 
 class SpotTrace(DataRow):
-    """What a zone held of ``instances`` asked for, and how often it lost one."""
+    """A zone's trace: how many of ``instances`` it held, and how often it lost one."""
 
     provider: Text
     zone: Text

@@ -42,7 +42,7 @@ class Cluster:
 
     @property
     def price_basis(self) -> str | None:
-        """Where the price is from: name, terms, date, status if not published, and note."""
+        """Return where the price is from: name, terms, date, status if not published, and note."""
         return self.price.basis
 
     @property
@@ -75,7 +75,7 @@ class Cluster:
 
     @property
     def price_note(self) -> str | None:
-        """What to know of the price, the same on every day; None for nothing."""
+        """Say what to know of the price, the same on every day; None for nothing."""
         priced = self.usd_per_device_hour is not None
         of_kind = PRICE_NOTES.get(self.commitment) if self.commitment and priced else None
         return " ".join(filter(None, (of_kind, self.price.remark))) or None
@@ -93,7 +93,7 @@ class Cluster:
 
     @property
     def rack_scale(self) -> bool:
-        """Whether the fabric joins devices of several nodes (NVL72).
+        """Return whether the fabric joins devices of several nodes (NVL72).
 
         Then only its domain bounds a fast group.
         """

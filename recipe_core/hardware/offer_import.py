@@ -53,7 +53,7 @@ class Imported:
         return out
 
     def to_json(self) -> dict[str, Any]:
-        """How many offers, and how many lines became none."""
+        """Return how many offers, and how many lines became none."""
         return {"offers": len(self.offers), "unknown": self.unknown, "skipped": self.skipped}
 
 
@@ -300,7 +300,7 @@ def _letters_and_digits(name: str) -> str:
 
 
 class Terms(DataRow):
-    """What a table does not say of itself.
+    """The terms that a table does not state itself.
 
     ``usd_per_unit``: dollars for one unit of ``currency``. ``accelerators``: devices by the names
     that the table has for them, before all others.
@@ -345,7 +345,7 @@ class Terms(DataRow):
         return round(price * (self.usd_per_unit or 1.0), 6)
 
     def note(self, *remarks: str) -> str | None:
-        """What an offer says, with the exchange if there was one."""
+        """Say what an offer says, with the exchange if there was one."""
         rate = f"{self.currency.upper()} at {self.usd_per_unit:g} USD" if self.usd_per_unit else ""
         return "; ".join(filter(None, (*remarks, rate))) or None
 

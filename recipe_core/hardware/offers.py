@@ -111,22 +111,22 @@ class Offer(DataRow):
         return max(((today or current_day()) - last_day(self.date)).days, 0)
 
     def is_stale(self, today: datetime.date | None = None) -> bool:
-        """Whether it is older than ``STALE_DAYS``."""
+        """Return whether it is older than ``STALE_DAYS``."""
         return self.age_days(today) > STALE_DAYS
 
     @property
     def doubts(self) -> tuple[str, ...]:
-        """What to doubt on every day, in short words: ``unverified``, ``second-hand``."""
+        """Return what to doubt on every day, in short words: ``unverified``, ``second-hand``."""
         unverified = ("unverified",) if self.status == "unverified" else ()
         return unverified + ((SECOND_HAND,) if SECOND_HAND in (self.note or "") else ())
 
     def marks(self, today: datetime.date | None = None) -> tuple[str, ...]:
-        """What to doubt, in short words: ``unverified``, ``second-hand``, ``142 days old``."""
+        """Return doubts in short words: ``unverified``, ``second-hand``, ``142 days old``."""
         old = (f"{self.age_days(today)} days old",) if self.is_stale(today) else ()
         return self.doubts + old
 
     def warning(self, today: datetime.date | None = None) -> str | None:
-        """What a choice that this price decides says of it; None where there is little to doubt."""
+        """Say what to doubt of a choice that this price decides; None where there is little."""
         aged = (f"{self.age_days(today)} days old",) if self.age_days(today) > AGED_DAYS else ()
         doubts = " and ".join(aged + self.doubts)
         return f"The price that decides, {self.name}, is {doubts}." if doubts else None

@@ -1,4 +1,4 @@
-"""What an hour of a device costs: offers, shipped and an operator's own, or owning it."""
+"""The price of a device's hour: offers, shipped and an operator's own, or owning it."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class OwnershipCost(DataRow):
 
     @property
     def idle_usd_per_hour(self) -> float:
-        """What an hour costs in which the device does nothing: all but power."""
+        """Return what an hour costs in which the device does nothing: all but power."""
         return (
             self.standing_capital_usd_per_hour
             + self.standing_upkeep_usd_per_hour
@@ -130,7 +130,7 @@ PRICE_NOTES: dict[Commitment, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an hour of a device costs, in dollars (None: unknown).
+    """The price of a device's hour, in dollars (None: unknown).
 
     ``basis``: where it is from, with its date, status and note. ``commitment``: what it is for;
     ``term_months``: of a reservation. ``remark``: what to know of it beside the commitment; the
@@ -250,7 +250,7 @@ def _named_offer(request: HardwareRequest, profile: Device) -> Offer:
 
 
 def _offer_remark(offer: Offer, per_node: int) -> str | None:
-    """What to know of an offer for nodes of ``per_node`` devices; None for nothing."""
+    """Say what to know of an offer for nodes of ``per_node`` devices; None for nothing."""
     out = []
     if offer.status == "unverified":
         out.append(f"The price of {offer.name} ({offer.date}) is unverified: check it before use.")

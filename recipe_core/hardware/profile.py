@@ -70,7 +70,7 @@ Ratio = Annotated[float, Field(ge=0.01, le=1000)]
 
 
 def _is_absent(value: object) -> bool:
-    """Whether a field is left out of what is written: files and digests without it stay as is."""
+    """Return whether a field is left out of what is written, so that digests stay as they are."""
     return value is None
 
 
@@ -99,7 +99,7 @@ class Roofline(DataRow):
 
 
 class HostSpeed(DataRow):
-    """How slow the host is that drives the device: its times over those of the reference.
+    """The speed of a device's host: its times over those of the reference.
 
     The reference is the machine on which the engines' overheads were measured. ``layers``: what
     Python and the framework do for a layer of a step; ``sequences``: what a server does for a token
@@ -142,7 +142,7 @@ class Disk(DataRow):
 
 
 class Collectives(DataRow):
-    """What the collective library reached between the devices of this machine.
+    """The rates that the collective library reached between the devices of this machine.
 
     In place of the figures of the same names of the node's fabric (`Fabric`), whose direct kernels
     it leaves out where there are none (``direct`` stays the fabric's).
@@ -223,7 +223,7 @@ class Device(Sourced):
 
     @property
     def announcement(self) -> str | None:
-        """What to know of answers about a device that is no more than announced; None else."""
+        """Say what to know of answers about a device that is no more than announced; None else."""
         if self.announced is None:
             return None
         return (
@@ -281,7 +281,7 @@ class DirectLinks(DataRow):
 
 
 class Fabric(Sourced):
-    """What joins devices in a node, or nodes in a cluster. Rates are per device and direction.
+    """The link of devices in a node, or of nodes. Rates are per device and direction.
 
     ``efficiency``, ``latency_s`` and ``latency_per_rank_s`` are those of the collective library
     (NCCL, RCCL); a collective of p passes (2 for an all-reduce, else 1) takes ``latency_s + p · (n
@@ -318,7 +318,7 @@ class Fabric(Sourced):
         return self
 
     def joins(self, devices: int) -> bool:
-        """Whether this many devices of one machine reach each other.
+        """Return whether this many devices of one machine reach each other.
 
         A domain bounds them, unless it spans nodes or another fabric joins domains.
         """
@@ -327,7 +327,7 @@ class Fabric(Sourced):
 
 
 class DtypeSupport(DataRow):
-    """What a weight format means on some architectures, for the silicon and for engines.
+    """The support of a weight format on architectures, by the silicon and by engines.
 
     ``native``: multiplied in the format (or its ``encoding``); ``weight-only``: stored so,
     multiplied in bf16; ``converted``: rewritten at load into what the silicon has; ``none``:

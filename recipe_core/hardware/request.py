@@ -257,7 +257,7 @@ class HardwareRequest(DescribedModel):
 
     @property
     def states_price(self) -> bool:
-        """Whether it says anything of its price."""
+        """Return whether it says anything of its price."""
         price_fields = (self.offer, self.usd_per_device_hour, self.commitment)
         return any(value is not None for value in price_fields)
 

@@ -31,7 +31,7 @@ SECONDS_PER_MINUTE = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Additions:
-    """What travels with a recipe beside what its request leads to.
+    """The additions to a recipe beside what its request leads to.
 
     ``parameters`` fill what differs between places. Options and variables of the engine are the
     request's (``options.engine_options``, ``options.environment``).
@@ -108,7 +108,7 @@ def recipe_of(
 
 
 def _rented_scaling(decision: Decision) -> dict[str, Any]:
-    """What the policy of scaling rents, beside the estimate of one replica."""
+    """Return what the policy of scaling rents, beside the estimate of one replica."""
     if decision.request.options.scaling is None or decision.deployment is None:
         return {}
     rented = rented_replicas(decision.request, decision.cluster, decision.gpus)
@@ -124,7 +124,7 @@ def _checkpoint_notes(decision: Decision) -> tuple[str, ...]:
 
 
 def _open_weights_notes(decision: Decision, started: Launch, place: Parameters) -> tuple[str, ...]:
-    """What a start will ask for: the weights of a model of which only the config is known."""
+    """Say what a start will ask for: the weights of a model of which only the config is known."""
     if decision.model.weights or place.model or not started.loads_model:
         return ()
     return (

@@ -1,4 +1,4 @@
-"""What differs between two recipes, and between a lock and what is here."""
+"""Comparison of two recipes, and of a lock with what is here."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _compare_pin(
 
 
 def _builder_differences(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
-    """What this version of the builder would pin for the same split."""
+    """Yield what this version of the builder would pin for the same split."""
     yield _compare_pin("recipe", lock.recipe_digest, recipe.digest)
     decision = decide(recipe_request(recipe))
     now = make_lock(decision, decision.started(), recipe, folders=False)
@@ -229,7 +229,7 @@ FIGURES = {
 
 
 def diff_recipes(before: Recipe, after: Recipe) -> dict[str, Any]:
-    """What differs, as plain values.
+    """Return what differs, as plain values.
 
     ``{"same", "before", "after", "changed": {section: [{"field", "before", "after"}]},
     "estimate": [{"figure", "before", "after", "ratio", "in_band"}]}``. ``in_band``: whether the

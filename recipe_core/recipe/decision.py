@@ -104,7 +104,7 @@ def decide_split(split: Split) -> Decision:
 
 
 def decision_of(plan: Plan, row: int) -> Decision:
-    """What a recipe is made from, for a feasible row of a plan: one replica where it scales."""
+    """Return what a recipe is made from, for a feasible row: one replica where it scales."""
     if _scales(plan.request):
         plan, row = one_replica(plan, row)
     return _DECISIONS[plan.kind](plan, row, row_request(plan, row))
@@ -204,7 +204,7 @@ def row_deployment(plan: Plan, row: int) -> Deployment:
 
 
 def start_reasons(plan: Plan, row: int) -> list[str]:
-    """Why a feasible row cannot be started on its engine or framework; empty where it can."""
+    """Say why a feasible row cannot be started on its engine or framework; empty where it can."""
     if plan.kind == "training":
         return launch_reasons(*row_estimates(plan, row))
     try:

@@ -1,4 +1,4 @@
-"""What to do where a recipe cannot run.
+"""Fallbacks of a recipe, for where it cannot run.
 
 Other splits, fewer devices, other formats, a shorter context, other devices.
 

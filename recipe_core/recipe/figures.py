@@ -69,7 +69,7 @@ class Claim(DescribedModel):
     """Digest of the recipe whose bundle measured it."""
 
     def doubts(self, recipe: Recipe, today: datetime.date) -> list[str]:
-        """Why it does not speak for a recipe today; none where it does."""
+        """Say why it does not speak for a recipe today; none where it does."""
         engine, device = recipe.engine, recipe.device
         same = {
             "engine": (self.engine, self.version) == (engine.name, engine.version),
@@ -196,7 +196,7 @@ def metric_row(
 
 
 def is_pooled_estimate(estimate: Mapping[str, Any]) -> bool:
-    """Whether an estimate is of requests that end with their prompt."""
+    """Return whether an estimate is of requests that end with their prompt."""
     serving = estimate.get("serving")
     return isinstance(serving, Mapping) and "requests_per_s" in serving
 
@@ -305,7 +305,7 @@ def _estimate_value(estimate: Mapping[str, Any], path: str) -> Any:
 
 
 def is_calibrated(estimate: Mapping[str, Any]) -> bool:
-    """Whether measured runs of one's own corrected a figure of an estimate."""
+    """Return whether measured runs of one's own corrected a figure of an estimate."""
     basis = _estimate_value(estimate, "basis")
     texts = basis.values() if isinstance(basis, Mapping) else ()
     return any(str(text).startswith(CALIBRATED) for text in texts)

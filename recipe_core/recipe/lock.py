@@ -1,4 +1,4 @@
-"""What pins a recipe: versions, digests, floors, seeds, so that it is the same thing tomorrow."""
+"""The lock of a recipe: versions, digests, floors, seeds, so that it stays the same thing."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Place:
 
 
 def image_place(reference: str) -> Place:
-    """Where the tag of an image is: ``vllm/vllm-openai:v0.32.0``, ``ghcr.io/owner/name:tag``.
+    """Return the place of an image's tag: ``vllm/vllm-openai:v0.32.0``, ``ghcr.io/owner/name:tag``.
 
     Raises:
         InputError: for a reference without a tag, or that is none.

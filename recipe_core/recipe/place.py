@@ -1,4 +1,4 @@
-"""What differs between the places where one recipe is started."""
+"""Differences between the places where one recipe is started."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ Rate = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
 class Parameters(DescribedModel):
-    """What differs between places, filled in when a bundle is built or launched.
+    """The parameters of a place, filled in when a bundle is built or launched.
 
     Everything has a default or may be left open.
     """

@@ -220,7 +220,7 @@ def _mappings(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _device_spellings(device_name: str) -> frozenset[str]:
-    """What documents may call a device (H100, MI300X), casefolded; nothing for an unknown one."""
+    """Return names of a device in documents (H100, MI300X), casefolded; none if unknown."""
     try:
         profile = device_profile(device_name)
     except HardwareError:

@@ -1,4 +1,4 @@
-"""Which variants of a recipe apply to a machine, and variants computed for other machines."""
+"""Variants of a recipe that apply to a machine, and those computed for other machines."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _place_elsewhere(recipe: Recipe, decision: Decision) -> Parameters:
 def _to_pass(
     part: str, recipe: Recipe, resolved: Resolved, computed: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the user or a variant sets beyond what is computed on the other hardware.
+    """Return what the user or a variant sets beyond what is computed on the other hardware.
 
     Raises:
         InputError: where a variant says something else than the split does there.

@@ -219,7 +219,7 @@ class DeviceFacts(DescribedModel):
 
 
 class Fallback(DescribedModel):
-    """What to do where the recipe cannot run."""
+    """The answer to a place where the recipe cannot run."""
 
     kind: Literal["other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"]
     """What is different: the split, the number of devices, a number format, the context or the

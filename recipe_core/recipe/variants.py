@@ -24,7 +24,7 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What conditions are held against.
+    """The machine that conditions are held against.
 
     ``count`` devices of a kind with ``memory_bytes`` each, and an engine at a version.
     """
@@ -94,7 +94,7 @@ class When(DescribedModel):
         return value
 
     def holds(self, machine: Machine) -> bool:
-        """Whether every condition is met."""
+        """Return whether every condition is met."""
         names = (
             (self.vendor, machine.vendor),
             (self.architecture, machine.architecture),
@@ -136,7 +136,7 @@ class _Set(DescribedModel):
 
 
 class Settings(_Set):
-    """What variants change."""
+    """The settings that variants change."""
 
     notes: Names = ()
     """What a reader should know, a sentence each."""
@@ -165,7 +165,7 @@ MAPPINGS = ("candidate", "options", "environment")
 
 
 class Change(DescribedModel):
-    """What is removed, then set or added."""
+    """The settings that are removed, then set or added."""
 
     remove: _Remove = _Remove()
     """What is removed first."""

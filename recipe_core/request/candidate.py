@@ -38,7 +38,7 @@ class PoolRequest(DescribedModel):
 
 
 class _Degrees(DescribedModel):
-    """What splits of both kinds have: an engine or framework, and degrees of parallelism."""
+    """The fields of splits of both kinds: an engine or framework, and degrees of parallelism."""
 
     engine: Text | None = None
     """Engine or training framework, by name; left out, that of ``options.engines``, else the
@@ -206,7 +206,7 @@ class TrainingCandidate(_Degrees):
 
     @property
     def recomputing(self) -> tuple[Recompute, ...]:
-        """What may be recomputed, simplest first: as stated, else what the other fields go with."""
+        """Return what may be recomputed, simplest first: as stated, else by the other fields."""
         if self.recompute is not None:
             return (self.recompute,)
         if self.recompute_modules:

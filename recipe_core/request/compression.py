@@ -1,4 +1,4 @@
-"""How a checkpoint that nobody publishes is made, before it is served."""
+"""The making of a checkpoint that nobody publishes, before it is served."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Calibration(DescribedModel):
 
 
 class Verify(DescribedModel):
-    """How the result is held against the base afterwards."""
+    """The test of the result against the base."""
 
     text: Name | None = None
     """File of text whose perplexity is measured; left out, the text of the bundle."""

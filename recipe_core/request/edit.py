@@ -346,7 +346,7 @@ SHARED = ("engine", "precision", "offload")
 
 
 def shared_candidate(request: PlanRequest) -> CandidateRequest | None:
-    """What a training request's candidate says about every split; None for nothing and serving."""
+    """Return a training candidate's words about every split; None for none, and for serving."""
     if request.candidate is None or not request.is_training:
         return None
     shared = request.candidate.model_dump(include=set(SHARED), exclude_none=True)

@@ -1,4 +1,4 @@
-"""What pydantic refused, as one sentence that names the field, the value and the fix."""
+"""The first refusal of pydantic, as a sentence that names the field, the value and the fix."""
 
 from __future__ import annotations
 

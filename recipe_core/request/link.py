@@ -74,7 +74,7 @@ _CLOSED = ("options.compression", "options.simulated", "options.kv_offload")
 def _usual_values(
     part: str, schema: type[BaseModel], named_fields: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """What a part says that states nothing but ``named_fields``, by dotted names."""
+    """Return what a part says that states nothing but ``named_fields``, by dotted names."""
     fields = schema.model_fields.items()
     return {
         f"{part}.{name}": field.default
@@ -182,7 +182,7 @@ def _nest_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def searches_load(values: Mapping[str, Any]) -> bool:
-    """Whether a closed loop of these dotted values is searched where it states no load.
+    """Return whether a closed loop of these dotted values is searched where it states no load.
 
     Some limit bounds a time, and what counts gains from load; values may be wrong.
     """
@@ -207,7 +207,7 @@ def searches_load(values: Mapping[str, Any]) -> bool:
 
 
 def _defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a link of these values leaves out, by its kind of workload, mode and limits."""
+    """Return what a link of these values leaves out, by its kind of workload, mode and limits."""
     kind, mode = values.get("workload.kind"), values.get("workload.mode")
     defaults = flat_values(DEFAULT)
     for part, usual in _USUAL.items():
@@ -279,7 +279,7 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanRequest, list[str]]:
 
 
 def _parameter_error(error: RecipeError, culprit: str) -> str:
-    """What is wrong, naming the field when it is not the parameter but, say, a missing one."""
+    """Say what is wrong, naming the field when it is not the parameter but, say, a missing one."""
     if error.field and not error.field.startswith(culprit) and error.message.startswith("is "):
         return f"{error.field} {error.message}"
     return f"{error.message} {error.hint}" if error.hint else error.message

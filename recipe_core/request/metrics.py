@@ -177,7 +177,7 @@ class Metric(DataRow):
 
 
 class Limit(DataRow):
-    """How the objective bounds a metric: that whose ``limit`` is this ``name``.
+    """The objective's bound on a metric: that whose ``limit`` is this ``name``.
 
     Attributes:
         name: its field of the objective's limits, in ``stated_in`` or SI units.
@@ -202,7 +202,7 @@ class Limit(DataRow):
 
     @property
     def metric(self) -> Metric:
-        """What it bounds; the first of those of several kinds of work."""
+        """Return what it bounds; the first of those of several kinds of work."""
         return next(metric for metric in metrics() if metric.limit == self.name)
 
     @property
@@ -362,7 +362,7 @@ def column_metric(column: str) -> Metric:
 
 @cache
 def is_more_better(column: str) -> bool:
-    """Whether larger values of a column, or of an end of its band, are better."""
+    """Return whether larger values of a column, or of an end of its band, are better."""
     name = column.removesuffix("_low").removesuffix("_high")
     return any(metric.column == name and metric.more_is_better for metric in metrics())
 

@@ -1,4 +1,4 @@
-"""What counts, and the limits that come before it."""
+"""The objective: what counts, and the limits that come before it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
 
 
 class Limits(DescribedModel):
-    """What an acceptable plan must keep. A limit left out does not bind."""
+    """The limits of an acceptable plan. A limit left out does not bind."""
 
     ttft_ms: Positive | None = None
     """Longest mean time to first token, queueing included, in milliseconds; the percentile's where
@@ -82,7 +82,7 @@ class Limits(DescribedModel):
 
 
 class Objective(DescribedModel):
-    """What to optimise, and the limits that come first."""
+    """The quantity to optimise, and the limits that come first."""
 
     optimize: Goal = "throughput"
     """What counts most: ``throughput`` (tokens per second), ``latency`` (of a whole request),
@@ -121,7 +121,7 @@ class Objective(DescribedModel):
 
     @property
     def goals(self) -> dict[Goal, float]:
-        """What counts, with its weight."""
+        """Return what counts, with its weight."""
         weights: dict[Orientation, dict[Goal, float]] = {
             "latency": {"tpot": 3.0, "ttft": 1.0, "cost": 1.0},
             "balanced": {"tpot": 1.0, "cost": 1.0},

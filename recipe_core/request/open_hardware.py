@@ -31,7 +31,7 @@ CONFIDENCE = 0.9
 def size_request(
     request: PlanRequest, market: Market, goal: Goal = "cost", **afterwards: Any
 ) -> SizeRequest:
-    """What a plan's request asks, on any hardware of a market.
+    """Return what a plan's request asks, on any hardware of a market.
 
     Its split and its clusters are left out. A load that is searched becomes the usual one: how much
     hardware carries a load has no answer without one.

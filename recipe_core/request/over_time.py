@@ -1,4 +1,4 @@
-"""How the load of a serving deployment changes over hours, weeks and months."""
+"""The load of a serving deployment over hours, weeks and months."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from recipe_core.base.types import Positive, Text, Tokens
 
 
 class Start(DescribedModel):
-    """Where a start begins, and what shortens it."""
+    """The place where a start begins, and what shortens it."""
 
     node: Literal["new", "ready"] = "new"
     """Whether a node has to be provisioned first, as in an autoscaled cluster of a cloud."""
@@ -42,7 +42,7 @@ Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 
 class Simulated(DescribedModel):
-    """What ``options.scaling`` came to when it was simulated; ``recipe simulate -o`` writes it."""
+    """The result of simulating ``options.scaling``; ``recipe simulate -o`` writes it."""
 
     of: Text
     """Digest of what was simulated: model, device, split, load, limits on time, policy and start.
@@ -87,7 +87,7 @@ class LengthPoint(DescribedModel):
 
 
 class OverTime(DescribedModel):
-    """When requests come: a named shape, rates by the hour, or what a trace showed."""
+    """The arrival of requests: a named shape, rates by the hour, or what a trace showed."""
 
     shape: Text | None = None
     """Published shape of a week, by name (``recipe trace --shapes`` lists them): relative rates,

@@ -97,7 +97,7 @@ class Preset(DataRow):
 
 
 class Aim(DataRow):
-    """What counts most: an orientation, one goal, or several with their weights."""
+    """The aim that counts most: an orientation, one goal, or several with their weights."""
 
     title: str
     help: str
@@ -145,7 +145,7 @@ def preset_changes(request: PlanRequest, name: str) -> dict[str, Any]:
 
 
 def _stays_searched(request: PlanRequest, changes: Mapping[str, Any]) -> bool:
-    """Whether a closed loop's load is searched, and still is after the changes of a preset."""
+    """Return whether a closed loop's load is searched, also after the changes of a preset."""
     workload = request.workload
     if not isinstance(workload, ServingWorkload) or changes.get("workload.mode") != "closed":
         return False

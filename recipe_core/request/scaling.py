@@ -1,4 +1,4 @@
-"""How many replicas run at which moment: a policy of an autoscaler, with its parameters.
+"""The number of replicas at each moment: a policy of an autoscaler, with its parameters.
 
 What is left out is the default of the policy's own project (``recipe_core/scaling/policies/``). The
 same object is simulated, and written into the bundle's objects.

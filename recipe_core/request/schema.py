@@ -1,4 +1,4 @@
-"""What is wanted: the PlanRequest.
+"""The request for a plan: PlanRequest.
 
 One object that the API takes, the URL encodes and the command line reads from a file. The string
 under each field is its description everywhere (``recipe_core.base.documented``).
@@ -30,7 +30,7 @@ Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="ki
 
 
 class Options(DescribedModel):
-    """What the search may vary; each choice is combined with every split."""
+    """The choices that the search may vary; each is combined with every split."""
 
     engines: tuple[Text, ...] = ()
     """Engines to judge, by name; none named: the preferred one of the device."""
@@ -105,14 +105,14 @@ class Options(DescribedModel):
 
 
 def needs_load(workload: Workload) -> bool:
-    """Whether a workload is a closed loop that does not say how many requests are in flight."""
+    """Return whether a closed loop does not say how many requests are in flight."""
     if not isinstance(workload, ServingWorkload) or workload.mode != "closed":
         return False
     return workload.concurrency is None
 
 
 def no_search(objective: Objective, options: Options) -> str | None:
-    """What to state so that the load of a closed loop is known; None where it can be searched."""
+    """Say what to state so that a closed loop's load is known; None where it can be searched."""
     if all(getattr(objective.limits, name) is None for name in timed_limits()):
         return (
             "State workload.concurrency, or a limit on time such as objective.limits.tpot_ms, for "
@@ -197,7 +197,7 @@ class PlanRequest(DescribedModel):
 
     @property
     def loads_differ(self) -> bool:
-        """Whether splits may be under different loads: each has to say its own."""
+        """Return whether splits may be under different loads: each has to say its own."""
         return self.load_searched or bool(self.options.loads)
 
     def to_json(self) -> dict[str, Any]:
@@ -210,13 +210,13 @@ class PlanRequest(DescribedModel):
 
 
 def asks_for_any(value: Any) -> bool:
-    """Whether plain values are a request whose hardware is open (``request.size``)."""
+    """Return whether plain values are a request whose hardware is open (``request.size``)."""
     hardware = value.get("hardware") if isinstance(value, Mapping) else None
     return hardware == "any" or (isinstance(hardware, Mapping) and "any" in hardware)
 
 
 def describe_field(path: str) -> str:
-    """What a field of a request means, by its dotted name: ``objective.limits.tpot_ms``.
+    """Say what a field of a request means, by its dotted name: ``objective.limits.tpot_ms``.
 
     Raises:
         LookupError: for a name that no request has.

@@ -281,7 +281,7 @@ class ServingWorkload(DescribedModel):
 
     @property
     def pooled(self) -> bool:
-        """Whether requests end with their prompt: ``task`` is ``embed`` or ``score``."""
+        """Return whether requests end with their prompt: ``task`` is ``embed`` or ``score``."""
         return self.task in POOLED
 
     def as_task(self, task: Task) -> ServingWorkload:

@@ -73,7 +73,7 @@ def keep_choice(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
 
 
 def shelf_holds(shelf: Shelf, request: PlanRequest) -> bool:
-    """Whether a request is on the shelf, under any name; what no link carries does not count."""
+    """Return whether a request is on the shelf, under any name; link-less fields do not count."""
     query = Kept("", request).query
     return any(choice.query == query for choice in shelf)
 
@@ -148,14 +148,14 @@ def _checked_name(name: str) -> str:
 
 
 def shelf_query(shelf: Shelf) -> dict[str, str]:
-    """What is kept as a parameter of a link; none where that is nothing."""
+    """Return what is kept as a parameter of a link; none where that is nothing."""
     if not shelf:
         return {}
     return {_PARAMETER: pack_values([[choice.name, choice.query] for choice in shelf])}
 
 
 def shelf_of(query: Mapping[str, str]) -> tuple[Shelf, list[str]]:
-    """What a link keeps, and a sentence for each choice that was left out; never raises.
+    """Return what a link keeps, and a sentence for each choice that was left out; never raises.
 
     A choice of which any part cannot be read is left out whole: with another device or load it
     would be another choice under the same name.

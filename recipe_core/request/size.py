@@ -1,4 +1,4 @@
-"""What a buyer asks: the SizeRequest, whose hardware is open.
+"""The request of a buyer, whose hardware is open: SizeRequest.
 
 Model, workload, objective and options are those of a PlanRequest; ``hardware: any`` stands for
 every device that can be had, ``hardware: {any: {…}}`` narrows it.
@@ -92,7 +92,7 @@ class AnyHardware(DescribedModel):
 
 
 class GrowthRequest(DescribedModel):
-    """How the load grows."""
+    """The growth of the load."""
 
     per_month: Annotated[float, Field(gt=-1, le=10)]
     """Growth of the load in a month, as a share: 0.05 is 5 %; negative where it falls."""
@@ -102,7 +102,7 @@ class GrowthRequest(DescribedModel):
 
 
 class AvailabilityRequest(DescribedModel):
-    """How often enough replicas have to be up."""
+    """The availability: how often enough replicas have to be up."""
 
     target: Annotated[float, Field(gt=0, lt=1)] = 0.999
     """Share of time in which at least as many replicas are up as carry the load within limits."""
@@ -116,7 +116,7 @@ class AvailabilityRequest(DescribedModel):
 
 
 class PurchaseRequest(DescribedModel):
-    """What buying would cost, against renting."""
+    """The cost of buying, against renting."""
 
     usd_per_device: Positive | None = None
     """Price of a device with its share of server and network, in US dollars; left out, the answer
@@ -264,7 +264,7 @@ class SizeRequest(DescribedModel):
 
     @property
     def market(self) -> Market:
-        """What to choose from; nothing but its device where the hardware is one cluster."""
+        """Return what to choose from; nothing but its device where the hardware is one cluster."""
         if isinstance(self.hardware, AnyHardware):
             return self.hardware.any
         return Market(devices=(self.hardware.device,), most_devices=self.hardware.devices)

@@ -81,7 +81,7 @@ def _key_degrees(split: Mapping[str, Any]) -> str:
 
 
 def _key_pools(split: Mapping[str, Any]) -> str:
-    """How many copies decode, and the pool before them; nothing where one pool does both."""
+    """Return how many copies decode, and the pool before them; nothing where one pool does both."""
     pool = split.get("prefill")
     if not pool:
         return ""
@@ -107,7 +107,7 @@ def key_split(key: str) -> dict[str, Any] | None:
 
 
 def key_cluster(key: str) -> int:
-    """Which of the plan's clusters a key's split is on: 0 is the request's."""
+    """Return which of the plan's clusters a key's split is on: 0 is the request's."""
     match = _match_key(key)
     return int(match["on"] or 0) if match else 0
 

@@ -1,4 +1,4 @@
-"""How what runs is kept running: when it is started again, how often, and how it is stopped.
+"""Supervision: when a start is repeated, how often, and how it is stopped.
 
 The bundle's launcher, systemd and the controllers of clusters are all told the same
 (docs/reference/restarts.md).
@@ -30,7 +30,7 @@ LAUNCHERS = (
 
 
 class Supervision(DescribedModel):
-    """When what runs is started again, how often, and how it is stopped."""
+    """The restarts of what runs: when, how often, and how it is stopped."""
 
     crash_budget: Annotated[int, Field(ge=1, le=1000)] = 5
     """Restarts within ``window_s`` after which a server or a run is given up. Controllers that

@@ -15,7 +15,7 @@ from recipe_core.request.phases import Evaluation, Phases
 
 
 class Loading(DescribedModel):
-    """How training data reaches the devices."""
+    """The loading of training data."""
 
     workers: Annotated[int, Field(ge=1, le=1024)] = 2
     """Loader processes per replica."""
@@ -42,7 +42,7 @@ REINFORCED = ("grpo", "ppo")
 
 
 class Rollout(DescribedModel):
-    """How answers are sampled in every step of reinforcement learning, and scored."""
+    """The sampling of answers in every step of reinforcement learning, and their scoring."""
 
     prompts: Count
     """Prompts of a step."""

@@ -59,7 +59,7 @@ def simulate_over_time(
     folders: bool = True,
     corrections: Corrections | None = None,
 ) -> OverTimeAnswer:
-    """What each policy of scaling reaches over the time of a load, and what it costs.
+    """Return what each policy of scaling reaches over the time of a load, and what it costs.
 
     Progress goes to the watcher of ``base/progress``; the calculation ends where the budget of
     ``base/budget`` ends it.
@@ -228,7 +228,7 @@ def _compare_bounds(policy: PolicyAnswer, bounds: Bounds) -> PolicyAnswer:
 
 
 def _kv_tiers_json(deployment: Deployment) -> tuple[dict[str, Any], ...] | None:
-    """What each tier below the devices' cache adds; None where the request has none."""
+    """Return what each tier below the devices' cache adds; None where the request has none."""
     tiers = deployment.plan.estimate(deployment.row).kv_tiers
     return tuple(tier.to_json() for tier in tiers) if isinstance(tiers, list) else None
 
@@ -291,7 +291,7 @@ def _worst_hour_notes(name: str, check: Checked) -> list[str]:
 
 
 def _gateway_metric_notes(scaling: Scaling) -> list[str]:
-    """What a bundle needs to be told besides the request."""
+    """Say what a bundle needs to be told besides the request."""
     rates = any(trigger.metric == "request-rate" for trigger in scaling.triggers)
     if scaling.policy not in ("hpa", "keda") or not (rates or scaling.min_replicas == 0):
         return []

@@ -1,4 +1,4 @@
-"""Which share of requests keeps the limits, by how full replicas are and how long requests wait.
+"""The share of requests within limits, by how full replicas are and how long requests wait.
 
 Replicas that have had the same rate for a while: the simulation by requests with Poisson or bursty
 arrivals and the lengths of the load, at several rates, for one replica and for several among which

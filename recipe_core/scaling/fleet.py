@@ -1,4 +1,4 @@
-"""What is simulated: replicas and limits on requests, what is chance, and what a policy sees.
+"""The fleet that is simulated: replicas, limits, chance, and what a policy sees.
 
 The k-th order of a simulation has the same numbers whatever the policy, so that two policies of the
 same seed differ by what they do (common random numbers).
@@ -76,7 +76,7 @@ NO_TABLE = np.zeros(0)
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How fast one replica serves: continuous batching as a shared processor.
+    """The speed of one replica: continuous batching as a shared processor.
 
     A step gives each of the ``n`` requests that decode ``tokens_per_step`` tokens and takes
     ``step_s[n]``; while prompts wait, it also computes up to ``chunk_tokens`` of them (those that
@@ -140,7 +140,7 @@ class StartTime:
 
 @dataclass(frozen=True, slots=True)
 class Events:
-    """What happens to replicas besides scaling, as rates of one replica that is up.
+    """The events of replicas besides scaling, as rates of one replica that is up.
 
     failures_per_hour: of its nodes; it is away for ``repair_s`` unless a new one is ordered, which
     every policy does, as its count falls. reclaims_per_hour: of spot capacity, after
@@ -222,7 +222,7 @@ class Chance:
         self._waits: Float = np.zeros((0, 2))
 
     def draw(self, number: int, fleet: Fleet) -> Draw:
-        """What the order of that number meets."""
+        """Return what the order of that number meets."""
         self._reach(number + 1)
         events = fleet.events
         fails, reclaimed = self._waits[number]
@@ -242,7 +242,7 @@ class Chance:
         return self._normal[first : first + count]
 
     def available(self, share: float) -> bool:
-        """Whether capacity for an order exists, at random by its share."""
+        """Return whether capacity for an order exists, at random by its share."""
         return share >= 1.0 or bool(self._asked.random() < share)
 
     def _reach(self, count: int) -> None:

@@ -52,7 +52,7 @@ def simulate_flow(
     step_s: float | None = None,
     starts: Sequence[StartTime] = (),
 ) -> list[Outcome]:
-    """What happens to fleets under a load, one outcome a column.
+    """Return what happens to fleets under a load, one outcome a column.
 
     Args:
         fleet: what is scaled, the same in all columns.
@@ -339,7 +339,7 @@ def prompt_seconds(service: Service, lengths: Lengths) -> float:
 
 
 class Drains:
-    """How long a replica that gets no more requests serves those that it has.
+    """The drain of a replica that gets no more requests: how long it serves those it has.
 
     The longest of ``n`` rests of answers, each of them met as often as it is long:
     ``∫ 1 - F(t)^n dt``, with ``F`` the distribution of such rests.

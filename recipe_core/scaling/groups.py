@@ -144,7 +144,7 @@ class Groups:
         return np.asarray(requests / np.maximum(count, 1.0))
 
     def _open_gateway(self) -> None:
-        """What waits at the gateway goes to the replicas that are ready now."""
+        """Send what waits at the gateway to the replicas that are ready now."""
         if not self.gateway.any():
             return
         ready = self.ready

@@ -1,4 +1,4 @@
-"""What a simulation showed: totals, and series over time."""
+"""The outcome of a simulation: totals, and series over time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of each policy is searched: its parameters as axes, and the policy at a point of them.
+"""The space searched of each policy: its parameters as axes, and the policy at a point.
 
 Targets are searched as shares of what a replica holds or serves at its capacity, so that the same
 grid fits a small model and a large one. Numbers are rounded to what autoscalers can be told: whole
@@ -31,7 +31,7 @@ Point = Mapping[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What the load needs, in replicas.
+    """The need of the load, in replicas.
 
     replicas: for each interval of the load, whole. capacity_per_s: requests per second of a replica
     within the limits; in_flight: requests in it then, kv_usage: share of its cache. start_s: of a
@@ -244,7 +244,7 @@ def _replica_bounds(need: Need, min_replicas: int) -> dict[str, int]:
 
 
 def _followed_metric(need: Need) -> Metric:
-    """What an autoscaler of Kubernetes follows: requests in flight where the engine tells them."""
+    """Return the metric of Kubernetes' autoscalers: requests in flight where engines tell them."""
     order: tuple[Metric, ...] = ("in-flight", "running", "kv-usage", "waiting")
     return next((metric for metric in order if metric in need.gauges), "request-rate")
 

@@ -120,7 +120,7 @@ class Replica:
                 self.next_at = at
 
     def step(self) -> list[int]:
-        """What is due at ``next_at``: requests that end with it. Goes on with the next step."""
+        """Return requests that end at ``next_at``, and go on with the next step."""
         now, records, ended = self.next_at, self._records, []
         if self._step_s:
             self._tokens += self._yield * round((now - self._began) / self._step_s)
@@ -157,7 +157,7 @@ class Replica:
         return self._held / self._pool
 
     def _room(self, request: int) -> bool:
-        """Whether a request may enter; a replica with nothing inside takes any."""
+        """Return whether a request may enter; a replica with nothing inside takes any."""
         if self.inside >= self.slots:
             return False
         return not self.inside or self._held + self._records.cache[request] <= self._pool

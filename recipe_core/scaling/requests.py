@@ -47,7 +47,7 @@ def simulate_requests(
     span_s: float | None = None,
     central_queue: bool = False,
 ) -> Outcome:
-    """What happens to every request of a trace.
+    """Return what happens to every request of a trace.
 
     Args:
         fleet: what is scaled.

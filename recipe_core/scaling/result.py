@@ -1,4 +1,4 @@
-"""What ``recipe simulate`` says: policies side by side, and the bounds of what any can reach.
+"""The answer of ``recipe simulate``: policies side by side, and bounds of any policy.
 
 SI units, in the names. Series are means over intervals that are long enough for some hundred
 points.
@@ -74,7 +74,7 @@ class StartAnswer(_Part):
 
 
 class ServiceAnswer(_Part):
-    """What one replica serves."""
+    """The service of one replica."""
 
     requests_per_s: Amount
     """Most requests per second that one replica serves within the limits, at the load's lengths."""
@@ -134,7 +134,7 @@ class Band(_Part):
 
 
 class WorstInterval(_Part):
-    """When the fewest requests kept the limits."""
+    """The interval in which the fewest requests kept the limits."""
 
     at_s: Amount
     """Second at which it begins."""
@@ -147,7 +147,7 @@ class WorstInterval(_Part):
 
 
 class ReplicaCounts(_Part):
-    """How many replicas there were, starting ones included."""
+    """The number of replicas, starting ones included."""
 
     min: Amount
     """Fewest."""
@@ -217,7 +217,7 @@ class SeriesAnswer(_Part):
 
 
 class PolicyAnswer(_Part):
-    """What a policy does over the whole time, and what that costs."""
+    """The behaviour of a policy over the whole time, and what that costs."""
 
     name: str
     """Its name."""
@@ -269,7 +269,7 @@ class PolicyAnswer(_Part):
 
 
 class Bounds(_Part):
-    """What any policy can be held against."""
+    """The bounds that any policy can be held against."""
 
     always_peak: PolicyAnswer
     """As many replicas as the wanted share needs, running all the time."""

@@ -130,7 +130,7 @@ def events_of(
     provider: str | None = None,
     ownership: Literal["own", "rented"] = "rented",
 ) -> Events:
-    """What happens to one replica on ``nodes`` of ``devices_per_node`` each.
+    """Return what happens to one replica on ``nodes`` of ``devices_per_node`` each.
 
     A failed node comes back after ``repair_s``: a replacement where it is rented, else a restart or
     a repair.
@@ -184,7 +184,7 @@ def _median_reclaims(architecture: str | None, provider: str | None) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What is simulated, and what it was made from.
+    """The deployment that is simulated, and what it was made from.
 
     row: of ``plan``, one replica and nothing else. per_replica: what of the request changes for it,
     by dotted field: its share of the load. attainment: share of requests that must keep the
@@ -258,7 +258,7 @@ def prepare_deployment(
 
 
 def check_simulation_request(request: PlanRequest, *, traced: bool) -> None:
-    """Whether a request has what a simulation needs; ``traced``: a trace is its load.
+    """Check that a request has what a simulation needs; ``traced``: a trace is its load.
 
     Raises:
         InputError: without a limit on time, or without a load over time.
@@ -343,7 +343,7 @@ def _with_trace(workload: ServingWorkload, trace: Trace | Rates) -> ServingWorkl
 
 
 def _load_fields_kept(over_time: OverTime) -> dict[str, Any]:
-    """What of a load a trace does not replace."""
+    """Return what of a load a trace does not replace."""
     names = ["attainment", "growth_per_month"]
     if over_time.shape is not None:
         names += ["mean_rate", "start_hour"]
@@ -430,7 +430,7 @@ def _replica_events(cluster: Cluster, nodes: int) -> Events:
 
 
 def _replica_price_text(cluster: Cluster, devices: int) -> tuple[str | None, tuple[str, ...]]:
-    """Where the price of a replica is from, and what to know of it."""
+    """Return where the price of a replica is from, and what to know of it."""
     if cluster.usd_per_device_hour is None:
         note = f"No price of {cluster.device.title} is known: policies are compared by GPU-hours."
         return None, (note,)

@@ -207,7 +207,7 @@ NODES = (20, 24)
 
 
 def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
-    """How one server of a plan's row serves.
+    """Return how one server of a plan's row serves.
 
     Args:
         plan: of a serving request.

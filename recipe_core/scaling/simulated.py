@@ -82,7 +82,7 @@ class Simulation:
     def outcomes(
         self, scalings: Sequence[Scaling], *, seed: int = 0, starts: Sequence[StartTime] = ()
     ) -> list[Outcome]:
-        """What comes of policies, one a column, under the same arrivals and starts.
+        """Return what comes of policies, one a column, under the same arrivals and starts.
 
         Args:
             scalings: those of one policy stand together.
@@ -170,7 +170,7 @@ class Simulation:
 
 
 def _batch_key(scaling: Scaling) -> tuple[object, ...]:
-    """What policies that one controller decides have in common: a stated interval is of one."""
+    """Return what policies that one controller decides share: a stated interval is of one."""
     batch = next(batch for batch in BATCHES if scaling.policy in batch)
     of_one = scaling.policy if scaling.interval_s is not None else None
     forecasts = scaling.window_s if batch[0] in FORECASTS else None

@@ -1,4 +1,4 @@
-"""What was simulated in sums: shares, money, devices rented, and series with fewer points."""
+"""Summary of a simulation: shares, money, devices rented, and series with fewer points."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def rented_devices(place: Cluster, scaling: Scaling, replicas: int, devices: int
 
 
 def rented_replicas(request: PlanRequest, place: Cluster, devices: int) -> RentedReplicas:
-    """What the policy of a request rents; money is not known without a price.
+    """Return what the policy of a request rents; money is not known without a price.
 
     Args:
         request: of one replica, with ``options.scaling``.
@@ -100,7 +100,7 @@ def _rented_usd(hours: float, price: float | None) -> float | None:
 
 
 def simulated_of(request: PlanRequest, policy: PolicyAnswer, span_s: float) -> Simulated:
-    """What a policy came to, for the request that has it and the split that was simulated.
+    """Return what a policy came to, for the request that has it and the split that was simulated.
 
     Args:
         request: with the policy, the split and the load.

@@ -1,4 +1,4 @@
-"""Names: a function is defined by one module, and a variable says what it holds."""
+"""Names and docstrings: a function is defined once, a variable says what it holds."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ FIXED_NAMES = frozenset(
         ("training_programs.py", "whole"),
     }
 )
+QUESTIONS = frozenset({"How", "What", "When", "Where", "Whether", "Which", "Who", "Why"})
 # Entry points of programs, and what programs that travel apart each bring of their own.
 REPEATED = frozenset({"detect_machine", "main", "put_in_place", "sync_to_disk"})
 
@@ -67,6 +68,18 @@ def empty_modules(trees: Mapping[Path, ast.Module]) -> list[str]:
     ]
 
 
+def noun_clauses(trees: Mapping[Path, ast.Module]) -> list[str]:
+    """Docstrings that begin with a question word in place of a verb or a noun."""
+    return [
+        f"{path.name}: {docstring.splitlines()[0]}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Module, ast.ClassDef, *FUNCTIONS))
+        and (docstring := ast.get_docstring(node))
+        and docstring.split(maxsplit=1)[0] in QUESTIONS
+    ]
+
+
 def parse_folder(folder: Path) -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text()) for path in sorted(folder.rglob("*.py"))}
 
@@ -77,6 +90,7 @@ def test_a_function_is_defined_once_and_a_variable_says_what_it_holds():
     assert repeated_functions(trees) == {}
     assert vague_names(trees) == set()
     assert empty_modules(trees) == []
+    assert noun_clauses(trees) == []
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples", "oracle", "pages", "scripts"])
@@ -84,6 +98,7 @@ def test_a_variable_beside_the_package_says_what_it_holds(folder):
     trees = parse_folder(PACKAGE.parent / folder)
     assert trees
     assert vague_names(trees) == set()
+    assert noun_clauses(trees) == []
 
 
 def test_names_that_break_the_rules_are_listed():
@@ -93,3 +108,5 @@ def test_names_that_break_the_rules_are_listed():
     assert vague_names(trees) == {"one.py: found", "two.py: found"}
     trees[Path("three.py")] = ast.parse('"""Moved."""\nimport re')
     assert empty_modules(trees) == ["three.py"]
+    trees[Path("four.py")] = ast.parse('"""Sizes."""\ndef size():\n    """What it costs."""')
+    assert noun_clauses(trees) == ["four.py: What it costs."]

@@ -93,7 +93,7 @@ def _sent_rate(fields: Fields) -> float | None:
 
 
 def _put_client_load(fields: Fields, draft: Draft, requests: int) -> None:
-    """How requests were sent; the figures tell how many were in flight (Little's law)."""
+    """Put how requests were sent; the figures tell how many were in flight (Little's law)."""
     limit, rate = fields.count("max_concurrency"), _sent_rate(fields)
     done, latency = (draft.figures.get(name) for name in ("requests_per_s", "request_latency_s"))
     if rate is None:

@@ -102,7 +102,7 @@ class Format(DataRow):
     notes: tuple[str, ...] = ()
 
     def recognises(self, content: Content) -> bool:
-        """Whether a content is of this format.
+        """Return whether a content is of this format.
 
         Raises:
             InputError: for JSON that is cut off.
@@ -113,7 +113,7 @@ class Format(DataRow):
         return any(all(content.fields(row).has(key) for key in self.keys) for _, row in first)
 
     def read(self, content: Content) -> list[Imported]:
-        """What such a content states.
+        """Return what such a content states.
 
         Raises:
             InputError: naming the line or field that is wrong.
@@ -193,7 +193,7 @@ class Format(DataRow):
         ]
 
     def _log_draft(self, content: Content) -> Draft:
-        """What a log's lines state, of the last start in it."""
+        """Return what a log's lines state, of the last start in it."""
         values: dict[str, list[float]] = {}
         for number, line in enumerate(content.log, 1):
             for target, unit, expression in self._expressions:

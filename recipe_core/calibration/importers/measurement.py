@@ -290,7 +290,7 @@ STEPS = ("step_s", "tokens_per_s_per_gpu", "mfu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """What a file of another program states; what it does not state is left out.
+    """The statements of another program's file; what it does not state is left out.
 
     ``figures`` are `TIMES` and their percentiles, `RATES`, `STEPS`, and memory of the fullest
     device or of a replica's cache, in bytes and tokens (``weights_bytes``, ``kv_cache_tokens``).
@@ -319,14 +319,14 @@ class Imported:
 
     @property
     def teaches(self) -> bool:
-        """Whether it measured what a table of runs can hold."""
+        """Return whether it measured what a table of runs can hold."""
         if self.kind == "training":
             return any(name in self.figures for name in (*STEPS[:2], "peak_memory_bytes"))
         return any(name in self.figures for name in (*TIMES, *RATES[:2]))
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """What the user must state before it is a run of a table."""
+        """Return what the user must state before it is a run of a table."""
         lacking = [name for name in ("model", "device", "engine") if not getattr(self, name)]
         lacking += [] if "tp" in self.split else ["split"]
         if self.kind == "training":

@@ -227,7 +227,7 @@ def _usual_node_layout(values: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _file_columns(measurement: Imported) -> dict[str, Any]:
-    """What a file states, as far as names are known here; of columns that either table has."""
+    """Return the columns of a file that either table knows by name."""
     load, split = dict(measurement.load), measurement.split
     mode = load.pop("mode", None)
     if (amount := LOADS.get(str(mode), "")) in load:

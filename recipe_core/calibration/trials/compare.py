@@ -25,7 +25,7 @@ SURVIVALS = (1, 4, 16, 64, 256)
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Which answers are alike, token by token.
+    """The agreement of answers, token by token.
 
     ``identical``: answers of the same tokens; ``share``: of all. ``first_divergence``: positions of
     the first token that differs, from 0, in the answers that differ (least, quartiles, most).
@@ -43,7 +43,7 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Distance:
-    """How far log-probabilities (natural logarithms) of the same tokens after the same text lie.
+    """The distance of log-probabilities (natural) of the same tokens after the same text.
 
     ``mean_abs`` and ``max_abs`` over ``tokens``. ``kl_mean`` and ``kl_max``, in nats, over the
     alternatives that both tell, with all other tokens taken together: by the data processing
@@ -58,7 +58,7 @@ class Distance:
 
 
 def answer_agreement(first: Sequence[Answer], second: Sequence[Answer]) -> Agreement:
-    """How alike two lists of answers are; an engine without tokens is compared word by word.
+    """Return how alike two lists of answers are; an engine without tokens is compared word by word.
 
     Raises:
         InputError: for lists of different lengths, or without answers.
@@ -205,7 +205,7 @@ def stored_formats(recipe: Recipe) -> tuple[str, str]:
 def judge_agreement(
     bounds: Tolerance, alike: Agreement, apart: Distance | None
 ) -> tuple[Verdict, list[str]]:
-    """Whether a comparison keeps its bounds, and a sentence for each that it breaks.
+    """Return whether a comparison keeps its bounds, and a sentence for each that it breaks.
 
     Where log-probabilities are told they are what is judged, and the share of identical answers
     only between deployments that must be exact: after one near tie two long answers differ, however

@@ -37,7 +37,7 @@ def environment_of(work: Path) -> dict[str, str]:
 
 @cache
 def mark_of(work: Path) -> str:
-    """What marks the experiments of a folder: its name, device and inode, which a copy has not.
+    """Say what marks the experiments of a folder: its name, device and inode, which a copy has not.
 
     It is remembered, as the folder may be removed before its experiments are stopped.
 

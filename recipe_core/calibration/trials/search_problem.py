@@ -43,7 +43,7 @@ class Gain:
 
     @property
     def proven(self) -> bool:
-        """Whether the best point is better with 95 % confidence."""
+        """Return whether the best point is better with 95 % confidence."""
         return self.low > 1
 
     def to_json(self) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
 
 
 def alternating_order(repeats: int) -> list[str]:
-    """Who is measured when: base, best, best, base …, so that a slow drift favours neither."""
+    """Return who is measured when: base, best, best, base …: a slow drift favours neither."""
     pairs = [("base", "best"), ("best", "base")]
     return [name for n in range(repeats) for name in pairs[n % 2]]
 
@@ -243,7 +243,7 @@ class Knob:
 
 
 def tunable_knobs(recipe: Recipe, splits: int) -> tuple[Knob, ...]:
-    """What can be varied in a recipe: what its engine's version has an option for.
+    """Return what can be varied in a recipe: what its engine's version has an option for.
 
     ``splits``: how many splits of the plan are tried, the recommended one among them.
     """
@@ -323,7 +323,7 @@ def values_at(space: tuple[Knob, ...], point: Point) -> dict[str, Any]:
 
 
 def point_text(values: Mapping[str, Any], recommended: Mapping[str, Any]) -> str:
-    """What of the values of a point differs from the recommended ones."""
+    """Say what of the values of a point differs from the recommended ones."""
     changed = [
         f"{name}={_knob_text(value)}"
         for name, value in values.items()
@@ -383,7 +383,7 @@ def recipe_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> Recipe |
 
 
 def _layers_after_search(before: Recipe, after: Recipe) -> dict[str, Layer]:
-    """What did not change keeps its layer; what the search moved is the objective's choice."""
+    """Keep the layers of what did not change; the objective chooses what the search moved."""
     old, new = (
         {
             "candidate": recipe.candidate,

@@ -175,7 +175,7 @@ class Search:
         self.study.tell(trial, state=TrialState.PRUNED)
 
     def give_up(self, trial: Trial, score: float) -> str | None:
-        """Why a trial is not worth more than its warm-up; None where it is."""
+        """Say why a trial is not worth more than its warm-up; None where it is."""
         trial.report(score, 0)
         best = min(
             (value for done in self.done for value in done.intermediate_values.values()),

@@ -62,7 +62,7 @@ Deploy = Callable[..., AbstractContextManager[Deployment]]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long a search goes on: trials that start a server, minutes in all, trials without gain.
+    """The length of a search: trials that start a server, minutes in all, trials without gain.
 
     ``repeats``: pairs of measurements at the end; ``splits``: of the plan that are tried;
     ``bench_s``: seconds after which a measurement sends no new request.

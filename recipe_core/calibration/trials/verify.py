@@ -48,7 +48,7 @@ Deploy = Callable[..., AbstractContextManager[Deployment]]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a verification asks for: how many prompts, and how many tokens of each answer."""
+    """The size of a verification: how many prompts, and how many tokens of each answer."""
 
     prompts: int = PROMPTS
     tokens: int = TOKENS
@@ -143,7 +143,7 @@ Answers = Mapping[str, list[Answer]]
 
 @dataclass(slots=True)
 class _Verification:
-    """Where and how deployments are asked, and what the bundle itself answered."""
+    """The deployments of a verification, and what the bundle itself answered."""
 
     report: Report
     base: Subject
@@ -191,7 +191,7 @@ class _Verification:
         return answers
 
     def judge_alone(self, subject: Subject, answers: Answers) -> None:
-        """What one deployment shows by itself; a switch that is on must keep what it promises."""
+        """Judge one deployment by itself; a switch that is on must keep what it promises."""
         switch, report = subject.switch, self.report
         kind = EXACT if switch and switch.batch else coarsest_format_class(subject.recipe)
         on = f" with {switch.title}" if switch else ""
@@ -298,7 +298,7 @@ def bundle_model_folder(recipe: Recipe, folder: Path) -> str | None:
 
 
 def _bundle_variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str]]:
-    """What the bundle is held against by itself: unsplit, and with each switch that works here."""
+    """Yield variants to hold the bundle against: unsplit, and with each switch that works here."""
     recipe = base.recipe
     try:
         unsplit = _unsplit_recipe(recipe)
@@ -360,7 +360,7 @@ def _compare_bundle(table: _Verification, path: Path, folder: Path) -> None:
 
 
 def _not_comparable(base_recipe: Recipe, other_recipe: Recipe, questions: Questions) -> str | None:
-    """Why answers of two recipes cannot be compared; None where they can."""
+    """Say why answers of two recipes cannot be compared; None where they can."""
     if (base_recipe.model.digest, base_recipe.model.parameters) != (
         other_recipe.model.digest,
         other_recipe.model.parameters,

@@ -20,7 +20,7 @@ from recipe_core.payload.launcher.procs import interruptible, uninterrupted
 
 @dataclass(frozen=True, slots=True)
 class Workplace:
-    """Where a command works: ``folder`` keeps its record, ``work`` the bundles under test.
+    """The workplace of a command: ``folder`` keeps its record, ``work`` the bundles under test.
 
     The name of ``work`` is new in each run: it marks what the run starts. ``stopped``: processes
     that a killed run had left.

@@ -1,4 +1,4 @@
-"""What a measurement states that a request did not: each a change whose effect can be estimated.
+"""Facts that a measurement states and a request did not, each with an effect to estimate.
 
 A fact changes the request (another load, another release of the engine), or figures of the estimate
 that follow from a measured one (a cache of other bytes holds other tokens). Facts that a file does
@@ -243,7 +243,7 @@ def _format_facts(run: Imported, candidate: Values) -> Iterator[Fact]:
 
 
 def _cache_facts(run: Imported) -> Iterator[Fact]:
-    """What follows from measured memory: graphs beside the cache, tokens of a cache of its size."""
+    """Yield facts of measured memory: graphs beside the cache, tokens of a cache of its size."""
     graphs = _graphs_beyond(run)
     if graphs is not None:
         title = f"captured graphs took {gib(graphs)} of the cache's memory"
@@ -332,7 +332,7 @@ def as_logged(plan: Plan, row: int, figures: Figures) -> dict[str, float]:
 
 
 def logged_parts(run: Imported, estimate: tuple[Figures, object] | None) -> list[str]:
-    """What a log says beside the compared figures, with the estimate of what ran."""
+    """Say what a log says beside the compared figures, with the estimate of what ran."""
     figures = estimate[0] if estimate else {}
     names = [name for name in PARTS if name in run.figures and name in figures]
     notes = [

@@ -109,7 +109,7 @@ class Reconciled:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is left without an explanation."""
+        """Return whether nothing is left without an explanation."""
         return all(row.verdict != OPEN for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ class _Estimates:
         return (figures[name], ends[name]) if name in figures and name in ends else None
 
     def fits(self, facts: Sequence[Fact], name: str, measured: float) -> bool:
-        """Whether a measured figure is inside the band with these facts."""
+        """Return whether a measured figure is inside the band with these facts."""
         estimate = self.figure(facts, name)
         return estimate is not None and estimate[1][0] <= measured <= estimate[1][1]
 
@@ -269,7 +269,7 @@ def reconcile_measurements(
 
 
 def _merge_startup_logs(measurements: Iterable[Imported]) -> Imported:
-    """What files without times say of how the engine ran, as one."""
+    """Return what files without times say of how the engine ran, as one."""
     start = Imported(format="")
     for run in measurements:
         if run.kind == "serving" and not run.teaches:

@@ -1,4 +1,4 @@
-"""Whether sizes that were measured lie in the ranges that estimates propose.
+"""Measured sizes against the ranges that estimates propose.
 
 Runs of one source, model, device, engine, formats and lengths that differ in the number of devices
 under one load, or in the load of one split, are the rungs of a ladder. For limits between their

@@ -90,7 +90,7 @@ def _primary_table(figures: pd.DataFrame, runs: str) -> pd.DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Which runs are compared as splits of one problem, if all else is equal."""
+    """The pairs of runs that are compared as splits of one problem, all else being equal."""
 
     title: str
     same_devices: bool
@@ -163,7 +163,7 @@ def _pairs_of(group: pd.DataFrame) -> pd.DataFrame:
 
 
 def split_ranking(figures: pd.DataFrame) -> pd.DataFrame:
-    """How often the better of two splits is ranked first, by pairing and figure.
+    """Return how often the better of two splits is ranked first, by pairing and figure.
 
     Columns: ``compared``, ``figure``, ``pairs``, and the shares ``right`` and ``tied``.
     """
@@ -275,7 +275,7 @@ def _titled_tables(tables: dict[str, pd.DataFrame]) -> list[str]:
 
 
 def validation_summary(comparison: Comparison) -> str:
-    """How many runs were compared with estimates, and why others were not."""
+    """Return how many runs were compared with estimates, and why others were not."""
     figures = comparison.figures
     counts = [
         f"{figures[name].nunique()} {name}s" for name in ("source", "model", "device", "engine")
@@ -360,7 +360,7 @@ def interval_coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """How often measured figures are inside their intervals, as tables by name.
+    """Return how often measured figures are inside their intervals, as tables by name.
 
     ``figures`` are those of a comparison of serving or training.
     """

@@ -33,7 +33,7 @@ Shape = Literal["layers", "width", "experts", "factors", "sibling"]
 
 
 class Estimated(DataRow):
-    """What an estimate of a technique needs beside its bits.
+    """The extra facts that an estimate of a technique needs beside its bits.
 
     computes: format of its products where they are formed natively. kv: format of the cache.
     stored_bits: bits a weight of the base, zeros left out, indices included. rate: products over

@@ -1,4 +1,4 @@
-"""What ``recipe compress REQUEST`` answers: techniques applied to the base, and its schema.
+"""The answer of ``recipe compress REQUEST``: techniques applied to the base, and its schema.
 
 SI units, in the names. A figure that would be guessed is null.
 """

@@ -1,4 +1,4 @@
-"""What a tool's module is given (``Work``), what it answers, and what all scripts share."""
+"""The input of a tool's module (``Work``), its answer, and the common part of all scripts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class CompressionLaunch:
-    """What makes the checkpoint: words, files of the bundle, and what has to be installed.
+    """The making of a checkpoint: words, files of the bundle, and what has to be installed.
 
     ``argv``: its words; ``${root}`` is the bundle and ``${job}`` the job's file, whose ``output``
     is written. ``loaded``: the file of the output that the engine loads ("": the folder).
@@ -136,7 +136,7 @@ VERIFY = ("python3", f"${{root}}/{PROGRAM}", "${job}")
 
 
 def compression_launch(choice: Chosen, model: ModelSpec, runtime: str) -> CompressionLaunch:
-    """What makes a checkpoint, with every file that it needs in the bundle.
+    """Return what makes a checkpoint, with every file that it needs in the bundle.
 
     Raises:
         NoAnswer: for a model that the tool does not know.

@@ -190,7 +190,7 @@ SHOWN = 40
 
 
 class FilterOptions:
-    """Which offers are listed."""
+    """The filters of listed offers."""
 
     device: str | None = Option(None, help="Only for this device, by name or alias.")
     provider: str | None = Option(None, help="Only of this provider; with --import, its.")

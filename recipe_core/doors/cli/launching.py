@@ -50,7 +50,7 @@ def _say_replaced(folder: Path) -> None:
 
 
 def _find_change(folder: Path, key: bytes | None) -> BundleError | None:
-    """Why nothing of a bundle's folder may be run; None for a bundle that verifies."""
+    """Say why nothing of a bundle's folder may be run; None for a bundle that verifies."""
     from recipe_core.bundle.verify import read_bundle
 
     try:

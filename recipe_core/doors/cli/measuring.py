@@ -280,7 +280,7 @@ def calibrate_command(
 
 
 def _count_additions(words: list[Path]) -> int:
-    """How many additions are to be taken back."""
+    """Return how many additions are to be taken back."""
     if len(words) > 1 or not all(str(word).isdecimal() for word in words):
         raise InputError(
             f"--undo takes one number, not {' '.join(map(str, words))!r:.80}.",

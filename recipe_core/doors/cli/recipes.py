@@ -47,7 +47,7 @@ def _read_parameters(words: Pairs, flag: str) -> dict[str, str]:
 
 
 class BuildOptions:
-    """What a bundle has beside the decision."""
+    """The parts of a bundle beside the decision."""
 
     sets: Pairs = Option(
         None,
@@ -158,7 +158,7 @@ def lock_command(
     sign: Key = None,
     as_json: Json = False,
 ) -> None:
-    """What a bundle pins: versions, image, revision, digests, minimum versions, seeds.
+    """Show what a bundle pins: versions, image, revision, digests, minimum versions, seeds.
 
     With --online the image's digest too; -o writes the bundle that starts it by that digest.
     """
@@ -223,7 +223,7 @@ def resolve_command(
     output: Output = None,
     as_json: Json = False,
 ) -> None:
-    """Which variants of a bundle apply to other hardware; -o writes the bundle for it."""
+    """Show which variants of a bundle apply to other hardware; -o writes the bundle for it."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.bundle.write import write_bundle
     from recipe_core.recipe.resolve import hardware_named, machine_of, recipe_for, resolve_recipe

@@ -1,4 +1,4 @@
-"""How well a device is known: what its estimates rest on, and which engines run on it."""
+"""Knowledge of a device: what its estimates rest on, and which engines run on it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _CUSTOM: dict[Level, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Support:
-    """What is known of a device: ``level`` in words, its engines, and the number of published runs.
+    """The support of a device: ``level`` in words, its engines, the number of published runs.
 
     A custom profile is calibrated at best: runs on its shipped base say less of it.
     """
@@ -47,7 +47,7 @@ def _runs_by_device() -> Counter[str]:
 
 
 def device_support(profile: Device) -> Support:
-    """What is known of a device."""
+    """Return what is known of a device."""
     engines = tuple(name for name in engine_names() if profile.runtime in engine(name).runtimes)
     fitted = roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
     runs = _runs_by_device()[profile.name]

@@ -92,7 +92,7 @@ def link_islands(pairs: Pairs, devices: list[int]) -> list[set[int]]:
 def machine_links(
     pairs: Pairs, devices: list[int], profile: Device | None, pcie_generation: int | None = None
 ) -> Links | None:
-    """What joins ``devices``; None for one device, or where the matrix lacks one of them."""
+    """Return what joins ``devices``; None for one device, or where the matrix lacks one of them."""
     inside = {pair: link for pair, link in pairs.items() if set(pair) <= set(devices)}
     if len(devices) < 2 or len(inside) < len(devices) * (len(devices) - 1):
         return None
@@ -155,7 +155,7 @@ _AMD_DRIVER = re.compile(
 
 @dataclass(slots=True)
 class Readings:
-    """What the tools tell of the devices besides name and memory."""
+    """The readings of tools on devices besides name and memory."""
 
     architecture: str | None = None
     power_watts: float | None = None
@@ -175,7 +175,7 @@ def read_versions() -> dict[str, str]:
 
 
 def ask_torch(notes: list[str]) -> dict[str, Any]:
-    """What torch sees, in a separate process: importing it takes seconds and may fail."""
+    """Return what torch sees, in a separate process: importing it takes seconds and may fail."""
     if importlib.util.find_spec("torch") is None:
         return {}
     output = run_vendor_tool([sys.executable, "-c", _TORCH], notes)

@@ -1,4 +1,4 @@
-"""What a folder's storage gives: a file written and read in sequence, small reads of mapped tokens.
+"""Speed of a folder's storage: a file in sequence, small reads of mapped tokens.
 
 It is bounded in bytes and in time, leaves nothing behind, and starts only where there is room.
 """

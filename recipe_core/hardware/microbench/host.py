@@ -1,4 +1,4 @@
-"""How slow the host is: a small serving loop in the form of an engine's, timed as a client sees it.
+"""Speed of the host: a small serving loop like an engine's, timed as a client sees it.
 
 A thread runs decoder layers so small that their time is Python and the framework; an event loop in
 another thread takes requests and sends a chunk of JSON for every token; a process reads them. What
@@ -80,7 +80,7 @@ PULL = 0.3
 
 
 def host_ratios(times: HostTimes) -> Ratios:
-    """How slow this host is, part by part, by least squares over the steps.
+    """Return how slow this host is, part by part, by least squares over the steps.
 
     With ``c`` the mean ratio of whole steps, ``L`` and ``S`` solve ``step = c·step_s +
     L·layer_s·layers + S·sequence_s·sequences`` in relative errors, with a pull of both to ``c``.

@@ -1,4 +1,4 @@
-"""What a micro-benchmark leaves: work and seconds of each case, as the estimator counts work."""
+"""Points of micro-benchmarks: work and seconds of each case, as the estimator counts work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Work = Callable[[], object]
 
 
 class Clock(Protocol):
-    """How seconds of a device are read."""
+    """A clock of a device's seconds."""
 
     def seconds(self, work: Work, calls: int) -> float:
         """Seconds that so many calls take on the device."""

@@ -92,7 +92,7 @@ _DEFAULT_CACHE = float(32 << 20)
 
 @dataclass
 class Measured:
-    """What the micro-benchmarks found.
+    """The results of the micro-benchmarks.
 
     ``load``: processes that wanted a processor in the minute before, and ``load_after`` in the one
     that ended with them, which counts the benchmarks themselves.

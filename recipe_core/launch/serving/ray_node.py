@@ -25,7 +25,7 @@ def ray_start_words(*words: str, devices: str) -> list[str]:
 
 
 def wait_for(address: str, port: str, until: float) -> None:
-    """Return when something listens there; exit when the time is over."""
+    """Wait until something listens there; exit when the time is over."""
     while time.monotonic() < until:
         try:
             with socket.create_connection((address, int(port)), timeout=PAUSE_S):
@@ -36,7 +36,7 @@ def wait_for(address: str, port: str, until: float) -> None:
 
 
 def wait_for_nodes(nodes: int, cluster: str, until: float) -> None:
-    """Return when so many nodes are in the cluster; exit when the time is over."""
+    """Wait until so many nodes are in the cluster; exit when the time is over."""
     ray = importlib.import_module("ray")
     ray.init(address=cluster, log_to_driver=False)
     while (alive := sum(bool(node["Alive"]) for node in ray.nodes())) < nodes:

@@ -39,7 +39,7 @@ RESTARTS = 3
 
 @dataclass(frozen=True, slots=True)
 class RolloutJob:
-    """How answers are sampled, as it was estimated.
+    """The sampling of answers, as it was estimated.
 
     ``devices``: those that only sample (0: those that train). ``packed_tokens``: of a micro-batch.
     ``offload``: whether states of the training wait on the host meanwhile.
@@ -129,7 +129,7 @@ class Job:
 
     @property
     def data_format(self) -> str:
-        """What the run learns from: as stated, or what its framework usually does."""
+        """Say what the run learns from: as stated, or what its framework usually does."""
         if self.setting.method == "dpo":
             return "preference"
         usual = training_engine(self.setting.engine).launches.data[0]
@@ -137,7 +137,7 @@ class Job:
 
     @property
     def has_home(self) -> bool:
-        """Whether the run reads files of the model: they are known, or it starts from weights."""
+        """Return whether a run reads files of the model: known ones, or weights to start from."""
         return self.setting.model.weights is not None or self.from_weights
 
 
@@ -226,7 +226,7 @@ class Unsupported:
 
 
 def run_refusals(job: Job) -> Iterator[Unsupported]:
-    """What a run lacks, and products of its split that do not come out."""
+    """Yield what a run lacks, and products of its split that do not come out."""
     if job.steps is None:
         reason = "a run needs a token budget."
         yield Unsupported("workload.tokens", reason, "State how many tokens it trains on.")

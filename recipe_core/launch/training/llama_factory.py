@@ -101,7 +101,7 @@ def _llama_factory_adapters(job: Job) -> dict[str, Any]:
 
 
 def dataset_info(job: Job) -> dict[str, Any]:
-    """What LLaMA-Factory reads the sample's columns by."""
+    """Return what LLaMA-Factory reads the sample's columns by."""
     tags = {f"{role}_tag": name for role, name in _TAGS.items()}
     message_tags = {"role_tag": "role", "content_tag": "content", **tags}
     row: dict[str, Any] = {

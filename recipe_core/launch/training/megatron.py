@@ -114,7 +114,7 @@ def _megatron_split_arguments(job: Job) -> dict[str, Any]:
 
 
 def _pipeline_arguments(job: Job) -> dict[str, Any]:
-    """How layers lie on stages: evenly, evenly with both ends counted as layers, or as listed."""
+    """Return how layers lie on stages: evenly, with both ends counted as layers, or as listed."""
     out: dict[str, Any] = {}
     if predictions := job.setting.mtp_layers:
         out["mtp_num_layers"] = predictions
@@ -131,7 +131,7 @@ def _pipeline_arguments(job: Job) -> dict[str, Any]:
 
 
 def reserves_ends(job: Job) -> bool:
-    """Whether chunks come out even only with embedding and loss as one layer each: 126 + 2."""
+    """Return whether chunks come out even only with embedding and loss as a layer each."""
     layers_with_ends = job.layers + 2
     if job.layers % job.cuts == 0 or layers_with_ends % job.cuts:
         return False
@@ -235,7 +235,7 @@ def _recompute_arguments(job: Job) -> dict[str, Any]:
 
 
 def _megatron_graph_arguments(job: Job) -> dict[str, Any]:
-    """What is captured: by Transformer Engine, a whole iteration by Megatron Core itself."""
+    """Return what is captured: by Transformer Engine, a whole iteration by Megatron Core itself."""
     graphs = job.setting.cuda_graphs
     if graphs == "none":
         return {}
@@ -250,7 +250,7 @@ def _megatron_graph_arguments(job: Job) -> dict[str, Any]:
 
 
 def _attention_backend(job: Job) -> str:
-    """Where none is named and cuDNN's is usual, Transformer Engine chooses, as it was estimated.
+    """Return the named backend; else Transformer Engine chooses where cuDNN's is usual.
 
     FlashAttention 2 takes keys and values of one width only, which latent attention has not.
     """
@@ -264,7 +264,7 @@ def _attention_backend(job: Job) -> str:
 
 
 def _length_arguments(job: Job) -> dict[str, Any]:
-    """How long the run is and warms up: in steps, or in sequences where the batch grows.
+    """Return how long the run is and warms up: in steps, or in sequences where the batch grows.
 
     Megatron takes a ramp for runs that are counted in samples only; it adds ``increment`` each time
     as many of them have passed, as ``megatron/core/num_microbatches_calculator.py`` counts.

@@ -78,7 +78,7 @@ def dense_shard(job: Job) -> int:
 
 
 def _reshard_policy(job: Job) -> str:
-    """When FSDP shards parameters again after the forward pass.
+    """Return when FSDP shards parameters again after the forward pass.
 
     ZeRO-3 leaves the head's unit gathered for the backward pass that follows at once; in a pipeline
     that cannot be stated for the head alone.
@@ -141,7 +141,7 @@ def float8_converters(job: Job) -> tuple[tuple[str, str], ...]:
 
 
 def blocks_scales(architecture: str) -> bool:
-    """Whether tensor cores take a scale a block: sm_100 and later."""
+    """Return whether tensor cores take a scale a block: sm_100 and later."""
     kind, _, number = architecture.partition("_")
     return kind == "sm" and number.isdigit() and int(number) >= 100
 

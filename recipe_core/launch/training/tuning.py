@@ -1,4 +1,4 @@
-"""What tools that fine-tune over transformers' trainer share: its arguments, and sample data."""
+"""Common words of tools over transformers' trainer: its arguments, and sample data."""
 
 from __future__ import annotations
 
@@ -120,6 +120,6 @@ def optimizer_words(job: Job, field: str) -> dict[str, Any]:
 
 
 def gradient_exchange_options(job: Job) -> dict[str, Any]:
-    """When replicas exchange gradients, as Accelerate is told."""
+    """Return when replicas exchange gradients, as Accelerate is told."""
     once = job.sync_step or job.zero_stage == 0
     return {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": not once}}}

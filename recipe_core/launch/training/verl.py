@@ -61,7 +61,7 @@ def verl_config(job: Job) -> dict[str, Any]:
 
 
 def _verl_model_config(job: Job) -> dict[str, Any]:
-    """What is trained of a model; with adapters, actor and critic have theirs, of one size."""
+    """Return what is trained of a model; with adapters actor and critic have theirs."""
     setting = job.setting
     out: dict[str, Any] = {
         "enable_gradient_checkpointing": job.recompute == "full",
@@ -95,7 +95,7 @@ def _mini_batch(job: Job) -> int:
 
 
 def _verl_fsdp_config(job: Job, *, offload: bool) -> dict[str, Any]:
-    """How FSDP2 divides states; ``offload``: they wait on the host while they are not used."""
+    """Return how FSDP2 divides states; with ``offload`` they wait on the host while unused."""
     fully_sharded = job.dims.sharded >= job.dims.dp * job.dims.cp
     return {
         "fsdp_size": -1 if fully_sharded else job.dims.sharded,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class CompressError(Exception):
-    """What is wrong, the value, and what to do; printed as one line without a traceback."""
+    """An error of compression: the value, and what to do; printed without a traceback."""
 
     exit_code = 2
 

@@ -37,7 +37,7 @@ GGUF_PREFIX = "gguf_"
 
 @dataclass(frozen=True)
 class Options:
-    """How; what a technique does not use is refused where it would change the result.
+    """The options of a job; one that a technique does not use is refused where it matters.
 
     group: weights that share a scale (None: the technique's usual number). symmetric: without zero
     points. ignore: modules that stay as they are, by the end of their names.
@@ -62,7 +62,7 @@ class Calibration:
 
 @dataclass(frozen=True)
 class Verify:
-    """What the result is held against: the first ``tokens`` of ``text``, and greedy continuations.
+    """The test of a result: the first ``tokens`` of ``text``, and greedy continuations.
 
     prompts, prompt_tokens, new_tokens: how many, after how much of the text, how long. window:
     tokens that a perplexity is conditioned on at most; every token but the first of the text is

@@ -1,4 +1,4 @@
-"""What runs a result: the runtime that reads the format of its folder.
+"""Runners of a result: the runtime that reads the format of its folder.
 
 A runner holds one sequence: `start` reads tokens, `step` reads one more, and `logits` reads a whole
 window and forgets it.

@@ -72,7 +72,7 @@ def samples(tokens: Sequence[int], count: int, width: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Figures:
-    """What one model was measured at, by one runtime.
+    """The figures of one model, measured by one runtime.
 
     bytes: of the files with its weights. resident_bytes: by how much the process grew until all was
     measured (pages that a runtime maps count once read; memory that it had before is used again).
@@ -152,7 +152,7 @@ _STORED = {
 
 @dataclass(frozen=True)
 class Observed:
-    """What a model said: its figures, the tokens it would have chosen, and those it chose.
+    """The output of a model: figures, the tokens it would have chosen, and those it chose.
 
     top: of every predicted token of the text. greedy: continuations of every prompt.
     """
@@ -242,7 +242,7 @@ def runner_resident_bytes() -> int:
 
 
 def compare_with_base(base: Observed, result: Observed, tokens: int) -> Result:
-    """What is retained of the base."""
+    """Return what is retained of the base."""
     equal = [
         [base_token == token for base_token, token in zip(*pair, strict=True)]
         for pair in zip(base.greedy, result.greedy, strict=True)

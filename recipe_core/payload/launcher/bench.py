@@ -38,7 +38,7 @@ _LOGS = "See the logs in run/."
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line may change about a measurement."""
+    """The options of a measurement that the command line may change."""
 
     requests: int | None = None
     concurrency: int | None = None
@@ -94,7 +94,7 @@ def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
 
 
 def plan_traffic(workload: Workload, options: Options) -> Traffic:
-    """How many requests, and how many at once: a few waves at least, to see a steady state."""
+    """Return how many requests, and how many at once: a few waves, to see a steady state."""
     at_once = (
         options.concurrency
         or (workload.batch if workload.mode == "static" else None)

@@ -1,4 +1,4 @@
-"""What a bundle may start here: the recipe's first choice, then its fallbacks in their order.
+"""Choices of a bundle here: the recipe's first, then its fallbacks in their order.
 
 A fallback was planned for the same objective, and rendered when the bundle was built. It is taken
 where the machine is smaller than planned (fewer devices, other devices, less free memory) and where
@@ -82,7 +82,7 @@ def list_launch_choices(plan: LaunchPlan) -> tuple[Choice, ...]:
 
 
 def misfit(choice: Choice, machine: Machine, *, running: bool = False) -> str | None:
-    """Why a machine cannot hold a choice; None where it can.
+    """Say why a machine cannot hold a choice; None where it can.
 
     ``running``: whatever uses its memory now.
     """
@@ -166,7 +166,7 @@ class Attempts:
 
 
 def refused_by_machine(node_folder: Path) -> bool | None:
-    """Whether `up` last left the first choice for the machine's size; None where nothing says so.
+    """Return whether `up` last left the first choice for the machine's size; None if unknown.
 
     The machine may hold it again before anybody looks.
     """
@@ -185,7 +185,7 @@ def _diagnose_refusal(error: LauncherError) -> str:
 
 
 def curable(error: LauncherError) -> bool:
-    """Whether another choice may start where this one failed."""
+    """Return whether another choice may start where this one failed."""
     if isinstance(error, LateError):
         return False
     if isinstance(error, PreflightError):
@@ -242,7 +242,7 @@ class MachineWatch:
     def misfit_now(
         self, plan: LaunchPlan, options: Sequence[Choice], *, stopped: bool = False
     ) -> str | None:
-        """Why the machine cannot hold what ran, after a death; None where it can.
+        """Say why the machine cannot hold what ran, after a death; None where it can.
 
         ``stopped``: nothing of it runs any more.
         """
@@ -347,6 +347,6 @@ def _freed(device: Device, needs: Needs) -> Device:
 
 
 def _held_device_bytes(needs: Needs, total_bytes: int) -> int:
-    """What the engine may hold of a memory: what it uses, or all that it has claimed."""
+    """Return what the engine may hold of a memory: what it uses, or all that it has claimed."""
     claimed = needs.claim.of(total_bytes) if needs.claim else 0
     return max(needs.used_bytes or 0, claimed)

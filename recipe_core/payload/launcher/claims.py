@@ -1,4 +1,4 @@
-"""What an engine claims of a memory when it starts, and whether so much of it is free now.
+"""Claims of engines on memory when they start, and whether so much of it is free now.
 
 Some engines refuse to start unless a share of the whole memory is free, however little of it they
 will use: vLLM's ``gpu_memory_utilization`` counts all that a device has, and on a CPU all of the
@@ -21,7 +21,7 @@ _RESERVED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What must be free at the start: a ``share`` of the whole memory, else ``size_bytes``.
+    """The memory to be free at the start: a ``share`` of the whole, else ``size_bytes``.
 
     ``size_gib_variable``: a variable whose whole number of GiB replaces the share.
     ``programs_bytes``: what the engine's own processes hold before it looks.
@@ -62,7 +62,7 @@ class Refusal:
 
 
 def refused(claim: Claim, memory: Memory, used_bytes: int, *, exact: bool) -> Refusal | None:
-    """Why an engine with this claim would not start on a memory; None where it would.
+    """Say why an engine with this claim would not start on a memory; None where it would.
 
     ``used_bytes``: what the recipe uses. ``exact``: the engine reads the same figures.
     """

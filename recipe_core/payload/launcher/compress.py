@@ -115,7 +115,7 @@ def verify_output(
 
 
 def job_digest(plan: LaunchPlan, making: Making) -> str:
-    """What decides the output: the digests of the job and of the tool's script."""
+    """Say what decides the output: the digests of the job and of the tool's script."""
     listed = read_object(plan.root / files.NAME).get("files", {})
     folder = making.job.relative_to(plan.root).parts[0]
     names = sorted(name for name in listed if name.startswith(f"{folder}/"))
@@ -123,7 +123,7 @@ def job_digest(plan: LaunchPlan, making: Making) -> str:
 
 
 def _made_by(making: Making, digest: str) -> bool:
-    """Whether a finished output is this job's, with every file of the size that it had."""
+    """Return whether a finished output is this job's, with every file of the size that it had."""
     record = read_object(making.output / RECORD)
     sizes = {name: file["bytes"] for name, file in record.get("files", {}).items()}
     complete = all(
@@ -158,7 +158,7 @@ def _fill_tool_words(plan: LaunchPlan, argv: tuple[str, ...], job: Path) -> list
 def _measurement(
     plan: LaunchPlan, making: Making, record: dict[str, Any], figures: dict[str, Any]
 ) -> dict[str, Any]:
-    """What ``run/compression.json`` holds: what was made of what, on what, and how good it is."""
+    """Return ``run/compression.json``: what was made of what, on what, and how good it is."""
     return {
         "schema_version": 1,
         "kind": "compression",
@@ -190,7 +190,7 @@ def _describe_making(plan: LaunchPlan, making: Making, data: dict[str, Any]) -> 
 
 
 def _describe_retained(figures: dict[str, Any]) -> list[str]:
-    """What was measured, in words; figures that are missing are left out."""
+    """Say what was measured, in words; figures that are missing are left out."""
     retained = figures.get("retained") or {}
     lines = []
     if "perplexity" in retained:

@@ -1,4 +1,4 @@
-"""Why a process ended: its log, its exit code and the kernel's words against known causes."""
+"""Diagnosis of an end: log, exit code and the kernel's words against known causes."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def _matching(
 def _by_end(
     log: Sequence[str], number: int | None, exit_code: int | None
 ) -> tuple[Cause, _Matches] | None:
-    """What the end itself says; None where it says nothing."""
+    """Return what the end itself says; None where it says nothing."""
     for cause in KNOWN:
         if number in cause.signals:
             return cause, _pair_without_match(_last(log))

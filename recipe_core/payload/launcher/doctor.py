@@ -72,7 +72,7 @@ def _patient(request: Request, problems: list[str]) -> Patient:
 
 
 def _choose_archive_path(request: Request, patient: Patient) -> Path:
-    """Where the archive goes: as asked, else into the run folder, or here if that is not possible.
+    """Return the archive's path: as asked, else in the run folder, or here if that fails.
 
     Raises:
         InputError: for a name of another kind of file.

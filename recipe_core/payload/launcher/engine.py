@@ -1,4 +1,4 @@
-"""Where the engine is installed, and which version."""
+"""The engine's place and version."""
 
 from __future__ import annotations
 

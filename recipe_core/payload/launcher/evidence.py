@@ -1,4 +1,4 @@
-"""What a report on a bundle and its machine needs: collected piece by piece, whatever is broken."""
+"""Evidence on a bundle and its machine, collected piece by piece, whatever is broken."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _collect_logs(patient: Patient) -> Iterator[Piece]:
 
 
 def _collect_processes(patient: Patient) -> Iterator[Piece]:
-    """What runs of this start, as /proc shows it: a process that hangs is seen here."""
+    """Yield what runs of this start, as /proc shows it: a process that hangs is seen here."""
     current = _load_patient_state(patient)
     if current is None or not current.here:
         return

@@ -25,7 +25,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What is known now; times in seconds, None is left out.
+    """A snapshot of what is known; times in seconds, None is left out.
 
     ``up``: whether requests are welcome; ``reason``: why not. ``restarts`` by cause since the
     launcher took the bundle up, ``servers``: whether each is healthy. Tokens are those of the
@@ -231,7 +231,7 @@ class Teller:
             self._exports_at = now + 30 * self.keeper.limits.poll_s
 
     def snapshot(self) -> Snapshot:
-        """What the exporter shows."""
+        """Return what the exporter shows."""
         look, tracks = self.keeper.probe.look, self.keeper.all_tracks()
         figures = list(look.figures.values())
         paces = [pace for track in tracks if (pace := tpot_s(track)) is not None]

@@ -65,7 +65,7 @@ def _unescape_label(label: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What an engine says of itself; None where it has no such metric.
+    """The figures that an engine publishes; None where it has no such metric.
 
     Tokens and sums count from the engine's start. ``running`` and ``waiting`` are requests now,
     ``cache_usage`` the share of the cache in use (of the fullest replica). Times in seconds.

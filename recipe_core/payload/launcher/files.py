@@ -78,7 +78,7 @@ def refuse_odd_run(run: Path) -> None:
 
 
 def own_entries(run: Path) -> list[Path]:
-    """What lies in ``run/`` and its ``node-N/``, none of it followed further."""
+    """Return what lies in ``run/`` and its ``node-N/``, none of it followed further."""
     try:
         entries = sorted(run.iterdir())
         nodes = [path for path in entries if is_node(path) and path.is_dir()]
@@ -92,7 +92,7 @@ def is_node(path: Path) -> bool:
 
 
 def odd_error(path: Path) -> LauncherError | None:
-    """What is in the way of a plain file, as an error; None where nothing is."""
+    """Return what is in the way of a plain file, as an error; None where nothing is."""
     try:
         mode = path.lstat().st_mode
     except OSError:

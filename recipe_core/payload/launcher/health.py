@@ -1,4 +1,4 @@
-"""What running groups of servers show: processes, figures, hangs, slowness."""
+"""Health of running groups of servers: processes, figures, hangs, slowness."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Observer:
         *,
         asks: bool = True,
     ) -> Look:
-        """What the processes of ``groups`` show; what they answer only where it ``asks``."""
+        """Return what the processes of ``groups`` show; what they answer only where it ``asks``."""
         by_name = {server.name: server for server in servers}
         group_numbers = set(groups)
         processes = [process for process in plan.processes if process.group in group_numbers]
@@ -113,7 +113,7 @@ class Observer:
         return server is not None and self.world.processes.alive(*server.identity)
 
     def _out_of_memory(self, servers: Iterable[Server]) -> bool:
-        """Whether the kernel killed something for want of memory since the last look."""
+        """Return whether the kernel killed something for want of memory since the last look."""
         before = self._killed
         self._killed = self.world.oom_kills([server.pid for server in servers])
         return any(count > before.get(place, count) for place, count in self._killed.items())
@@ -155,7 +155,7 @@ def sum_given_values(values: Iterable[float | None]) -> float | None:
 
 
 def target(plan: LaunchPlan, expected: Path) -> Target:
-    """What the recipe expects of one group: times per token at the load of one replica."""
+    """Return what the recipe expects of one group: times per token at the load of one replica."""
     try:
         estimate = read_object(expected)
     except LauncherError:
@@ -209,7 +209,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the recipe expects of one group; None where it does not say.
+    """The recipe's expectation of one group; None where it does not say.
 
     ``tpot_most_s``: the upper end of the band of times per token, at up to ``load_most`` requests
     at once. ``tpot_s`` and ``first_token_s``: time per token and to the first, as planned.
@@ -289,7 +289,7 @@ def _how(code: int | None) -> str:
 
 
 def _with_answer(track: Track, observation: Seen, now: float) -> Track:
-    """What health and the engine's count of tokens say."""
+    """Return what health and the engine's count of tokens say."""
     if observation.answers:
         track = replace(track, answered_at=now, missed=0)
     else:

@@ -30,7 +30,7 @@ def notify_ready(text: str = "") -> bool:
 
 
 def notify_status(text: str) -> bool:
-    """What ``systemctl status`` shows."""
+    """Return what ``systemctl status`` shows."""
     return _send(*_status(text))
 
 
@@ -85,7 +85,7 @@ _CONFIRMED_S = 3.0
 
 
 def silence_s(limits: Supervision) -> float:
-    """How long a keeper may give no sign before it counts as dead, in seconds."""
+    """Return how long a keeper may give no sign before it counts as dead, in seconds."""
     return 3 * limits.poll_s + max(limits.hang_s, _LEAST_S)
 
 
@@ -127,7 +127,7 @@ class Heartbeat:
         stop: Callable[[], object],
         say: Callable[[str], object],
     ) -> str:
-        """Why the keeper has to end, as its bundle was moved or removed; nothing where it stays.
+        """Say why the keeper has to end, as its bundle moved or went; nothing where it stays.
 
         A ``run/`` that alone was removed is made anew, and the state with it. Of a removed bundle
         everything is stopped: no command would find it any more.
@@ -155,7 +155,7 @@ class Heartbeat:
         return "the bundle was removed"
 
     def moved_to(self) -> Path | None:
-        """Where the run folder is now; None where it was removed."""
+        """Return where the run folder is now; None where it was removed."""
         path = Path(f"/proc/self/fd/{self._descriptor}").readlink()
         return path.parent if self._is_at(path, os.fstat(self._descriptor)) else None
 
@@ -190,7 +190,7 @@ def only_keeper(plan: LaunchPlan, limits: Supervision, clock: Clock) -> Iterator
 
 
 def is_keeper_silent(node_folder: Path, keeper: Keeper, *, world: World = HERE) -> bool:
-    """Whether a keeper that runs gives no sign of life: it is stopped, or it hangs."""
+    """Return whether a keeper that runs gives no sign of life: it is stopped, or it hangs."""
     stat = world.processes.read_stat(keeper.pid)
     if stat is not None and stat.state in "Tt":
         return True

@@ -1,4 +1,4 @@
-"""Which processes hold memory now: of accelerators by their vendors' tools, else by /proc."""
+"""Processes that hold memory: of accelerators by their vendors' tools, else by /proc."""
 
 from __future__ import annotations
 

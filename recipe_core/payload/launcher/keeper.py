@@ -116,7 +116,7 @@ class Keeper:
         return [group for group, track in self.tracks.items() if track.phase not in resting]
 
     def name(self, group: int) -> str:
-        """What people call a group: its first process."""
+        """Say what people call a group: its first process."""
         names = [process.name for process in self.plan.processes if process.group == group]
         return names[0] if names else f"group {group}"
 
@@ -124,7 +124,7 @@ class Keeper:
         events.append(self.own, kind, group=group, name=self.name(group), **fields)
 
     def serves(self, *, without: int | None = None) -> bool:
-        """Whether requests can be answered, also without a group."""
+        """Return whether requests can be answered, also without a group."""
         roles = {p.group: p.role for p in reversed(self.plan.processes) if p.role != "worker"}
         serving = (Phase.SERVING, Phase.DRAINING)
         return tracks.serves(
@@ -133,7 +133,7 @@ class Keeper:
         )
 
     def summary(self) -> str:
-        """How much serves, in a line."""
+        """Say how much serves, in a line."""
         if self.trains:
             return f"keeps a training run, choice {self.plan.choice}"
         well = sum(track.phase is Phase.SERVING for track in self.all_tracks())
@@ -479,7 +479,7 @@ class Keeper:
     # Choices
 
     def _may_leave(self) -> bool:
-        """Whether another choice fits, as if nothing of this one ran."""
+        """Return whether another choice fits, as if nothing of this one ran."""
         machine = self.machine.as_if_stopped(self.plan)
         tried = {*self.tried, self.plan.choice}
         return not self.strict and next_choice(self.options, machine, tried=tried) is not None
@@ -525,7 +525,7 @@ class Keeper:
         return True
 
     def _still_misfits(self, group: int) -> bool:
-        """Whether devices that are waited for are still lost: then this was one more wait."""
+        """Return whether devices that are waited for are still lost, which is one more wait."""
         awaited, self.awaited = self.awaited, None
         misfit = self.machine.misfit_now(self.plan, self.options, stopped=True)
         if misfit is None or awaited is None:

@@ -204,7 +204,7 @@ def _pick_last_fields(records: list[dict[str, Any]], names: Sequence[str]) -> di
 
 
 def remains(pids: Sequence[int]) -> dict[str, Any]:
-    """What ``status`` says of processes that outlive their server; nothing where none does."""
+    """Return the processes that outlive their server, as ``status`` shows them."""
     if not pids:
         return {}
     survivors = [{"pid": pid, "name": procs.read_process_name(pid)} for pid in pids]
@@ -218,7 +218,7 @@ def is_kept(node_folder: Path, current: State | None, *, world: World = HERE) ->
 
 
 def has_silent_keeper(node_folder: Path, current: State | None, *, world: World = HERE) -> bool:
-    """Whether a keeper runs that gives no sign of life."""
+    """Return whether a keeper runs that gives no sign of life."""
     keeper = running_keeper(current, world)
     return keeper is not None and heartbeat.is_keeper_silent(node_folder, keeper, world=world)
 
@@ -230,7 +230,7 @@ def running_keeper(current: State | None, world: World = HERE) -> Keeper | None:
 
 
 def described(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
-    """What ``status`` says about supervision."""
+    """Return what ``status`` says about supervision."""
     records = events.read_events(plan.own)
     failures = [event for event in records if event["event"] in _FAILURES]
     keeper = current.keeper if current is not None else None

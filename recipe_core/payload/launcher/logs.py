@@ -42,7 +42,7 @@ def open_log(path: Path, *, anew: bool = True) -> IO[bytes]:
 
 
 def _count_hard_links(path: Path) -> int:
-    """How many names a file has: one with two may be a backup's, or another bundle's, too."""
+    """Count the names of a file: one with two may be a backup's, or another bundle's, too."""
     with suppress(OSError):
         return path.lstat().st_nlink if is_plain(path) else 0
     return 0

@@ -242,7 +242,7 @@ def _add_reading(subs: Subparsers) -> None:
 
 
 def _add_bench(bench: argparse.ArgumentParser) -> None:
-    """What is measured."""
+    """Add the options of what is measured."""
     bench.add_argument(
         "--steps", type=_positive(int), metavar="N", help="how many training steps to measure"
     )

@@ -64,7 +64,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """What the command line may change.
+    """The parameters that the command line may change.
 
     ``head``: the address of node 0, or those of all nodes with commas between; ``data``: a text to
     train on instead of the bundle's.

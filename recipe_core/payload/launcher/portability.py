@@ -1,4 +1,4 @@
-"""Whether another machine will do: the engine's kernels there, and variants of the recipe.
+"""Portability to another machine: the engine's kernels there, and variants of the recipe.
 
 Whoever built the bundle asked the engine's releases; here their answers meet the devices and the
 release that the machine really has.
@@ -47,7 +47,7 @@ class Support:
         return older[-1] if older else self.releases[0 if numbers else -1]
 
     def of(self, release: str, architecture: str) -> Told | None:
-        """What a release that was asked tells of an architecture; None where it runs there."""
+        """Return what a release answered about an architecture; None where it runs there."""
         if architecture not in self.architectures:
             words = f"nobody asked about {architecture}"
             return Told("unknown", (release,), (architecture,), words)
@@ -121,7 +121,7 @@ class Kind:
     names: tuple[str, ...]
 
     def holds(self, machine: Machine) -> bool:
-        """Whether all devices of a machine are of this kind."""
+        """Return whether all devices of a machine are of this kind."""
         if machine.runtime != self.runtime:
             return False
         device_names = {name.casefold() for name in self.names}
@@ -148,7 +148,7 @@ class Variant:
 def advise_variant(
     variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path
 ) -> tuple[str, str] | None:
-    """What the recipe has for a machine that is not its own, and what to do.
+    """Return what the recipe has for a machine that is not its own, and what to do.
 
     None where it has no variants.
     """

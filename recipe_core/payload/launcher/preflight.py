@@ -63,7 +63,7 @@ class Preflight:
 
 
 def measurement_head(plan: LaunchPlan, checked: Preflight, now: datetime) -> dict[str, Any]:
-    """What every ``measurement.json`` begins with: which recipe, machine and engine it is of."""
+    """Return the head of every ``measurement.json``: its recipe, machine and engine."""
     return {
         "schema_version": 1,
         "created": now.astimezone(timezone.utc).isoformat(timespec="seconds"),
@@ -106,7 +106,7 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
 
 
 def check_key(plan: LaunchPlan, environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
-    """Who may ask the servers: nothing starts without a key that the bundle needs."""
+    """Yield who may ask the servers: nothing starts without a key that the bundle needs."""
     api, host = plan.api, plan.parameters.host
     try:
         headers = api_headers(api, environment)
@@ -285,7 +285,7 @@ def _refused_on_devices(needs: Needs, devices: Sequence[Device]) -> Refusal | No
 
 
 def _describe_claim(needs: Needs, total_bytes: int) -> str:
-    """What the engine claims beside, in words; nothing where it claims what it uses."""
+    """Say what the engine claims beside, in words; nothing where it claims what it uses."""
     return f", {show_gib(needs.claim.of(total_bytes))} claimed" if needs.claim else ""
 
 
@@ -343,7 +343,7 @@ def check_installed_engine(plan: LaunchPlan) -> tuple[Check, str | None]:
 
 
 def check_kernels(plan: LaunchPlan, machine: Machine, version: str | None) -> Iterator[Check]:
-    """What the release that is installed says to the devices that are here."""
+    """Yield what the release that is installed says to the devices that are here."""
     support = plan.support
     if support is None or machine.runtime != plan.needs.runtime:
         return

@@ -65,7 +65,7 @@ Place = tuple[int, int]
 
 
 def plain_file_place(path: str | Path) -> Place | None:
-    """Where a plain file with one name lies; None for a link, a device, or what is not there."""
+    """Return the place of a plain file with one name; None for a link, a device, or nothing."""
     try:
         status = os.lstat(path)
     except OSError:
@@ -74,7 +74,7 @@ def plain_file_place(path: str | Path) -> Place | None:
 
 
 def places_of(logs: Iterable[str | Path]) -> frozenset[Place]:
-    """Where logs lie, and those of the start before, which what outlived it writes to."""
+    """Return where logs lie, and those of the start before, which what outlived it writes to."""
     places = (plain_file_place(path) for log in logs for path in (log, f"{log}.1"))
     return frozenset(place for place in places if place is not None)
 
@@ -121,7 +121,7 @@ class Processes:
                     yield stat
 
     def marked(self, pid: int, mark: str, variable: str = MARK) -> bool:
-        """Whether a process shows a mark in its environment."""
+        """Return whether a process shows a mark in its environment."""
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
@@ -129,7 +129,7 @@ class Processes:
         return f"{variable}={mark}".encode() in environment.split(b"\0")
 
     def writes(self, pid: int, outputs: Collection[Place]) -> bool:
-        """Whether a process inherited one of our logs as its standard output or error.
+        """Return whether a process inherited one of our logs as its standard output or error.
 
         The launcher alone opens a log with ``O_NOFOLLOW``, and whoever inherits it keeps that flag.
         Who opened the file by its name, as a shell does for ``>>``, is somebody else's.

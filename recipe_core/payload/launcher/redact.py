@@ -49,7 +49,7 @@ _RANDOM_BITS = 3.0
 
 
 def secret_kind(text: str) -> str | None:
-    """What kind of secret is in a text; None where there is none of a known form."""
+    """Say what kind of secret is in a text; None where there is none of a known form."""
     for kind, pattern in _PATTERNS.items():
         if pattern.search(text):
             return kind
@@ -97,7 +97,7 @@ def hide_secrets(text: str, hidden: str) -> tuple[str, int]:
 
 
 def called_secret(field: str, text: str) -> bool:
-    """Whether a text is a secret by the name of its field, the last of a dotted one."""
+    """Return whether a text is a secret by the name of its field, the last of a dotted one."""
     name = _last_name(field)
     if not text or name in _REFERENCES or _PIECE_OF_TEXT.search(name):
         return False
@@ -118,12 +118,12 @@ def _is_like(name: str) -> bool:
 
 
 def always_secret(name: str) -> bool:
-    """Whether nothing but a secret is called so."""
+    """Return whether nothing but a secret is called so."""
     return _SECRET_NAMES.search(name) is not None
 
 
 def _is_name_and_password(text: str) -> bool:
-    """Whether a text is the ``user:password`` of an authorization header."""
+    """Return whether a text is the ``user:password`` of an authorization header."""
     try:
         decoded = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
     except binascii.Error:
@@ -132,7 +132,7 @@ def _is_name_and_password(text: str) -> bool:
 
 
 def _is_random(text: str) -> bool:
-    """Whether letters and digits look drawn at random: no word, no path, no number."""
+    """Return whether letters and digits look drawn at random: no word, no path, no number."""
     if not _RANDOM.fullmatch(text) or text.startswith(("/", ".")) or text.count("/") > 2:
         return False
     if not re.search(r"\d", text) or not re.search(r"[A-Za-z]", text):

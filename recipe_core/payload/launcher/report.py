@@ -35,7 +35,7 @@ def complain(text: str) -> None:
 
 
 def flushed() -> bool:
-    """Whether standard output took everything; else drop the rest, or Python would complain."""
+    """Return whether standard output took everything; else drop the rest without a complaint."""
     if sys.stdout is None:  # closed from the start
         return True
     try:

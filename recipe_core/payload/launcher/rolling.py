@@ -103,7 +103,7 @@ def _worker_kind(text: str) -> str:
 
 
 def _is_worker_of(plan: LaunchPlan, worker: Any, server: Process) -> bool:
-    """Whether a router's worker is this server: the port, and an address of this machine."""
+    """Return whether a router's worker is this server: the port, and an address of this machine."""
     url = worker.get("url") if isinstance(worker, dict) else None
     try:
         parts = urlsplit(str(url))

@@ -1,4 +1,4 @@
-"""What a keeper sees of a training run: steps, growing checkpoints, ends, rollbacks.
+"""The probe of a training run: steps, growing checkpoints, ends, rollbacks.
 
 The trainer resumes from its newest checkpoint by itself, with another split of the same model too;
 where the loss broke it has gone back before that, and recorded what it leaves out since (module
@@ -188,7 +188,7 @@ class RunProbe:
         """A restart is noted once it is done."""
 
     def facts(self) -> dict[str, Any]:
-        """What events say beside."""
+        """Return what events say beside."""
         (track,), choice = self.keeper.tracks.values(), self.keeper.plan.choice
         size = run_record.world_size(self.keeper.plan)
         return {"step": track.step, "choice": choice, "world_size": size}
@@ -252,7 +252,7 @@ class RunProbe:
         return judge_run(track, self.seen, now, keeper.limits, keeper.plan.startup_timeout_s)
 
     def diagnose(self, _group: int, track: Track, _trouble: Trouble) -> Diagnosis:
-        """Why the run ended, from its log and the kernel's counters."""
+        """Say why the run ended, from its log and the kernel's counters."""
         keeper = self.keeper
         text = failure_text(log_of(keeper.plan, keeper.current), _LOG_LINES)
         ranks = [int(code) for code in _RANK_ENDED.findall(text)]
@@ -261,7 +261,7 @@ class RunProbe:
         return diagnose(text, code, kernel=kernel, ready=track.proven)
 
     def is_lasting(self, diagnosis: Diagnosis) -> bool:
-        """Whether a restart does not help: what never trained needs a cause known to pass."""
+        """Return whether a restart does not help: what never trained needs a passing cause."""
         return not diagnosis.transient or diagnosis.cause in _GENERIC
 
     def give_up(
@@ -290,7 +290,7 @@ class RunProbe:
         return False
 
     def may_return(self) -> bool:
-        """Whether an earlier choice may be taken now.
+        """Return whether an earlier choice may be taken now.
 
         A trainer without a record cannot be asked for a checkpoint: then it is the next one.
         """

@@ -1,4 +1,4 @@
-"""How far a training run is, by its own record, its checkpoints and what its trainer notes."""
+"""The record of a training run: its steps, checkpoints and what its trainer notes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = {"step": ".metadata", "checkpoint": "trainer_state.json"}
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Why the trainer says that it ended: its exit code, and a sentence."""
+    """The end that the trainer states: its exit code, and a sentence."""
 
     code: int
     message: str
@@ -71,7 +71,7 @@ def step_of_start(plan: LaunchPlan) -> int:
 
 
 def _written_ns(path: Path) -> int:
-    """When a file was last written, in nanoseconds; 0 where there is none."""
+    """Return when a file was last written, in nanoseconds; 0 where there is none."""
     try:
         return path.stat().st_mtime_ns
     except OSError:
@@ -85,7 +85,7 @@ def checkpoint_step(plan: LaunchPlan) -> int:
 
 
 def finished(plan: LaunchPlan) -> bool:
-    """Whether the last planned step is done."""
+    """Return whether the last planned step is done."""
     steps = planned_steps(plan)
     return steps is not None and last_step(plan) >= steps
 
@@ -124,7 +124,7 @@ def _file_bytes(path: Path) -> int:
 
 
 def read_trainer_end(plan: LaunchPlan) -> End | None:
-    """How the trainer says that it ended; None where it says nothing."""
+    """Return how the trainer says that it ended; None where it says nothing."""
     try:
         values = read_object(plan.run / _END)
     except InputError:

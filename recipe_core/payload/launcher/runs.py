@@ -156,7 +156,7 @@ def wait_first_step(
 
 
 def _given_up(plan: LaunchPlan, current: State, world: World) -> LauncherError:
-    """What the keeper said before it ended."""
+    """Return what the keeper said before it ended."""
     deadline = world.clock.monotonic() + _ADOPTED_S
     while world.clock.monotonic() < deadline:
         for event in reversed(events.read_events(plan.own)):

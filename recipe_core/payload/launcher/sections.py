@@ -135,7 +135,7 @@ def option_of(field: str) -> str:
 
 
 class Fills(Protocol):
-    """What fills placeholders in texts and in JSON."""
+    """The values that fill placeholders in texts and in JSON."""
 
     def text(self, template: str) -> str: ...
 

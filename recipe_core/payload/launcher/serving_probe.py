@@ -1,4 +1,4 @@
-"""What a keeper sees of servers: their looks, idle ones' answers to a question, drains.
+"""The probe of servers: looks, idle ones' answers to a question, drains.
 
 Health is answered by the process that takes requests. Where the one that computes hangs, requests
 wait for ever while health, and the figures that the other published last, look well. Nothing is
@@ -55,7 +55,7 @@ _OUR_FAULT = range(400, 500)
 
 @dataclass(slots=True)
 class _Server:
-    """What is remembered of one start of a server: when it last generated, what it was asked.
+    """The memory of one start of a server: when it last generated, what it was asked.
 
     ``proven``: it has generated since it started. ``since``: when it was asked what it has not
     answered yet. ``refuses``: it does not take the question.
@@ -132,7 +132,7 @@ class Prober:
             self._told(f"{process.name} is not asked for tokens when idle: HTTP {status}")
 
     def _is_busy(self, process: Process, figures: Figures | None) -> bool:
-        """Whether it has requests; of one that publishes none, whether anybody is connected."""
+        """Return whether it has requests, or, where it publishes none, connections."""
         if figures is not None and figures.running is not None:
             return bool(figures.running or figures.waiting)
         return bool(self.world.connections([process.port]))
@@ -278,7 +278,7 @@ class ServingProbe:
         )
 
     def may_return(self) -> bool:
-        """Whether an earlier choice may be taken now."""
+        """Return whether an earlier choice may be taken now."""
         return not self.keeper.rolling.groups
 
     def quiesce(self, limit_s: float, reason: str) -> None:
@@ -305,7 +305,7 @@ class ServingProbe:
         events.append(keeper.own, "drained", finished=idle >= IDLE_LOOKS, after_s=spent)
 
     def is_idle(self, group: int) -> bool:
-        """Whether no request runs: by the engine's figures, else by open connections."""
+        """Return whether no request runs: by the engine's figures, else by open connections."""
         identities = self._identities()
         for process in self._answering(group):
             identity = identities.get(process.name)

@@ -1,4 +1,4 @@
-"""What commands do around starts: what of a bundle runs, preflight before, stops after."""
+"""Starts of a bundle: what of it runs, preflight before, stops after."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def load_started_plan(plan: LaunchPlan, current: State) -> LaunchPlan:
 
 
 def not_applied(request: Request, parameters: Parameters, current: State) -> list[str]:
-    """What a command line asks for that what runs already was not started with."""
+    """Say what a command line asks for that what runs already was not started with."""
     pairs = [
         ("--model", request.model, parameters.model, current.model),
         ("--host", request.host, parameters.host, current.host),
@@ -137,7 +137,7 @@ def running_bundle(
     needed: bool = True,
     world: World = HERE,
 ) -> Iterator[tuple[LaunchPlan, State | None, Preflight]]:
-    """What runs of a bundle, else what is started where it is ``needed``, which ``stop`` ends."""
+    """Yield what runs of a bundle, else what is started where ``needed``, and ended by ``stop``."""
     with ExitStack() as stack:
         stack.enter_context(state.exclusive(plan.own))
         current = load_running_state(plan)

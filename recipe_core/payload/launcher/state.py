@@ -19,7 +19,7 @@ from .typed_json import Fields, read_typed
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
-    """What a record in this folder says of whose it is.
+    """Return what a record in this folder says of whose it is.
 
     Raises:
         LauncherError: where the folder cannot be looked at.

@@ -36,7 +36,7 @@ def dismiss_silent(node_folder: Path, progress: Progress, *, world: World = HERE
 
 
 def left_alone(current: State | None) -> bool:
-    """Whether servers serve whose keeper is dead: they are adopted, not started again."""
+    """Return whether servers serve whose keeper is dead: they are adopted, not started again."""
     if current is None or not current.here or current.keeper is None or current.keeper.alive:
         return False
     return any(server.alive for server in current.servers)
@@ -137,7 +137,7 @@ def _keeper_ended_error(plan: LaunchPlan) -> StartError:
 
 
 def _serve(plan: LaunchPlan, current: State, world: World) -> bool:
-    """Whether every process of the groups that are not parked runs and answers."""
+    """Return whether every process of the groups that are not parked runs and answers."""
     by_name = {server.name: server for server in current.servers}
     for process in plan.processes:
         if process.group in current.parked:

@@ -194,7 +194,7 @@ def wait_healthy(
     progress: Progress,
     world: World = HERE,
 ) -> None:
-    """Return when every server is healthy.
+    """Wait until every server is healthy.
 
     Raises:
         StartError: with the end of the log when one dies, or when the time is over.

@@ -1,4 +1,4 @@
-"""What to do about trouble: no clock, no file, no process in here.
+"""Tracks of groups, and decisions about trouble: no clock, no file, no process in here.
 
 A group is what starts and stops together: one replica, one pool, the router, or a training run.
 Its ``Track`` is all that is remembered of it. Probes say what a look at it shows (``health`` of
@@ -16,7 +16,7 @@ from .sections import Supervision
 
 
 class Phase(Enum):
-    """What a group is doing."""
+    """The phase of a group."""
 
     STARTING = "starting"
     SERVING = "serving"  # a run: training
@@ -26,7 +26,7 @@ class Phase(Enum):
 
 
 class Kind(Enum):
-    """What is wrong, or what a training run came to."""
+    """The kind of a trouble, or of the end of a training run."""
 
     DIED = "died"
     KILLED = "killed"  # by the kernel, for want of memory
@@ -50,7 +50,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """What is remembered of a group; times on one monotonic clock, in seconds.
+    """The memory of a group; times on one monotonic clock, in seconds.
 
     ``since``: when the phase began; ``until``: when its rest, start or drain is over. ``failures``:
     times of failures within the window; ``attempt``: restarts since it was last stable. ``proven``:
@@ -86,14 +86,14 @@ class Track:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """What is wrong with a group, in words."""
+    """The trouble of a group, in words."""
 
     kind: Kind
     reason: str
 
 
 class Step(Enum):
-    """What to do about trouble."""
+    """The step to take about trouble."""
 
     RESTART = "restart"
     PARK = "park"
@@ -139,7 +139,7 @@ def respond(
     checkpoint: int | None = None,
     jitter: float = 0.5,
 ) -> tuple[Track, Step]:
-    """What to do about a group's trouble, and its track from then on.
+    """Return what to do about a group's trouble, and its track from then on.
 
     ``lasting``: its cause is one that a restart does not cure (a wrong flag, missing weights);
     ``misfit``: the machine cannot hold the choice any more. ``others_serve``: what is left without
@@ -192,7 +192,7 @@ def due(track: Track, now: float) -> bool:
 
 
 def serves(roles: Iterable[tuple[str, bool]]) -> bool:
-    """Whether requests can be answered, from the role of each group and whether it serves.
+    """Return whether requests can be answered, from the role of each group and whether it serves.
 
     A router is needed where there is one, and one group of every other role.
     """

@@ -1,4 +1,4 @@
-"""What supervision asks of the world outside: time, chance, processes, answers and devices.
+"""The world outside of supervision: time, chance, processes, answers and devices.
 
 Everything that looks, waits, starts or ends takes a ``World``; ``HERE`` is this machine.
 """

@@ -106,7 +106,7 @@ class Sequences:
         return self.tokens[start : start + self.length + 1]
 
     def place(self, number: int) -> int:
-        """Which window comes as the ``number``-th of the whole run."""
+        """Return which window comes as the ``number``-th of the whole run."""
         step, place = divmod(number, self.global_batch)
         epoch, place = divmod(self.skips.batch(step) * self.global_batch + place, self.count)
         if self._shuffled[0] != epoch:

@@ -72,7 +72,7 @@ def say(text: str) -> None:
 
 
 class Run:
-    """What a run keeps from step to step."""
+    """The state that a run keeps from step to step."""
 
     def __init__(self, settings: Settings, paths: Paths, world: World) -> None:
         self.settings, self.paths, self.world = settings, paths, world

@@ -79,7 +79,7 @@ def read_metrics_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _is_whole(row: dict[str, str]) -> bool:
-    """Whether a row has every value, its step and loss as numbers."""
+    """Return whether a row has every value, its step and loss as numbers."""
     if None in row or None in row.values() or not row.get("step", "").isdecimal():
         return False
     try:

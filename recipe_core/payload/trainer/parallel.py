@@ -1,4 +1,4 @@
-"""Which rank does what, and a part of the model cut for it: tensors, recomputation, FSDP."""
+"""Ranks of a run, and a part of the model cut for each: tensors, recomputation, FSDP."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def lay_out(part: Part, settings: Settings, world: World) -> Part:
 
 
 def emulated(precision: str, device: torch.device) -> bool:
-    """Whether a processor has no products of this 16-bit format, which torch then makes by scalars.
+    """Return whether a processor lacks products of this 16-bit format, done by scalars then.
 
     Such runs are calculated in fp32, tens of times faster; what they store keeps its format.
     """
@@ -173,7 +173,7 @@ def emulated(precision: str, device: torch.device) -> bool:
 
 
 def gathered_units(part: Part, *, reshard: bool) -> Iterator[tuple[list[nn.Module], bool]]:
-    """What FSDP gathers at once, and whether it frees it after the forward pass.
+    """Yield what FSDP gathers at once, and whether it frees it after the forward pass.
 
     Embedding, each layer, last norm and head, as in torchtitan.
 

@@ -92,7 +92,7 @@ def _terminate_ray(ray: subprocess.Popen[bytes]) -> None:
 
 
 def _all_join(nodes: int, address: str, head: subprocess.Popen[bytes]) -> bool:
-    """Whether all nodes are there within the time; False as soon as the first one's Ray ends."""
+    """Return whether all nodes join in time; False as soon as the first one's Ray ends."""
     import ray  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     until = time.monotonic() + WAIT_S

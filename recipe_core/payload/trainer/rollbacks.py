@@ -1,4 +1,4 @@
-"""When a run's loss breaks: how that is seen, and which batches it leaves out since then.
+"""Rollbacks of a run whose loss broke: how that is seen, and which batches are left out.
 
 A run that simply repeated the stretch would fail in the same place. As Chowdhery et al. (PaLM,
 arXiv:2204.02311, section 5.1) did by hand, it goes on from a checkpoint before the event and skips
@@ -44,7 +44,7 @@ _SCALED_GRADIENTS = 20
 
 @dataclass(frozen=True)
 class Event:
-    """Why a run stopped: ``kind`` nan, gradient or spike, and the steps from first to last.
+    """The reason a run stopped: ``kind`` nan, gradient or spike, and its first and last step.
 
     ``loss`` is the last one, None where it is no number; ``usual`` the median before it (nats).
     """

@@ -69,7 +69,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Loading:
-    """How batches reach a replica: ``workers`` make up to ``prefetch`` of them ahead of the step.
+    """The loading of batches: ``workers`` make up to ``prefetch`` of them ahead of the step.
 
     With ``prefetch`` 0 every step waits for its own.
     """
@@ -118,7 +118,7 @@ class Checkpoints:
 
 @dataclass(frozen=True)
 class Guard:
-    """When a loss is a spike, and how often the run goes back for one.
+    """The guard of a loss: when it is a spike, and how often the run goes back for one.
 
     ``deviations``: robust standard deviations above the median of the last ``window`` calm steps
     (0: losses are not judged); ``patience``: such steps in a row that make a spike; ``rollbacks``:
@@ -133,7 +133,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class Figures:
-    """What model flops utilisation is computed from: flops per token, and a device's peak."""
+    """The figures behind model flops utilisation: flops per token, and a device's peak."""
 
     flops_per_token: float | None = None
     peak_flops_per_s: float | None = None

@@ -117,7 +117,7 @@ FALLBACKS: Mapping[str, Callable[[Float, Float], Float]] = {
 
 @dataclass(frozen=True, slots=True)
 class ScaleRates:
-    """How far one evaluation goes: up to ``max_up`` times the ready pods, down to their part."""
+    """The reach of one evaluation: up to ``max_up`` times the ready pods, down to their part."""
 
     max_up: float
     max_down: float

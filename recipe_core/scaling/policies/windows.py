@@ -188,7 +188,7 @@ def _levels(rows: int) -> int:
 
 
 class Delayed(Generic[Item]):
-    """What was seen ``delay_s`` ago; the first until there is anything as old."""
+    """The value seen ``delay_s`` ago; the first until there is one as old."""
 
     def __init__(self, delay_s: float) -> None:
         self._delay_s = delay_s

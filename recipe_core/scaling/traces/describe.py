@@ -1,4 +1,4 @@
-"""What a trace shows, as the values of ``recipe trace --json`` (docs/method/scaling.md)."""
+"""Description of a trace, as the values of ``recipe trace --json`` (docs/method/scaling.md)."""
 
 from __future__ import annotations
 

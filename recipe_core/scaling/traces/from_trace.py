@@ -1,4 +1,4 @@
-"""What a request's workload takes from a trace: rates, bursts, lengths, reuse of prefixes."""
+"""A workload's fields taken from a trace: rates, bursts, lengths, reuse of prefixes."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def trace_hour_of_week(began_s: float | None) -> int:
 
 
 def _relative_rate(trace: Trace | Rates, name: str) -> float:
-    """How high a shape's rate is in the hours of a trace, relative to its week; 1 without dates."""
+    """Return a shape's rate in the hours of a trace, relative to its week; 1 without dates."""
     week = find_shape(name).rates
     if trace.began_s is None or trace.span_s >= HOURS * HOUR_S:
         return 1.0

@@ -28,7 +28,7 @@ RATES = PACKAGE / "scaling" / "traces" / "shapes.csv"
 
 
 class ShapeFacts(DataRow):
-    """What a shape is of, and how far it can be trusted.
+    """The source of a shape, and how far it can be trusted.
 
     clock: whose hours. weekdays: whether hour 0 is a Monday; else it is some midnight. error: of an
     hour's rate, as a share; None where the rates are exact.

@@ -227,7 +227,7 @@ def _previous_uses(used: Int) -> Int:
 
 
 def _count_at_least(values: Int, until: Int, threshold: Int, bound: int) -> Int:
-    """How many of ``values[:until]`` are at least each ``threshold``; all below ``bound``."""
+    """Count ``values[:until]`` that are at least each ``threshold``; all below ``bound``."""
     low = np.zeros(len(until), dtype=np.int64)
     high = until.copy()
     count = np.zeros(len(until), dtype=np.int64)

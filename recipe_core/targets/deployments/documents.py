@@ -164,7 +164,7 @@ def reader_words() -> Any:
 
 
 def value_at(value: Any, *path: str) -> Any:
-    """What a path of keys leads to; None where a part of it is missing or no mapping."""
+    """Return what a path of keys leads to; None where a part of it is missing or no mapping."""
     for key in path:
         value = value.get(key) if isinstance(value, Mapped) else None
     return value

@@ -98,7 +98,7 @@ def _cron_weekday(hour: int) -> int:
 
 
 def changes_within_tolerance(hours: Sequence[int], tolerance: float) -> bool:
-    """Whether a change of the schedule is within the tolerance of autoscalers, which ignore it."""
+    """Return whether a change of the schedule is within autoscalers' tolerance, so ignored."""
     changes = zip(hours, (*hours[1:], hours[0]), strict=True)
     return any(before and 0 < abs(after / before - 1) <= tolerance for before, after in changes)
 

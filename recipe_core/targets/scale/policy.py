@@ -1,4 +1,4 @@
-"""What a target is told of a scaling policy: how many servers, by which queries of Prometheus."""
+"""A scaling policy in a target: how many servers, by which queries of Prometheus."""
 
 from __future__ import annotations
 

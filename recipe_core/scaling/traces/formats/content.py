@@ -80,7 +80,7 @@ def unpack_trace_file(data: bytes, limit: int = MOST_BYTES) -> bytes:
 
 
 def _gunzip_pieces(packed: bytes) -> Iterator[bytes]:
-    """What a gzip file unpacks to, member by member, in pieces of at most ``_PIECE`` bytes.
+    """Yield what a gzip file unpacks to, member by member, in pieces of at most ``_PIECE`` bytes.
 
     Raises:
         InputError: where it is damaged, or has more members than any file that is not made to.
@@ -156,12 +156,12 @@ class Content:
 
     @property
     def is_json(self) -> bool:
-        """Whether it begins as JSON does."""
+        """Return whether it begins as JSON does."""
         return self.first_line.startswith(("{", "["))
 
     @cached_property
     def delimiter(self) -> str:
-        """What divides the columns of its head."""
+        """Say what divides the columns of its head."""
         counts = {mark: self.first_line.count(mark) for mark in (",", "\t", ";", "|")}
         return max(counts, key=lambda mark: counts[mark]) if any(counts.values()) else ","
 

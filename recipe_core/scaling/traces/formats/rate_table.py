@@ -28,7 +28,7 @@ MOST_WINDOWS = 2_000_000
 
 
 def is_rate_table(content: Content) -> bool:
-    """Whether the head has a time and a rate."""
+    """Return whether the head has a time and a rate."""
     head = content.head
     return time_column(head) is not None and column_of(head, "rates") is not None
 

@@ -59,7 +59,7 @@ _ERROR = ("2", "status_code_error", "error")
 
 
 def has_genai_spans(content: Content) -> bool:
-    """Whether it is OTLP, or its first line names an attribute of ``gen_ai``."""
+    """Return whether it is OTLP, or its first line names an attribute of ``gen_ai``."""
     if not content.is_json:
         return False
     head = content.data[: 1 << 20]
@@ -154,7 +154,7 @@ _LISTS = ("successful", "errored", "incomplete")
 
 
 def is_benchmark_trace(content: Content) -> bool:
-    """Whether it is an object with vLLM's lists or GuideLLM's benchmarks."""
+    """Return whether it is an object with vLLM's lists or GuideLLM's benchmarks."""
     if not content.first_line.startswith("{"):
         return False
     if all(f'"{name}"'.encode() in content.data for name in VLLM):
@@ -224,7 +224,7 @@ Path = tuple[str, ...]
 
 
 def is_access_log(content: Content) -> bool:
-    """Whether one of the first lines is an object with a time and the tokens of a prompt."""
+    """Return whether one of the first lines is an object with a time and the tokens of a prompt."""
     if not content.is_json:
         return False
     head = Content(content.data[: 1 << 20], content.name) if content.first_line != "{" else content
@@ -276,7 +276,7 @@ def _add_log_request(
 
 
 def _find_field_paths(value: Mapping[str, Any]) -> dict[str, Path] | None:
-    """Where an object holds what is needed; None where it lacks a time or a prompt's tokens."""
+    """Return the paths to an object's fields; None where it lacks a time or prompt tokens."""
     leaves: dict[Path, Any] = dict(sorted(_iter_leaves(value, ()), key=lambda leaf: len(leaf[0])))
     stamps = _paths_by_name(leaves)
     column = time_column(stamps)

@@ -289,7 +289,7 @@ def _read_prompt_blocks(table: Any, hashes: str, size: str | None, inputs: Int) 
 
 
 def parse_failures(cells: Any) -> Bool:
-    """Which rows failed, by a status, an HTTP code, a truth value or the text of an error.
+    """Return which rows failed, by a status, an HTTP code, a truth value or the text of an error.
 
     Codes from 400 on, and words such as ``failed`` are failures. A column with other words tells
     nothing.
@@ -303,7 +303,7 @@ def parse_failures(cells: Any) -> Bool:
 
 
 def is_failure(word: str) -> bool:
-    """Whether a status in small letters says that a request failed."""
+    """Return whether a status in small letters says that a request failed."""
     word = word.strip()
     if word in BAD:
         return True
