@@ -6,8 +6,8 @@ A load (concurrency, request_rate, batch, requests) differs when it is not the d
 is searched. A field of a training run differs when it is not ``TRAINING``'s. A candidate that
 states nothing is written as no candidate. Configs, profiles and lists are JSON, or packed where
 that is shorter (``packed.py``). ``pins`` (split keys) and ``kept`` (``shelf.py``) travel beside the
-request. Engine options, environment variables and tiers of the cache may hold private values: a
-link leaves them out, ``link_omissions`` says so.
+request. Engine options, environment variables, tiers of the cache and names of files may hold
+private values: a link leaves them out, ``link_omissions`` says so.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _BESIDE = ("v", "pins", "any", "kept")
 # Fields that no link carries: what people pass on to an engine may hold paths and addresses.
 PRIVATE = ("options.engine_options", "options.environment", "options.kv_offload")
 # Fields that are one value, although it may be a mapping: a config, a profile, engine options.
-WHOLE = ("model", "hardware.device", *PRIVATE)
+WHOLE = ("model", "hardware.device", "options.compression", *PRIVATE)
 _PLAIN = re.compile(r"[\w.\-]+")
 
 # Documents in a request of which a link has no fields.
@@ -128,6 +128,10 @@ _LISTS = tuple(name for name, kind in _TYPES.items() if "tuple" in kind)
 def to_query(request: PlanRequest) -> dict[str, str]:
     """The request as query parameters; ``v`` comes first, so that a link is never empty."""
     values = flat_values(request)
+    if (compression := request.options.compression) is not None:
+        files = {"calibration": {"text"}, "verify": {"text"}}
+        dump = compression.model_dump(exclude_defaults=True, exclude=files)
+        values["options.compression"] = {name: part for name, part in dump.items() if part != {}}
     defaults = _defaults(values)
     query = {"v": VERSION}
     for name in FIELDS:
@@ -142,11 +146,15 @@ def link_omissions(request: PlanRequest) -> str | None:
     names = [*options.engine_options, *options.environment]
     if options.kv_offload is not None:
         names.append("kv_offload")
+    if (compression := options.compression) is not None:
+        texts = {"calibration": compression.calibration.text, "verify": compression.verify.text}
+        names += [f"compression.{name}.text" for name, text in texts.items() if text]
     if not names:
         return None
     return (
-        f"The link leaves out {', '.join(names)}: engine options, environment variables and places "
-        "of caches may hold private values. Share the request as YAML or JSON to include them."
+        f"The link leaves out {', '.join(names)}: engine options, environment variables, places of "
+        "caches and names of files may hold private values. Share the request as YAML or JSON to "
+        "include them."
     )
 
 

@@ -205,6 +205,17 @@ def test_bad_parameters_and_pins_are_named_rates_packed_and_what_may_be_private_
     assert "leaves out tool_call_parser, NCCL_SOCKET_IFNAME, kv_offload:" in sentence
     assert "eth1" not in sentence
     assert link.link_omissions(DEFAULT) is None
+    made = {"technique": "int4_weight_only", "verify": {"text": "own.txt", "prompts": 9}}
+    request = change(DEFAULT, {"options.compression": made})
+    assert "compression.verify.text:" in (link.link_omissions(request) or "")
+    (shared, ignored) = from_query(to_query(request))
+    assert ignored == []
+    shared_compression = shared.options.compression
+    assert shared_compression is not None
+    assert shared_compression.model_dump(exclude_defaults=True) == {
+        "technique": "int4_weight_only",
+        "verify": {"prompts": 9},
+    }
     options = {"limit_mm_per_prompt.image": 2}  # whose names have dots
     request = change(DEFAULT, {"options.engine_options": options})
     assert change(request, {"hardware.nodes": 2}).options.engine_options == options
