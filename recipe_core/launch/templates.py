@@ -50,7 +50,10 @@ def fill_template(template: Any, values: Values) -> Any:
     if isinstance(template, list):
         entries: list[Any] = []
         for entry in (fill_template(item, values) for item in template):
-            entries += entry if isinstance(entry, list) else [entry] if entry is not None else []
+            if isinstance(entry, list):
+                entries += entry
+            elif entry is not None:
+                entries.append(entry)
         return entries if entries or not template else None
     return template
 

@@ -306,12 +306,7 @@ def tune(
     budget.check()
     deadline = clock() + budget.minutes * 60
     folder = unpack_bundle(bundle)
-    if output is not None and output.resolve() == folder.resolve():
-        raise InputError(
-            "is the bundle itself, whose runs the search needs.",
-            field="output",
-            hint="Choose another place.",
-        )
+    _check_output(output, folder)
     base = serving_recipe(folder)
     aim, space = search_aim(recipe_request(base), goal), tunable_knobs(base, budget.splits)
     if not space:
@@ -339,6 +334,15 @@ def tune(
     if output is not None and outcome.recipe is not None:
         _write_tuned_bundle(outcome, output)
     return outcome
+
+
+def _check_output(output: Path | None, folder: Path) -> None:
+    if output is not None and output.resolve() == folder.resolve():
+        raise InputError(
+            "is the bundle itself, whose runs the search needs.",
+            field="output",
+            hint="Choose another place.",
+        )
 
 
 def _warm_up_requests(deployment: Deployment) -> int:

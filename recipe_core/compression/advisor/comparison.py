@@ -55,9 +55,9 @@ def split_figures(
     for name in names:
         value = float(plan.columns[FIGURES[name]][row])
         before = value if base is None else base.value(name)
-        ratio = 1.0 if base is None else value / before if before and before > 0 else None
+        ratio = value / before if before and before > 0 else None
         if math.isfinite(value):
-            figures[name] = FigureAnswer(value=value, ratio=ratio)
+            figures[name] = FigureAnswer(value=value, ratio=1.0 if base is None else ratio)
     return SplitAnswer(
         split=split_label(plan, row, device=False),
         candidate=plan.candidate(row),

@@ -294,7 +294,8 @@ class Keeper:
                 return "dismissed"
             if number == keeper_process.READ:
                 names = keeper_process.requested(self.own).get("restart")
-                self.rolling.ask(names) if not self.trains else None
+                if not self.trains:
+                    self.rolling.ask(names)
             elif number == keeper_process.DRAIN and not self.trains:
                 seconds = keeper_process.requested(self.own).get("drain_s")
                 limit = seconds if isinstance(seconds, (int, float)) else self.limits.drain_s

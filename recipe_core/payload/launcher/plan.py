@@ -234,6 +234,7 @@ def load_plan(
     title = needs.optional_text("title") or needs.text("device")
     kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
     items = fields.children("processes")
+    variants = fields.children("variants") if fields.data.get("variants") else []
     everywhere = _parse_launch_processes(items, fill)
     nodes = 1 + max(process.node for process in everywhere)
     node = which_node(node, nodes)
@@ -252,18 +253,19 @@ def load_plan(
         node=node,
         nodes=nodes,
         needs_model=any("${model}" in text for item in items for text in _templates(item)),
-        variants=tuple(
-            read_typed(Variant, item)
-            for item in (fields.children("variants") if fields.data.get("variants") else ())
-        ),
+        variants=tuple(read_typed(Variant, item) for item in variants),
         choice=choice,
         fallbacks=_parse_fallbacks(fields),
-        supervision=read_typed(Supervision, fields.child("supervision"))
-        if fields.data.get("supervision") is not None
-        else USUAL,
+        supervision=_read_supervision(fields),
         making=read_making(fields, root),
         support=read_support(fields),
     )
+
+
+def _read_supervision(fields: Fields) -> Supervision:
+    if fields.data.get("supervision") is None:
+        return USUAL
+    return read_typed(Supervision, fields.child("supervision"))
 
 
 def _document(root: Path, choice: str) -> Fields:
