@@ -351,3 +351,12 @@ def test_pipelines_of_several_lengths_are_estimated_as_each_alone(engine, method
         assert together.peak_bytes[i] == alone.peak_bytes[0] == together.by_stage[i, :pp].max()
         own = {name: part_s[0] for name, part_s in training_step_parts(chosen, one).items()}
         assert {name: part_s[i] for name, part_s in seconds.items()} == own
+
+
+def test_no_part_of_a_peak_is_below_zero_where_activations_wait_on_the_host():
+    shapes = product((1, 2, 4), (1, 4, 8), (64, 768), (0, 1))
+    pp, tp, length, offload = (np.array(column) for column in zip(*shapes, strict=True))
+    columns = {"pp": pp, "tp": tp, "sequence_length": length, "activation_offload": offload}
+    found = training_memory(setting("unsloth"), cases(len(pp), recompute=2, **columns))
+    for name, part in found.parts.items():
+        assert not np.any(part < 0), name

@@ -295,7 +295,8 @@ def _embedding_moment(p: _Pass) -> Moment:
     return p.moment(
         s.gradients - lookup,
         np.where(p.piped, p.parameters, 0.0) + s.first * added,
-        p.waiting - s.count * p.saved,
+        # of what waits on the host, the device holds no more than two layers
+        np.maximum(p.waiting - s.count * p.saved, 0.0),
         p.later_loss,
         s.first * p.temporary * s.table * p.cases.tp[:, None],
     )
