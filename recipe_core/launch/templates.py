@@ -49,11 +49,9 @@ def fill_template(template: Any, values: Values) -> Any:
         return fields if fields or not template else None
     if isinstance(template, list):
         entries: list[Any] = []
-        for entry in (fill_template(item, values) for item in template):
-            if isinstance(entry, list):
-                entries += entry
-            elif entry is not None:
-                entries.append(entry)
+        filled = (fill_template(item, values) for item in template)
+        for entry in filter(lambda entry: entry is not None, filled):
+            entries += entry if isinstance(entry, list) else [entry]
         return entries if entries or not template else None
     return template
 

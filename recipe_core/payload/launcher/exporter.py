@@ -232,7 +232,7 @@ class Teller:
 
     def snapshot(self) -> Snapshot:
         """Return what the exporter shows."""
-        look, tracks = self.keeper.probe.look, self.keeper.all_tracks()
+        look, tracks = self.keeper.probe.look, list(self.keeper.tracks.values())
         figures = list(look.figures.values())
         paces = [pace for track in tracks if (pace := tpot_s(track)) is not None]
         serves = self.keeper.serves()

@@ -12,15 +12,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import FrameType
-from typing import Any
 
 from . import events, keeper_process, state, supervisor, tracks
 from .choices import Choice, MachineWatch, list_launch_choices, next_choice
 from .diagnosis import Diagnosis, with_lost_device
 from .errors import BusyError, LauncherError, PreflightError, StartError
 from .exporter import Teller
+from .groups import Gone, Groups, groups_of
 from .heartbeat import notify_ready, notify_stopping, only_keeper, watchdog_period
 from .logs import cut_logs
 from .plan import FIRST, LaunchPlan
@@ -43,10 +41,6 @@ _UNKNOWN = ("unknown", "exception", "crashed")
 _PASSING = ("port", "head")
 
 
-class Gone(Exception):  # noqa: N818 - it is how a keeper ends, not an error
-    """There is nothing to keep any more, or somebody else keeps it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Log(Progress):
     """Progress in a log: every line has its time."""
@@ -59,14 +53,13 @@ class Log(Progress):
         Progress.say(self, f"{now} {text}")
 
 
-class Keeper:
+class Keeper(Groups):
     """Supervises what ``current`` records of ``plan`` until it is stopped, dismissed, or gives up.
 
     ``strict``: it takes no fallback. ``metrics_port``: of its own metrics; None for none. Of a run,
     steps after ``shown`` are told, and ``checked`` raises where a check before a start fails.
 
-    ``refusing``: why no requests are welcome, if so; ``causes``: restarts by their cause;
-    ``asked``: signals, oldest first.
+    ``causes``: restarts by their cause; ``asked``: signals, oldest first.
     """
 
     def __init__(
@@ -82,15 +75,14 @@ class Keeper:
         checked: Callable[[LaunchPlan, Progress], object] = passed_preflight,
         world: World = HERE,
     ) -> None:
+        super().__init__(plan, current)
         self.world, self.clock = world, world.clock
-        self.plan, self.current, self.limits, self.progress = plan, current, limits, progress
-        self.strict, self.trains = strict, plan.kind == "training"
+        self.limits, self.progress, self.strict = limits, progress, strict
         self.options = list_launch_choices(plan)
         self.machine = MachineWatch(plan, self.options, limits, strict=strict, world=world)
-        self.tracks: dict[int, Track] = {}
         self.causes: dict[str, int] = {}
         self.reasons: dict[int, str] = {}  # for which groups are started again
-        self.refusing, self._complaint = "", ""
+        self._complaint = ""
         self.tried: set[str] = set()
         self.awaited: tuple[Trouble, str, Diagnosis] | None = None  # for which devices are lost
         self.asked: list[int] = []
@@ -100,64 +92,6 @@ class Keeper:
         self.rolling = Rolling(self)
         self.teller = Teller(self, metrics_port)
         self.me = keeper_process.me(limits, metrics_port)
-
-    # What it keeps
-
-    @property
-    def own(self) -> Path:
-        return self.plan.own
-
-    def all_tracks(self) -> list[Track]:
-        return list(self.tracks.values())
-
-    def active(self) -> list[int]:
-        """Groups that run, or are to."""
-        resting = (Phase.RESTING, Phase.PARKED)
-        return [group for group, track in self.tracks.items() if track.phase not in resting]
-
-    def name(self, group: int) -> str:
-        """Say what people call a group: its first process."""
-        names = [process.name for process in self.plan.processes if process.group == group]
-        return names[0] if names else f"group {group}"
-
-    def event(self, kind: str, group: int, **fields: object) -> None:
-        events.append(self.own, kind, group=group, name=self.name(group), **fields)
-
-    def serves(self, *, without: int | None = None) -> bool:
-        """Return whether requests can be answered, also without a group."""
-        roles = {p.group: p.role for p in reversed(self.plan.processes) if p.role != "worker"}
-        serving = (Phase.SERVING, Phase.DRAINING)
-        return tracks.serves(
-            (roles.get(group, "server"), group != without and track.phase in serving)
-            for group, track in self.tracks.items()
-        )
-
-    def summary(self) -> str:
-        """Say how much serves, in a line."""
-        if self.trains:
-            return f"keeps a training run, choice {self.plan.choice}"
-        well = sum(track.phase is Phase.SERVING for track in self.all_tracks())
-        text = f"{well} of {len(self.tracks)} groups serve, choice {self.plan.choice}"
-        return f"{self.refusing}; {text}" if self.refusing else text
-
-    def check_ours(self) -> None:
-        """Raise where another launcher has stopped or replaced what is kept."""
-        with suppress(LauncherError):  # damaged: it is written again with the next change
-            saved = state.load_state(self.own)
-            if saved is None or saved.mark != self.current.mark:
-                raise Gone("another launcher stopped the servers")
-
-    @contextmanager
-    def acting(self) -> Iterator[None]:
-        """Be the only one who starts or stops anything."""
-        with state.exclusive(self.own):
-            self.check_ours()
-            yield
-
-    def save(self, current: State) -> None:
-        """Write the state; it counts once it is written."""
-        state.save_state(self.own, current)
-        self.current = current
 
     # The loop
 
@@ -169,7 +103,12 @@ class Keeper:
             LauncherError: while another keeper lives.
         """
         with only_keeper(self.plan, self.limits, self.clock) as heartbeat, self._signals():
-            self._note_keeper()
+            try:
+                self._when_free(self._note_keeper)
+            except (BusyError, StartError):
+                raise
+            except LauncherError as error:  # a full disk must not leave the servers alone
+                self.progress.say(f"status will not know of this keeper: {error}")
             events.append(self.own, "keeper_start", choice=self.plan.choice, pid=self.me.pid)
             self.progress.say(f"keeping {self.plan.name}: {self.summary()}")
             if self.current.ready:
@@ -178,7 +117,9 @@ class Keeper:
             try:
                 while True:
                     heartbeat.beat()
-                    if why := heartbeat.follow(self._save_again, self._stop, self.progress.say):
+                    if why := heartbeat.follow(
+                        lambda: self.save(self.current), self._stop, self.progress.say
+                    ):
                         raise Gone(why)
                     if (ended := self.step()) or (done is not None and done(self)):
                         reason = ended or "done"
@@ -240,30 +181,29 @@ class Keeper:
         while not self.asked and (remaining_s := end - self.clock.monotonic()) > 0:
             self.clock.sleep(min(remaining_s, _NAP_S))
 
-    def _save_again(self) -> None:
-        self.save(self.current)
+    def _when_free(self, act: Callable[[], None]) -> None:
+        """Act once no other command holds the lock.
 
-    def _note_keeper(self) -> None:
-        """Write who keeps, for ``status`` and ``down``."""
+        Raises:
+            BusyError: while one holds it for too long.
+        """
         end = self.clock.monotonic() + _NOTED_S
         while True:
             try:
-                with state.exclusive(self.own):
-                    saved = state.load_state(self.own)
-                    if saved is None or saved.mark != self.current.mark:
-                        hint = "Start it with `up`."
-                        raise StartError("nothing runs that could be kept.", hint=hint)
-                    self.save(replace(saved, keeper=self.me))
-                return
+                return act()
             except BusyError:
                 if self.clock.monotonic() > end:
                     raise
-                self.clock.sleep(_NAP_S)
-            except StartError:
-                raise
-            except LauncherError as error:  # a full disk must not leave the servers alone
-                self.progress.say(f"status will not know of this keeper: {error}")
-                return
+            self.clock.sleep(_NAP_S)
+
+    def _note_keeper(self) -> None:
+        """Write who keeps, for ``status`` and ``down``."""
+        with state.exclusive(self.own):
+            saved = state.load_state(self.own)
+            if saved is None or saved.mark != self.current.mark:
+                hint = "Start it with `up`."
+                raise StartError("nothing runs that could be kept.", hint=hint)
+            self.save(replace(saved, keeper=self.me))
 
     # Signals
 
@@ -276,15 +216,12 @@ class Keeper:
         numbers = (keeper_process.LEAVE, keeper_process.READ, *takes_over())
         before = {number: signal.getsignal(number) for number in numbers}
         for number in numbers:
-            signal.signal(number, self._note)
+            signal.signal(number, lambda number, _frame: self.asked.append(number))
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.asked.append(number)
 
     def _heed(self) -> str:
         """Do what signals ask for; why this keeper ends, where it does."""
@@ -302,14 +239,14 @@ class Keeper:
                 self.drain(float(limit))
                 return "drained"
             else:
-                self._stop_all()
+                self._when_free(self._stop_all)
                 return "stopped"
         return ""
 
     def drain(self, limit_s: float) -> None:
         """Welcome no requests, let those that run finish, then stop everything."""
         self.probe.quiesce(limit_s, "draining")
-        self._stop_all()
+        self._when_free(self._stop_all)
 
     # Trouble
 
@@ -328,7 +265,9 @@ class Keeper:
             self.progress.say(f"{self.name(group)} is ready after {spent:.1f} s")
         if track.phase is Phase.SERVING:
             self.rolling.admit(group)
-            if not self.current.ready and all(t.phase is Phase.SERVING for t in self.all_tracks()):
+            if not self.current.ready and all(
+                t.phase is Phase.SERVING for t in self.tracks.values()
+            ):
                 with self.acting():
                     self.save(replace(self.current, ready=True))
                 notify_ready(self.summary())
@@ -362,13 +301,9 @@ class Keeper:
             return  # it has an event of its own
         names = {Kind.LATE: Kind.HUNG, Kind.REFUSED: Kind.DIED}
         kind = names.get(trouble.kind, trouble.kind).value
-        detail: dict[str, Any] = {
-            "reason": trouble.reason,
-            "cause": cause,
-            "title": diagnosis.title,
-        }
-        detail |= {"lines": list(diagnosis.lines), "fix": diagnosis.fix}
-        self.event(kind, group, **detail, **self.probe.facts())
+        about = {"reason": trouble.reason, "cause": cause, "title": diagnosis.title}
+        more = {"lines": list(diagnosis.lines), "fix": diagnosis.fix, **self.probe.facts()}
+        self.event(kind, group, **about, **more)
         self.progress.say(f"{self.name(group)} {kind}: {trouble.reason} ({diagnosis.title})")
 
     def _respond(
@@ -407,7 +342,7 @@ class Keeper:
         hung = cause == "hang"
         self.stop_group(group, self.probe.hung_grace_s if hung else supervisor.GRACE_S)
         parked = {*self.current.parked, group} if step is Step.PARK else self.current.parked
-        self.save(self._without(group, parked=tuple(sorted(parked))))
+        self.save(self.without(group, parked=tuple(sorted(parked))))
         if step is Step.STOP:
             raise self._given_up(cause, trouble, diagnosis, misfit)
         if step is Step.LEAVE:
@@ -418,11 +353,6 @@ class Keeper:
         else:
             self.probe.note_rest(group, cause, track)
             self.progress.say(f"{self.name(group)} restarts in {track.until - track.since:.1f} s")
-
-    def _without(self, group: int, **changes: Any) -> State:
-        names = {process.name for process in self.plan.processes if process.group == group}
-        servers = tuple(s for s in self.current.servers if s.name not in names)
-        return replace(self.current, servers=servers, ready=False, **changes)
 
     # Starts
 
@@ -590,7 +520,7 @@ class Keeper:
         now = self.clock.monotonic()
         stable = all(
             track.phase is Phase.SERVING and now - track.since >= self.limits.stable_s
-            for track in self.all_tracks()
+            for track in self.tracks.values()
         )
         if stable and self.tried:
             self.tried.clear()
@@ -598,22 +528,10 @@ class Keeper:
     # Stops
 
     def _stop_all(self) -> None:
-        """Stop everything, unless another launcher does so.
-
-        Raises:
-            BusyError: while another command holds the lock for too long.
-        """
-        end = self.clock.monotonic() + _NOTED_S
-        while True:
-            try:
-                with self.acting():
-                    events.append(self.own, "stop", **self.probe.facts())
-                    self._stop()
-                return
-            except BusyError:
-                if self.clock.monotonic() > end:
-                    raise
-            self.clock.sleep(_NAP_S)
+        """Stop everything, unless another launcher does so."""
+        with self.acting():
+            events.append(self.own, "stop", **self.probe.facts())
+            self._stop()
 
     def stop_group(self, group: int, grace_s: float = supervisor.GRACE_S) -> None:
         """End what runs of a group: the lock is held."""
@@ -623,11 +541,6 @@ class Keeper:
         supervisor.stop(
             self.own, self.current, progress=self.progress, recorded=True, world=self.world
         )
-
-
-def groups_of(plan: LaunchPlan) -> list[int]:
-    """The groups of a plan, in the order that they start in."""
-    return list(dict.fromkeys(process.group for process in plan.processes))
 
 
 def _trouble_cause(trouble: Trouble, diagnosis: Diagnosis) -> str:

@@ -184,7 +184,7 @@ class Rolling:
                 self.groups.pop(0)
                 self.idle = 0
                 self.settled_at = now + (_BLIND_ROUTER_S if self._blind and self.groups else 0.0)
-        elif all(group_track.phase is Phase.SERVING for group_track in self.keeper.all_tracks()):
+        elif all(group_track.phase is Phase.SERVING for group_track in self.keeper.tracks.values()):
             routed = any(process.role == "router" for process in self.keeper.plan.processes)
             withdrawn = withdraw(self.keeper.plan, group, world=self.keeper.world)
             self._blind = routed and not withdrawn

@@ -218,7 +218,7 @@ class ServingProbe:
         """
         keeper, now = self.keeper, self.clock.monotonic()
         settled = (Phase.SERVING, Phase.PARKED)
-        serving = all(track.phase in settled for track in keeper.all_tracks())
+        serving = all(track.phase in settled for track in keeper.tracks.values())
         asks = asks or not serving or now - self._asked_at >= self._pause_s
         if asks:
             self._asked_at = now

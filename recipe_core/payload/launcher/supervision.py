@@ -6,7 +6,8 @@ from pathlib import Path
 
 from . import keeper_process, state, supervisor
 from .errors import InputError, LateError, LauncherError, StartError
-from .keeper import Keeper, groups_of
+from .groups import groups_of
+from .keeper import Keeper
 from .plan import LaunchPlan
 from .request import Request
 from .rolling import rolled_groups
