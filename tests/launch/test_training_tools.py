@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import json
+import os
 import random
 import subprocess
 import sys
@@ -417,3 +418,14 @@ def test_memory_follows_what_a_tool_does():
     whole = 2 * 8.03e9
     assert parts("trl", "dpo")["reference"] == pytest.approx(whole, rel=0.01)
     assert parts("axolotl", "dpo")["reference"] == pytest.approx(whole / 16, rel=0.01)
+
+
+def test_a_tool_starts_its_own_ranks_whatever_a_controller_calls_its_nodes():
+    """A PyTorchJob sets these for each pod; TRL would wait for another rank before any starts."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+    program = f"import os; print([name for name in {names} if name in os.environ])"
+    start = f"import sys; from {start_tool.__name__} import main; main(sys.argv[1:])"
+    words = [sys.executable, "-c", start, "--", sys.executable, "-c", program]
+    env = {**os.environ, **dict.fromkeys(names, "1")}
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=True)
+    assert done.stdout.strip() == "['MASTER_ADDR']"

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 OPTION = "--resume_from_checkpoint"
+# A controller tells nodes apart by these (a PyTorchJob does). A tool that starts its own processes
+# would take them for one of these, and wait for the others before it starts any.
+_OF_NODES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 _ANSWERS = ("chosen", "rejected")
 _TOKENIZER = ("*.json", "*.model", "*.jinja", "*.tiktoken", "merges.txt", "vocab.txt")
 # Files of a model on the hub that a program can need, as patterns.
@@ -126,7 +129,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
         os.chdir(options.folder)
-    os.execvp(started[0], started)  # noqa: S606 - the bundle's own words, without a shell
+    environment = {n: value for n, value in os.environ.items() if n not in _OF_NODES}
+    os.execvpe(started[0], started, environment)  # noqa: S606 - the bundle's own words, no shell
 
 
 def _start_tool_parser() -> argparse.ArgumentParser:
