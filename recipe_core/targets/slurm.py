@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base import texts
 from recipe_core.launch.templates import read_templates
-from recipe_core.payload.launcher.sections import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import cluster_names

@@ -12,7 +12,7 @@ from recipe_core.models.hub import keep_own_model, own_config
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.compress_run import finish
 from recipe_core.payload.launcher.files import read_object, sha256
-from recipe_core.payload.launcher.sections import RECORD
+from recipe_core.payload.launcher.making import RECORD
 from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
 from tests.calibration.test_calibrate import NOW, incoming, measured
 from tests.fixtures.needs import needs

@@ -14,7 +14,8 @@ from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.signing import MANIFEST, new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bundle, zip_bytes
-from recipe_core.payload.launcher.machine import Device, Machine
+from recipe_core.payload.launcher.devices import Device
+from recipe_core.payload.launcher.machine import Machine
 from recipe_core.recipe import make_recipe, recipe_request
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe as run

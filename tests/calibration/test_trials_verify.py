@@ -23,7 +23,7 @@ from recipe_core.calibration.trials.deployment import TrialError
 from recipe_core.calibration.trials.verify import Choice, verify_outputs
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.trials import Reproducibility, reproducibility
-from recipe_core.payload.launcher.sections import Api
+from recipe_core.payload.launcher.api import Api
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.experiments import ALONE, Servers, Words

@@ -9,7 +9,7 @@ from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.verify import read_bundle
 from recipe_core.bundle.write import write_bundle
 from recipe_core.hardware.cluster import device_names, device_profile
-from recipe_core.payload.launcher.machine import Device as LaunchDevice
+from recipe_core.payload.launcher.devices import Device as LaunchDevice
 from recipe_core.payload.launcher.machine import Machine as LaunchMachine
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.portability import advise_variant

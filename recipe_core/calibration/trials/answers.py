@@ -17,7 +17,7 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.trials.deployment import Deployment, TrialError
 from recipe_core.engines.trials import Reproducibility
-from recipe_core.payload.launcher.client import api_headers, refusal
+from recipe_core.payload.launcher.api import api_headers, refusal
 from recipe_core.payload.launcher.load import Prompts
 
 TIMEOUT_S = 600.0

@@ -16,7 +16,7 @@ from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.calibration.trials.answers import Answer
-from recipe_core.payload.launcher.metrics import quantile
+from recipe_core.payload.launcher.bench import quantile
 from recipe_core.recipe import Recipe
 
 # Positions at which the share of answers that are still alike is stated.

@@ -41,8 +41,8 @@ from recipe_core.calibration.trials.search_problem import (
 from recipe_core.calibration.trials.study import SEED, Search, measured_score
 from recipe_core.calibration.trials.verify import bundle_model_folder, serving_recipe
 from recipe_core.calibration.trials.workplace import Workplace, workplace
-from recipe_core.payload.launcher import metrics as figures
 from recipe_core.payload.launcher.bench import Options, plan_traffic
+from recipe_core.payload.launcher.measurement import FIGURES
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.recipe import Recipe, recipe_request, with_claims
 
@@ -363,7 +363,7 @@ def _claim_gain(recipe: Recipe, outcome: Tuned, base: Mapping[str, Any]) -> Reci
     assert measurement is not None and gain is not None  # noqa: S101, PT018 - both were just made
     beaten = {
         f"recommended_{name}": base["metrics"][name]
-        for name in figures.FIGURES
+        for name in FIGURES["serving"]
         if base["metrics"].get(name) is not None
     }
     gains = {"gain_ratio": gain.mean, "gain_low_ratio": gain.low, "gain_high_ratio": gain.high}

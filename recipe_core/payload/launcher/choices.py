@@ -3,36 +3,25 @@
 A fallback was planned for the same objective, and rendered when the bundle was built. It is taken
 where the machine is smaller than planned (fewer devices, other devices, less free memory) and where
 the engine refuses to start, or runs out of memory while it does.
-
-While something runs, a vendor's tool, which may take seconds or itself hang where a device is lost,
-is asked rarely, in a thread, and at once only after a death.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import takewhile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import events
+from .checks import MACHINE_CHECKS, find_misfit
 from .diagnosis import diagnose
 from .errors import LateError, LauncherError, PreflightError, StartError
-from .machine import Device, Machine, detect_machine
-from .plan import FIRST, LaunchPlan, Needs, load_plan
-from .preflight import check_machine, needs_here
-from .sections import Supervision
-from .world import HERE, World
+from .machine import Machine, detect_machine
+from .plan import FIRST, LaunchPlan, load_plan
 
 if TYPE_CHECKING:
     from .supervisor import Progress
-
-
-# Checks that another choice may pass on the same machine.
-MACHINE_CHECKS = frozenset({"device", "memory"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +75,12 @@ def misfit(choice: Choice, machine: Machine, *, running: bool = False) -> str | 
 
     ``running``: whatever uses its memory now.
     """
-    needs = needs_here(choice.plan)
-    checks = check_machine(needs, machine, running=running)
-    failed = next((check for check in checks if check.status == "FAIL"), None)
-    if failed is not None:
-        return failed.detail
+    if (detail := find_misfit(choice.plan, machine, running=running)) is not None:
+        return detail
     # Another device of the same vendor only warns at a start that a person asked for.
-    foreign = needs.names and not {device.name.casefold() for device in machine.devices} <= {
-        name.casefold() for name in needs.names
-    }
-    return f"it is for {needs.title}" if foreign and choice.kind == "other-device" else None
+    needs = choice.plan.needs
+    own = all(needs.lists(device.name) for device in machine.devices)
+    return f"it is for {needs.title}" if choice.kind == "other-device" and not own else None
 
 
 def next_choice(
@@ -191,162 +176,3 @@ def curable(error: LauncherError) -> bool:
     if isinstance(error, PreflightError):
         return error.check in MACHINE_CHECKS
     return isinstance(error, StartError)
-
-
-# Looks at what runs for one at the machine: of servers, and of a training run.
-_POLLS, _RUN_POLLS = 30.0, 10.0
-# A tool that fails once is asked again before it is believed.
-_AGAIN_S = 1.0
-
-
-class MachineWatch:
-    """Asks for the machine now and then; ``missing``: why it cannot hold what runs.
-
-    ``returning``: an earlier choice, left for want of devices, that fits again: the first one for
-    as long as a service must last to be stable, of a training run any at once.
-    """
-
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        options: Sequence[Choice],
-        limits: Supervision,
-        *,
-        strict: bool = False,
-        world: World = HERE,
-    ) -> None:
-        self.options, self.strict, self.world = options, strict, world
-        self.trains = plan.kind == "training"
-        polls = _RUN_POLLS if self.trains else _POLLS
-        self.every_s, self.stable_s = polls * limits.poll_s, 0.0 if self.trains else limits.stable_s
-        # The machine may hold the first choice again before anybody looks.
-        self.told_why = self.trains or refused_by_machine(plan.own) is True
-        self.barred: set[str] = set()  # left for another reason: nothing returns to them
-        self.returning: Choice | None = None
-        self.missing: str | None = None
-        self._fits_since: float | None = None
-        self._pool = world.threads(1, "machine")
-        self._asked: Future[Machine] | None = None
-        self._next_at = 0.0
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def detect(self) -> Machine:
-        return self.world.detect()
-
-    def as_if_stopped(self, plan: LaunchPlan) -> Machine:
-        """The machine now, with the memory that ``plan`` uses counted as free."""
-        return freed(self.detect(), plan.needs)
-
-    def misfit_now(
-        self, plan: LaunchPlan, options: Sequence[Choice], *, stopped: bool = False
-    ) -> str | None:
-        """Say why the machine cannot hold what ran, after a death; None where it can.
-
-        ``stopped``: nothing of it runs any more.
-        """
-        reason = None
-        for attempt in range(2):
-            if attempt:
-                self.world.clock.sleep(_AGAIN_S)
-            machine = self.detect() if stopped else self.as_if_stopped(plan)
-            reason = _misfit(plan, options, machine)
-            if reason is None:
-                return None
-        self.missing = reason
-        return reason
-
-    def look(
-        self, plan: LaunchPlan, options: Sequence[Choice], *, always: bool
-    ) -> list[tuple[str, str]]:
-        """Events of a look that was due: ``device_lost`` and ``device_found`` with a reason.
-
-        ``always``: a machine without devices is looked at too, for its memory.
-        """
-        now = self.world.clock.monotonic()
-        if self._asked is None:
-            due = now >= self._next_at and (always or plan.needs.runtime != "cpu")
-            if due:
-                self._asked = self._pool.submit(self.world.detect)
-            return []
-        if not self._asked.done():
-            return []
-        machine, self._asked = freed(self._asked.result(), plan.needs), None
-        self._next_at = now + self.every_s
-        return [*self._of_running(plan, options, machine), *self._of_earlier(plan, machine, now)]
-
-    def _of_running(
-        self, plan: LaunchPlan, options: Sequence[Choice], machine: Machine
-    ) -> list[tuple[str, str]]:
-        before, self.missing = self.missing, _misfit(plan, options, machine)
-        if self.missing and not before:
-            return [("device_lost", self.missing)]
-        if before and not self.missing:
-            return [("device_found", f"the machine holds {plan.choice} again")]
-        return []
-
-    def _of_earlier(self, plan: LaunchPlan, machine: Machine, now: float) -> list[tuple[str, str]]:
-        earlier = list(takewhile(lambda option: option.name != plan.choice, self.options))
-        if self.strict or not earlier:
-            return []
-        candidates = earlier if self.trains else earlier[:1]
-        fitting = [c for c in candidates if misfit(c, machine, running=self.trains) is None]
-        if not self.told_why:
-            self.told_why = True
-            self.barred |= {choice.name for choice in fitting}
-        choice = next((choice for choice in fitting if choice.name not in self.barred), None)
-        if choice is None:
-            self._fits_since = self.returning = None
-            return []
-        known, self._fits_since = self._fits_since is not None, self._fits_since or now
-        if now - self._fits_since >= self.stable_s:
-            self.returning = choice
-        words = "the first choice" if choice.name == FIRST else choice.name
-        return [] if known else [("device_found", f"the machine holds {words} again")]
-
-    def left(self, name: str, *, for_misfit: bool) -> None:
-        """A choice is left; for its devices, it is taken again when they are back."""
-        self.told_why = True
-        self._fits_since = self.returning = None
-        self.barred = self.barred - {name} if for_misfit else self.barred | {name}
-
-
-def _misfit(plan: LaunchPlan, options: Sequence[Choice], machine: Machine) -> str | None:
-    choice = next((option for option in options if option.name == plan.choice), None)
-    return misfit(choice, machine) if choice is not None else None
-
-
-def freed(machine: Machine, needs: Needs) -> Machine:
-    """A machine with the memory that a plan uses counted as free, as the recipe estimates it."""
-    if needs.runtime != "cpu":
-        devices = tuple(_freed(device, needs) for device in machine.devices)
-        return replace(machine, devices=devices)
-    if machine.available_bytes is None:
-        return machine
-    free = machine.available_bytes + _held_device_bytes(needs, machine.memory_bytes or 0)
-    memories = tuple(
-        replace(
-            memory,
-            free_bytes=min(
-                memory.total_bytes,
-                memory.free_bytes + _held_device_bytes(needs, memory.total_bytes),
-            ),
-        )
-        for memory in machine.memories
-    )
-    available = min(free, machine.memory_bytes or free)
-    return replace(machine, available_bytes=available, memories=memories)
-
-
-def _freed(device: Device, needs: Needs) -> Device:
-    if device.free_bytes is None:
-        return device
-    free = device.free_bytes + _held_device_bytes(needs, device.memory_bytes or 0)
-    return replace(device, free_bytes=min(free, device.memory_bytes or free))
-
-
-def _held_device_bytes(needs: Needs, total_bytes: int) -> int:
-    """Return what the engine may hold of a memory: what it uses, or all that it has claimed."""
-    claimed = needs.claim.of(total_bytes) if needs.claim else 0
-    return max(needs.used_bytes or 0, claimed)

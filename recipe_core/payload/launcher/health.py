@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import exposition
-from .client import api_headers
+from .api import api_headers
 from .errors import LauncherError
 from .exposition import Figures
 from .files import read_object
-from .metrics import expected_bands, predictions
+from .limits import Supervision
+from .measurement import expected_bands, predicted_figures
 from .plan import LaunchPlan, Process
-from .sections import Supervision
 from .state import Server
 from .tracks import Kind, Pace, Phase, Track, Trouble, forget_failures
 from .world import HERE, World
@@ -161,6 +161,7 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
     except LauncherError:
         return Target()
     band = expected_bands(estimate).get("tpot_s")
+    predicted = predicted_figures(estimate, "serving")
     load, replicas = plan.workload, _count_replicas(plan)
     at_once: float | None = load.concurrency or load.batch
     if at_once is None and load.request_rate is not None:
@@ -171,8 +172,8 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
     return Target(
         tpot_most_s=band[1] if band else None,
         load_most=at_once / replicas if at_once is not None else None,
-        first_token_s=predictions(estimate).get("ttft_s"),
-        tpot_s=predictions(estimate).get("tpot_s"),
+        first_token_s=predicted["ttft_s"],
+        tpot_s=predicted["tpot_s"],
     )
 
 

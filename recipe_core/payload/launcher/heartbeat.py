@@ -15,9 +15,9 @@ from pathlib import Path
 
 from .errors import LauncherError
 from .files import make_run, open_own
+from .limits import Supervision
 from .plan import LaunchPlan
 from .procs import Clock
-from .sections import Supervision
 from .state import Keeper
 from .world import HERE, World
 

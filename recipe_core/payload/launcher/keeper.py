@@ -14,18 +14,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from . import events, keeper_process, state, supervisor, tracks
-from .choices import Choice, MachineWatch, list_launch_choices, next_choice
+from .choices import Choice, list_launch_choices, next_choice
 from .diagnosis import Diagnosis, with_lost_device
 from .errors import BusyError, LauncherError, PreflightError, StartError
 from .exporter import Teller
 from .groups import Gone, Groups, groups_of
 from .heartbeat import notify_ready, notify_stopping, only_keeper, watchdog_period
+from .limits import Supervision
 from .logs import cut_logs
+from .machine_watch import MachineWatch
 from .plan import FIRST, LaunchPlan
 from .procs import CLOCK, Clock, takes_over
 from .rolling import Rolling
 from .run_probe import RunProbe
-from .sections import Supervision
 from .serving_probe import ServingProbe
 from .starts import passed_preflight
 from .state import State
@@ -426,7 +427,7 @@ class Keeper(Groups):
         left_name, following = self.plan.choice, None
         if misfit is None:
             self.tried.add(left_name)
-        self.machine.left(left_name, for_misfit=misfit is not None)
+        self.machine.leave_choice(left_name, for_misfit=misfit is not None)
         supervisor.end(self.current, self.progress, world=self.world)
         if not self.strict:
             tried = {*self.tried, left_name}
@@ -509,7 +510,7 @@ class Keeper(Groups):
             if not self.asked:
                 supervisor.end(self.current, self.progress, world=self.world)
                 self.progress.say(f"returning to {words} from {self.plan.choice}")
-                self.machine.left(self.plan.choice, for_misfit=True)
+                self.machine.leave_choice(self.plan.choice, for_misfit=True)
                 self.reasons = dict.fromkeys(self.tracks, "device-found")
                 kind = "first_choice" if choice.name == FIRST else "fallback"
                 self._begin(choice, kind, reason="it fits again")

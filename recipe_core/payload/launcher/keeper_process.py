@@ -20,10 +20,10 @@ from typing import Any
 from . import events, heartbeat, procs, state
 from .errors import LauncherError, StartError
 from .files import read_object, tail, write_json
+from .limits import Supervision
 from .logs import open_log
 from .plan import LaunchPlan
 from .procs import uninterrupted
-from .sections import Supervision
 from .state import Keeper, State
 from .world import HERE, World
 

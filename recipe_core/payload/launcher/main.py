@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 
 from . import commands, compress, doctor, logs, supervision
 from .errors import InputError, LauncherError, file_error
+from .limits import OPTIONS, Supervision, option_of
 from .plan import check_port_number
 from .procs import interruptible
 from .report import complain, flushed, print_any_letter, print_json
 from .request import Request
-from .sections import OPTIONS, Supervision, option_of
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),

@@ -8,15 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .claims import Claim
+from .api import Api, read_api
 from .errors import InputError
 from .files import read_object
+from .limits import USUAL, Supervision, read_supervision
+from .making import Making, read_making
+from .needs import Needs
 from .portability import Support, Variant, read_support
-from .sections import USUAL, Api, Making, Supervision, read_api, read_making
 from .typed_json import Fields, read_typed
 
 MODES = ("closed", "open", "static", "offline")
-RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
 KINDS = ("serving", "training")
 # The name of what the recipe decided, beside its fallbacks.
 FIRST = "first"
@@ -43,23 +44,6 @@ class Engine:
     module: str
     install: str
     requires: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The machine of the recipe; memory is per device (of the machine for runtime cpu).
-
-    ``claim``: what of it must be free when the engine starts, where that is more than it uses.
-    """
-
-    runtime: str = field(metadata={"allowed": RUNTIMES})
-    device: str
-    title: str
-    names: tuple[str, ...]
-    count: int = field(metadata=_COUNT)
-    memory_bytes: int | None
-    used_bytes: int | None
-    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +231,7 @@ def load_plan(
         processes=tuple(process for process in everywhere if node is None or process.node == node),
         health=(fields.optional_text("health") or "/health") if kind == "serving" else "",
         startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
-        api=read_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
+        api=read_api(fields.child("api"), fill.json) if kind == "serving" else Api("", "", {}),
         workload=read_typed(Workload, fields.child("workload")) if kind == "serving" else _NO_LOAD,
         kind=kind,
         node=node,
@@ -256,16 +240,10 @@ def load_plan(
         variants=tuple(read_typed(Variant, item) for item in variants),
         choice=choice,
         fallbacks=_parse_fallbacks(fields),
-        supervision=_read_supervision(fields),
+        supervision=read_supervision(fields),
         making=read_making(fields, root),
         support=read_support(fields),
     )
-
-
-def _read_supervision(fields: Fields) -> Supervision:
-    if fields.data.get("supervision") is None:
-        return USUAL
-    return read_typed(Supervision, fields.child("supervision"))
 
 
 def _document(root: Path, choice: str) -> Fields:

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .machine import Device, Machine
+from .devices import Device
+from .machine import Machine
 from .typed_json import Fields, read_typed
 
 VERDICTS = ("no", "unknown")

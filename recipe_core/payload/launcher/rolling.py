@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from .client import api_headers
+from .api import api_headers
 from .plan import LaunchPlan, Process
 from .serving_probe import IDLE_LOOKS
 from .tracks import Phase, Track

@@ -19,9 +19,9 @@ from .diagnosis import Diagnosis, diagnose, failure_text
 from .errors import StartError
 from .files import tail
 from .health import Look, Target
-from .metrics import metrics_file, planned_steps, read_steps
+from .limits import Supervision
 from .plan import LaunchPlan
-from .sections import Supervision
+from .run_record import metrics_file, planned_steps, read_steps
 from .starts import passed_preflight
 from .state import State
 from .supervisor import Progress
@@ -303,14 +303,32 @@ class RunProbe:
         if metrics_file(self.keeper.plan) is None:
             return
         with suppress(OSError):
-            (self.keeper.plan.run / run_record.STOP).touch()
-        deadline = self.clock.monotonic() + END_S
-        while (
-            supervisor.lives(self.keeper.current, world=self.world)
-            and self.clock.monotonic() < deadline
-            and not self.keeper.asked
-        ):
-            self.clock.sleep(_NAP_S)
+            end_after_checkpoint(
+                self.keeper.plan,
+                self.keeper.current,
+                lambda: bool(self.keeper.asked),
+                world=self.world,
+            )
+
+
+def end_after_checkpoint(
+    plan: LaunchPlan,
+    current: State,
+    interrupted: Callable[[], bool] = lambda: False,
+    *,
+    world: World = HERE,
+) -> None:
+    """Ask the trainer for a checkpoint, and wait for its end for as long as one may take.
+
+    Raises:
+        OSError: where it cannot be asked.
+    """
+    (plan.run / run_record.STOP).touch()
+    deadline = world.clock.monotonic() + END_S
+    while supervisor.lives(current, world=world) and world.clock.monotonic() < deadline:
+        if interrupted():
+            return
+        world.clock.sleep(_NAP_S)
 
 
 def exit_code(current: State, *, world: World = HERE) -> int | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import events, heartbeat
-from .client import api_headers, pooled_request_body, request_body
+from .api import Api, api_headers, pooled_request_body, request_body
 from .diagnosis import LOG_BYTES, Diagnosis, diagnose, last_failure, without_questions
 from .errors import StartError
 from .exposition import Figures
@@ -31,7 +31,6 @@ from .health import (
     track_serving_group,
 )
 from .plan import LaunchPlan, Process
-from .sections import Api
 from .tracks import Kind, Phase, Track, Trouble, track_start
 from .world import HERE, Answer, World
 

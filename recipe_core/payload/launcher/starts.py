@@ -4,18 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
-from . import events, report, run_record, state, supervisor
+from . import events, keeper_process, report, run_record, state, supervisor
 from .choices import Attempts
-from .errors import PreflightError
 from .files import refuse_odd_run
+from .limits import option_of
 from .plan import LaunchPlan, Parameters, load_plan
 from .preflight import Preflight, preflight
 from .request import Request
-from .sections import option_of
 from .state import State
 from .supervisor import Progress
 from .world import HERE, World
+
+
+@dataclass
+class Deployment:
+    """A bundle as a command meets it: what is asked, the plan that it means, and who is told."""
+
+    request: Request
+    plan: LaunchPlan
+    progress: Progress
+    world: World = HERE
+
+    shows_first = False
+    """Whether what runs is shown before a keeper stays in the foreground."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds that a start may take."""
+        return self.request.timeout or self.plan.startup_timeout_s
+
+    def adopts(self, _leftover: State) -> bool:
+        """Return whether what a dead keeper left is kept, not started again."""
+        return False
+
+    def wait_ready(self, _current: State) -> None:
+        """Wait until what a killed launcher waited for answers; a run is ready at once."""
+
+    def find_shown_step(self, *, already: bool) -> int | None:  # noqa: ARG002 - see `runs`
+        """The step of a run after which a keeper in the foreground tells of steps."""
+        return None
+
+    def end(self, _current: State) -> dict[str, Any]:
+        """Let what runs prepare its end; what the event of the stop says beside."""
+        return {}
+
+    def _with_keeper(
+        self, answer: dict[str, Any], current: State | None, survivors: list[int]
+    ) -> dict[str, Any]:
+        """An answer of `status` with who keeps the bundle, and what outlives its processes."""
+        kept = keeper_process.described(self.plan, current, world=self.world)
+        return {**answer, **kept, **keeper_process.remains(survivors)}
 
 
 def has_recorded_all(plan: LaunchPlan, current: State) -> bool:
@@ -84,24 +125,17 @@ def passed_preflight(plan: LaunchPlan, progress: Progress) -> Preflight:
     """
     result = preflight(plan)
     progress.say(report.preflight_text(result))
-    _require(result, [check.name for check in result.checks])
+    result.require()
     return result
 
 
-def _require(result: Preflight, names: list[str]) -> None:
-    for check in result.checks:
-        if check.status == "FAIL" and check.name in names:
-            raise PreflightError(check.name, check.detail, check.hint)
-
-
-def start_bundle(
-    request: Request, plan: LaunchPlan, progress: Progress, world: World
-) -> tuple[LaunchPlan, State, Preflight]:
+def start_bundle(bundle: Deployment) -> tuple[State, Preflight]:
     """Preflight, then start; a half-dead deployment is stopped first.
 
     Where the machine holds less than planned, or a start fails for want of it, the next fallback
-    is taken, unless the request is strict or names its choice.
+    is taken, which is the bundle's plan then, unless the request is strict or names its choice.
     """
+    request, plan, progress, world = bundle.request, bundle.plan, bundle.progress, bundle.world
     leftover = state.load_state(plan.own)
     if leftover is not None:
         supervisor.stop(plan.own, leftover, progress=progress, world=world)
@@ -109,45 +143,42 @@ def start_bundle(
     fixed, trains = request.strict or request.choice is not None, plan.kind == "training"
     attempts, began = Attempts(plan, progress, strict=fixed), world.clock.monotonic()
     for choice in attempts:
+        bundle.plan = choice.plan
         about = {"world_size": run_record.world_size(choice.plan)} if trains else {}
         events.append(plan.own, "start", choice=choice.name, **about)
         with attempts.trying(choice):
             result = passed_preflight(choice.plan, progress)
             if trains:
                 run_record.note_start(choice.plan)
-            timeout_s = request.timeout or choice.plan.startup_timeout_s
             current = supervisor.start_processes(
-                choice.plan, timeout_s=timeout_s, progress=progress, world=world
+                choice.plan, timeout_s=bundle.timeout_s, progress=progress, world=world
             )
             if not trains:  # a run is ready with its first step
                 spent = world.clock.monotonic() - began
                 events.append(plan.own, "ready", choice=choice.name, after_s=round(spent, 3))
                 progress.say(f"ready after {spent:.1f} s")
-            return choice.plan, current, result
+            return current, result
     raise attempts.failure
 
 
 @contextmanager
 def running_bundle(
-    request: Request,
-    plan: LaunchPlan,
-    progress: Progress,
-    *,
-    stop: Callable[[LaunchPlan, Progress], object],
-    needed: bool = True,
-    world: World = HERE,
-) -> Iterator[tuple[LaunchPlan, State | None, Preflight]]:
+    bundle: Deployment, stop: Callable[[], object], *, needed: bool = True
+) -> Iterator[tuple[State | None, Preflight]]:
     """Yield what runs of a bundle, else what is started where ``needed``, and ended by ``stop``."""
+    own = bundle.plan.own
     with ExitStack() as stack:
-        stack.enter_context(state.exclusive(plan.own))
-        current = load_running_state(plan)
+        stack.enter_context(state.exclusive(own))
+        current = load_running_state(bundle.plan)
         if current is None and needed:
-            refuse_odd_run(plan.run)
-            stack.callback(stop, plan, progress)
-            yield start_bundle(request, request.plan(starts=True), progress, world)
+            refuse_odd_run(bundle.plan.run)
+            stack.callback(stop)
+            bundle.plan = bundle.request.plan(starts=True)
+            yield start_bundle(bundle)
             return
         stack.close()  # others may stop what they started
-        plan = load_started_plan(plan, current) if current is not None else plan
-        checked = preflight(plan, own_ports=current.ports if current else frozenset())
-        _require(checked, ["bundle"])  # its processes run already
-        yield plan, current, checked
+        if current is not None:
+            bundle.plan = load_started_plan(bundle.plan, current)
+        checked = preflight(bundle.plan, own_ports=current.ports if current else frozenset())
+        checked.require(only=["bundle"])  # its processes run already
+        yield current, checked

@@ -8,10 +8,10 @@ from . import keeper_process, state, supervisor
 from .errors import InputError, LateError, LauncherError, StartError
 from .groups import groups_of
 from .keeper import Keeper
+from .limits import OPTIONS, Supervision, option_of
 from .plan import LaunchPlan
 from .request import Request
 from .rolling import rolled_groups
-from .sections import OPTIONS, Supervision, option_of
 from .starts import load_started_plan
 from .state import State
 from .supervisor import Progress

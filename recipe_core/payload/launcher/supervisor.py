@@ -13,6 +13,7 @@ from .engine import command
 from .errors import LateError, LauncherError, StartError
 from .files import tail
 from .logs import open_log
+from .machine import VISIBLE
 from .plan import LaunchPlan, Process
 from .procs import uninterrupted
 from .report import complain
@@ -27,11 +28,6 @@ SETTLE_S = 0.2
 UNRECORDED_S = 2.0
 PROGRESS_S = 3.0
 _SHOWN_LINES = 20
-_VISIBLE = {
-    "cuda": "CUDA_VISIBLE_DEVICES",
-    "rocm": "HIP_VISIBLE_DEVICES",
-    "xpu": "ZE_AFFINITY_MASK",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +164,7 @@ def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[s
     environment = {**heartbeat.drop_notify_variables(dict(os.environ)), **process.env, **marks}
     if plan.parameters.data is not None:
         environment[DATA] = plan.parameters.data
-    variable = _VISIBLE.get(plan.needs.runtime)
+    variable = VISIBLE.get(plan.needs.runtime)
     if variable and len(plan.processes) > 1 and process.devices:
         environment[variable] = ",".join(
             _outer_device_ids(process.devices, os.environ.get(variable))

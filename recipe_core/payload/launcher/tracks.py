@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .sections import Supervision
+from .limits import Supervision
 
 
 class Phase(Enum):

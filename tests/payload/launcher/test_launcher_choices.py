@@ -6,10 +6,11 @@ import socket
 import pytest
 
 from recipe_core.payload.launcher import choices, preflight
-from recipe_core.payload.launcher.choices import MachineWatch, freed
 from recipe_core.payload.launcher.errors import InputError, StartError
+from recipe_core.payload.launcher.limits import Supervision
+from recipe_core.payload.launcher.machine_watch import MachineWatch
+from recipe_core.payload.launcher.needs import as_if_stopped
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.sections import Supervision
 from tests.fixtures.fake_world import GIB, H100, MACHINE, gpus
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
@@ -165,8 +166,8 @@ def test_a_device_that_is_lost_while_all_serves_is_only_noted(world, on_two):
     assert (world.pids(), up.kinds) == (before, ["device_lost", "device_found"])
     # Memory of what runs counts as free, and a tool that fails is asked again.
     plan = on_two.plan
-    assert freed(gpus(15 * GIB), plan.needs).devices[0].free_bytes == 75 * GIB
-    assert freed(gpus(50 * GIB), plan.needs).devices[0].free_bytes == 80 * GIB
+    assert as_if_stopped(gpus(15 * GIB), plan.needs).devices[0].free_bytes == 75 * GIB
+    assert as_if_stopped(gpus(50 * GIB), plan.needs).devices[0].free_bytes == 80 * GIB
     watch = MachineWatch(plan, choices.list_launch_choices(plan), Supervision(), world=world)
     world.machine = MACHINE
     world.after(0.5, lambda: setattr(world, "machine", TWO))

@@ -11,8 +11,8 @@ import pytest
 from recipe_core.payload.launcher import events, heartbeat, keeper_process, state, supervision
 from recipe_core.payload.launcher.errors import BusyError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.keeper import Log
+from recipe_core.payload.launcher.limits import Supervision
 from recipe_core.payload.launcher.request import Request
-from recipe_core.payload.launcher.sections import Supervision
 from tests.fixtures.fake_world import FakeClock, Killed, Said, dies, serves, silent
 from tests.fixtures.ports import free_port
 from tests.fixtures.refusals import refusal

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recipe_core.payload.launcher import health, run_probe, tracks
 from recipe_core.payload.launcher.diagnosis import Diagnosis
 from recipe_core.payload.launcher.health import Seen, Target, track_serving_group
+from recipe_core.payload.launcher.limits import Supervision
 from recipe_core.payload.launcher.run_probe import RunSeen, judge_run
-from recipe_core.payload.launcher.sections import Supervision
 from recipe_core.payload.launcher.tracks import Kind, Phase, Step, Trouble, track_start
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples

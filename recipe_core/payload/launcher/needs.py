@@ -1,4 +1,4 @@
-"""Claims of engines on memory when they start, and whether so much of it is free now.
+"""The machine that a recipe needs, what its engine claims at the start, and what counts as free.
 
 Some engines refuse to start unless a share of the whole memory is free, however little of it they
 will use: vLLM's ``gpu_memory_utilization`` counts all that a device has, and on a CPU all of the
@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
+from .machine import Machine, Memory
+
+RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
 GIB = 1 << 30
 # Of what is free now, what a lower share may claim: others take some until the engine looks.
 _ROOM = 0.98
@@ -45,24 +47,35 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """One memory as it is now: a device's, or that of a memory node; ``name`` for people."""
+class Needs:
+    """The machine of the recipe; memory is per device (of the machine for runtime cpu).
 
-    name: str
-    total_bytes: int
-    free_bytes: int
+    ``claim``: what of it must be free when the engine starts, where that is more than it uses.
+    """
+
+    runtime: str = field(metadata={"allowed": RUNTIMES})
+    device: str
+    title: str
+    names: tuple[str, ...]
+    count: int = field(metadata={"low": 1})
+    memory_bytes: int | None
+    used_bytes: int | None
+    claim: Claim | None = None
+
+    def lists(self, name: str) -> bool:
+        """Return whether a device of this name is the recipe's; a recipe may list none."""
+        names = {listed.casefold() for listed in self.names}
+        return not names or name.casefold() in names
+
+    def holds(self, total_bytes: int) -> int:
+        """Return what the engine may hold of a memory: what it uses, or all that it has claimed."""
+        return max(self.used_bytes or 0, self.claim.of(total_bytes) if self.claim else 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A claim that would be refused, in words: what is claimed of which memory, and the fix."""
-
-    detail: str
-    hint: str
-
-
-def refused(claim: Claim, memory: Memory, used_bytes: int, *, exact: bool) -> Refusal | None:
-    """Say why an engine with this claim would not start on a memory; None where it would.
+def refuse_claim(
+    claim: Claim, memory: Memory, used_bytes: int, *, exact: bool
+) -> tuple[str, str] | None:
+    """Say why an engine with this claim would not start, and what to do; None where it would.
 
     ``used_bytes``: what the recipe uses. ``exact``: the engine reads the same figures.
     """
@@ -77,7 +90,7 @@ def refused(claim: Claim, memory: Memory, used_bytes: int, *, exact: bool) -> Re
     detail = f"{amounts}; the engine claims {show_gib(claimed)} when it starts ({words})"
     if claim.programs_bytes:
         detail += f", beside {show_gib(claim.programs_bytes)} of its own processes"
-    return Refusal(detail, _advise_claim_fix(claim, memory, used_bytes))
+    return detail, _advise_claim_fix(claim, memory, used_bytes)
 
 
 def _advise_claim_fix(claim: Claim, memory: Memory, used_bytes: int) -> str:
@@ -93,59 +106,29 @@ def _advise_claim_fix(claim: Claim, memory: Memory, used_bytes: int) -> str:
     return f"Lower memory_fraction of the candidate to {share:g} and build again, or free memory."
 
 
-def node_memories(
-    cpus: frozenset[int],
-    folder: Path = Path("/sys/devices/system/node"),
-    *,
-    limit_bytes: int | None = None,
-    available_bytes: int | None = None,
-) -> tuple[Memory, ...]:
-    """The memory nodes that ``cpus`` are on, in the order of their first; none where none are read.
+def as_if_stopped(machine: Machine, needs: Needs) -> Machine:
+    """A machine with the memory that a plan uses counted as free, as the recipe estimates it."""
 
-    Free is what the kernel can give without swapping, as vLLM counts it for a node: unused memory,
-    caches of files, reclaimable kernel memory. A container's limit, ``limit_bytes``, counts where
-    it is lower; ``available_bytes`` is what it leaves.
-    """
-    memories = []
-    for node in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        first = min(_cpus(node) & cpus, default=None)
-        figures = _meminfo(node / "meminfo")
-        if first is None or "MemTotal" not in figures:
-            continue
-        free = sum(figures.get(name, 0) for name in _FREE)
-        total = figures["MemTotal"]
-        if limit_bytes is not None and limit_bytes < total:
-            total, free = limit_bytes, min(free, available_bytes or 0)
-        memories.append((first, Memory(f"memory node {node.name[4:]}", total, free)))
-    return tuple(memory for _, memory in sorted(memories, key=lambda pair: pair[0]))
+    def free(free_bytes: int, total_bytes: int | None) -> int:
+        freed_bytes = free_bytes + needs.holds(total_bytes or 0)
+        return min(freed_bytes, total_bytes or freed_bytes)
 
-
-_FREE = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
-
-
-def _cpus(node: Path) -> set[int]:
-    """Processors of a node, from a list like ``0-3,8``."""
-    try:
-        text = (node / "cpulist").read_text(encoding="utf-8").strip()
-    except OSError:
-        return set()
-    numbers: set[int] = set()
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        if low.isdigit() and (high or low).isdigit():
-            numbers |= set(range(int(low), int(high or low) + 1))
-    return numbers
-
-
-def _meminfo(path: Path) -> dict[str, int]:
-    """Bytes by name, from lines like ``Node 0 MemFree:  8453848 kB``."""
-    try:
-        rows = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError:
-        return {}
-    return {
-        row[2].rstrip(":"): int(row[3]) << 10 for row in rows if len(row) > 3 and row[3].isdigit()
-    }
+    if needs.runtime != "cpu":
+        devices = tuple(
+            device
+            if device.free_bytes is None
+            else replace(device, free_bytes=free(device.free_bytes, device.memory_bytes))
+            for device in machine.devices
+        )
+        return replace(machine, devices=devices)
+    if machine.available_bytes is None:
+        return machine
+    memories = tuple(
+        replace(memory, free_bytes=free(memory.free_bytes, memory.total_bytes))
+        for memory in machine.memories
+    )
+    available = free(machine.available_bytes, machine.memory_bytes)
+    return replace(machine, available_bytes=available, memories=memories)
 
 
 def show_gib(size: int) -> str:
