@@ -399,4 +399,4 @@ def test_islands_links_and_names_of_tools():
     assert len(tools.parse_rocm_topo(rocm)) == 8 * 7
     assert tools.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
     usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
-    assert {printed: machine.gfx(printed) for printed in usual} == usual
+    assert {printed: devices.spell_gfx(printed) for printed in usual} == usual

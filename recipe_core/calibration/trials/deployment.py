@@ -20,7 +20,7 @@ from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.guard import PYTHON, environment_of, take_bundle_down
 from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.procs import uninterrupted
+from recipe_core.payload.launcher.signals import uninterrupted
 from recipe_core.recipe import Recipe
 
 

@@ -15,7 +15,7 @@ from recipe_core.bundle.runs import refuse_running
 from recipe_core.calibration.trials.guard import guarded_folder, stop_all
 from recipe_core.payload.launcher import state
 from recipe_core.payload.launcher.errors import LauncherError
-from recipe_core.payload.launcher.procs import interruptible, uninterrupted
+from recipe_core.payload.launcher.signals import interruptible, uninterrupted
 
 
 @dataclass(frozen=True, slots=True)

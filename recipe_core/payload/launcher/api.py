@@ -135,24 +135,6 @@ def pooled_request_body(api: Api, text: str) -> dict[str, Any] | None:
     return None if ways is None else ways[0](api, text)
 
 
-def _read_embedding(answer: Any) -> tuple[int, int | None]:
-    return len(answer["data"][0]["embedding"]), answer.get("usage", {}).get("prompt_tokens")
-
-
-def _read_scored_pair(answer: Any) -> tuple[int, int | None]:
-    float(answer["data"][0]["score"])
-    return 1, answer.get("usage", {}).get("prompt_tokens")
-
-
-def _read_vector(answer: Any) -> tuple[int, int | None]:
-    return len(answer[0]), None
-
-
-def _read_rank(answer: Any) -> tuple[int, int | None]:
-    float(answer[0]["score"])
-    return 1, None
-
-
 def _read_outputs(answer: Any) -> tuple[int, int | None]:
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     tokens = outputs.pop("tokens", [None])[0]
@@ -170,17 +152,28 @@ def _kserve_body(api: Api, text: str) -> dict[str, Any]:
     return {"inputs": [*recipe_inputs, _kserve_input("text", text)]}
 
 
+def _count_used(answer: Any) -> int | None:
+    tokens: int | None = answer.get("usage", {}).get("prompt_tokens")
+    return tokens
+
+
 # By the end of the path: OpenAI's and vLLM's, TEI's, and the inference protocol of KServe (v2).
 _BY_PATH: dict[str, Ways] = {
     "/embeddings": (
         lambda api, text: {"model": api.model, "input": text, **api.body},
-        _read_embedding,
+        lambda answer: (len(answer["data"][0]["embedding"]), _count_used(answer)),
     ),
     "/score": (
         lambda api, text: {"model": api.model, "text_1": QUERY, "text_2": text, **api.body},
-        _read_scored_pair,
+        lambda answer: (len([float(answer["data"][0]["score"])]), _count_used(answer)),
     ),
-    "/embed": (lambda api, text: {"inputs": text, **api.body}, _read_vector),
-    "/rerank": (lambda api, text: {"query": QUERY, "texts": [text], **api.body}, _read_rank),
+    "/embed": (
+        lambda api, text: {"inputs": text, **api.body},
+        lambda answer: (len(answer[0]), None),
+    ),
+    "/rerank": (
+        lambda api, text: {"query": QUERY, "texts": [text], **api.body},
+        lambda answer: (len([float(answer[0]["score"])]), None),
+    ),
     "/infer": (_kserve_body, _read_outputs),
 }

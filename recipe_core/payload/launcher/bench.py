@@ -64,13 +64,15 @@ def measure_serving(
     output_tokens = plan.workload.output_tokens
     _warm_up(endpoints, prompts, traffic, min(output_tokens, _WARM_UP_TOKENS), progress)
     tokens = length.tokens or plan.workload.input_tokens
-    progress.say(
-        f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in"
-    )
+    pace = f"{traffic.in_flight} at once"
+    if traffic.mode == "open":
+        pace = f"{traffic.rate:g} per second"
+    progress.say(f"bench: {traffic.requests} requests, {pace}, about {tokens:.0f} tokens in")
     send = _sender(endpoints, prompts, output_tokens)
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say, clock=clock)
     if not outcome.samples:
-        raise _all_failed(outcome)
+        failed = f"all {len(outcome.errors)} requests failed"
+        raise LauncherError(f"{failed}; {_name_common_error(outcome)}", hint=_LOGS)
     notes = _list_bench_caveats(plan, traffic, outcome, length)
     measurement = record_measurement(
         plan, checked, request_figures(outcome.samples), datetime.now(timezone.utc)
@@ -119,12 +121,6 @@ def plan_traffic(workload: Workload, options: Options) -> Traffic:
     return Traffic(workload.mode, requests, at_once, None, options.seed)
 
 
-def _pace(traffic: Traffic) -> str:
-    if traffic.mode == "open":
-        return f"{traffic.rate:g} per second"
-    return f"{traffic.in_flight} at once"
-
-
 def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
     return lambda index: send_prompt(endpoints[index % len(endpoints)], prompts.text(index), tokens)
 
@@ -164,13 +160,11 @@ def _warm_up(
     )
 
 
-def _all_failed(outcome: Outcome) -> LauncherError:
+def _name_common_error(outcome: Outcome) -> str:
     message, times = "the time limit passed before the first answer", 0
     if outcome.errors:
         message, times = Counter(outcome.errors).most_common(1)[0]
-    return LauncherError(
-        f"all {len(outcome.errors)} requests failed; {times} of them with: {message}", hint=_LOGS
-    )
+    return f"{times} of them with: {message}"
 
 
 def _list_bench_caveats(
@@ -186,9 +180,8 @@ def _list_bench_caveats(
             f"the measurement for {traffic.in_flight}"
         )
     if outcome.errors:
-        message, times = Counter(outcome.errors).most_common(1)[0]
         failed = f"{len(outcome.errors)} of {traffic.requests} requests failed"
-        notes.append(f"{failed}; {times} of them with: {message}")
+        notes.append(f"{failed}; {_name_common_error(outcome)}")
     if outcome.skipped:
         notes.append(f"{outcome.skipped} requests were not sent: the time limit was reached")
     if length.tokens is None:

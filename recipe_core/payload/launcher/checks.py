@@ -20,7 +20,7 @@ from .plan import LaunchPlan, is_model_path
 from .portability import answer_support
 
 # Checks that another choice may pass on the same machine.
-MACHINE_CHECKS = ("device", "memory")
+MACHINE_CHECKS = frozenset({"device", "memory"})
 # Drivers reserve a little more or less from release to release; a card of the same kind stays
 # within this share.
 _MEMORY_TOLERANCE = 0.03
@@ -229,7 +229,11 @@ def _check_claim(needs: Needs, memories: list[Memory], *, exact: bool) -> Check 
 def _describe_use(needs: Needs, total_bytes: int) -> str:
     """Say what the recipe uses, and what its engine claims of a memory, if it does."""
     planned = f"{show_gib(needs.used_bytes or 0)} planned"
-    return f"{planned}, {show_gib(needs.claim.of(total_bytes))} claimed" if needs.claim else planned
+    return (
+        f"{planned}, {show_gib(needs.claim.claimed_bytes(total_bytes))} claimed"
+        if needs.claim
+        else planned
+    )
 
 
 def check_engine(situation: Situation) -> Iterator[Check]:

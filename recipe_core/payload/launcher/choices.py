@@ -79,8 +79,8 @@ def misfit(choice: Choice, machine: Machine, *, running: bool = False) -> str | 
         return detail
     # Another device of the same vendor only warns at a start that a person asked for.
     needs = choice.plan.needs
-    own = all(needs.lists(device.name) for device in machine.devices)
-    return f"it is for {needs.title}" if choice.kind == "other-device" and not own else None
+    listed = all(needs.lists(device.name) for device in machine.devices)
+    return f"it is for {needs.title}" if choice.kind == "other-device" and not listed else None
 
 
 def next_choice(

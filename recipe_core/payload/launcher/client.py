@@ -58,7 +58,7 @@ class Sample:
         return self.last - self.started
 
 
-def read_events(pieces: Iterable[bytes]) -> Iterator[str]:
+def read_stream(pieces: Iterable[bytes]) -> Iterator[str]:
     """Yield the data of each event of a stream, as soon as a piece completes it.
 
     Only complete lines are read, so that text cut within a character is intact.
@@ -153,7 +153,7 @@ class _Stream:
         self.opened = False
 
     def read(self, response: http.client.HTTPResponse) -> Sample:
-        for data in read_events(self._pieces(response)):
+        for data in read_stream(self._pieces(response)):
             self._event(data)
         return self._sample()
 

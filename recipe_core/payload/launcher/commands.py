@@ -5,24 +5,16 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from . import compress, events, keeper_process, report, state, supervision, supervisor
+from . import compress, events, keeper_process, report, state, supervisor
 from .errors import InputError, LauncherError
 from .files import refuse_odd_run
 from .keeper import Log
-from .plan import LaunchPlan
 from .preflight import preflight
 from .report import print_json
 from .request import Request
 from .runs import Run
 from .servers import Servers, describe_stopped
-from .starts import (
-    load_running_state,
-    load_started_plan,
-    not_applied,
-    running_bundle,
-    start_bundle,
-    tell_copy,
-)
+from .starts import load_running_state, load_started_plan, not_applied
 from .state import State
 from .supervisor import Progress
 from .world import HERE, World
@@ -38,7 +30,8 @@ def meet_bundle(request: Request, *, starts: bool = False, world: World = HERE) 
 def run_preflight(request: Request) -> int:
     """Check everything, start nothing."""
     plan = request.plan(starts=True)
-    result = preflight(plan, own_ports=_own_ports(plan))
+    current = load_running_state(plan)
+    result = preflight(plan, own_ports=current.ports if current else frozenset())
     request.show(result.to_json(), lambda: report.preflight_text(result))
     return 0 if result.ok else 1
 
@@ -54,7 +47,7 @@ def run_up(request: Request, *, world: World = HERE) -> int:
         with state.exclusive(plan.making.output.parent):
             compress.make_checkpoint(request, plan, plan.making, Progress())
     before, parameters = state.load_state(plan.own), plan.parameters
-    tell_copy(plan, progress)
+    bundle.tell_copy()
     refuse_odd_run(plan.run)
     try:
         current, already = _take_up(bundle)
@@ -64,11 +57,8 @@ def run_up(request: Request, *, world: World = HERE) -> int:
             if bundle.shows_first:
                 with suppress(OSError):  # nobody reads it any more; the servers stay all the same
                     _show_up(bundle, current, already, left_out)
-            shown = bundle.find_shown_step(already=already)
-            return supervision.stay(
-                request, bundle.plan, current, progress, shown=shown, world=world
-            )
-        settled = bundle.settle(current, already=already)
+            return bundle.build_keeper(current, bundle.find_shown_step(already=already)).run()
+        _show_up(bundle, bundle.settle(current, already=already), already, left_out)
     except KeyboardInterrupt:
         started = state.load_state(plan.own)
         if started is None:
@@ -78,27 +68,25 @@ def run_up(request: Request, *, world: World = HERE) -> int:
             supervisor.stop(plan.own, started, progress=progress, world=world)
         if not request.foreground:
             raise
-        return 0
-    _show_up(bundle, settled, already, left_out)
     return 0
 
 
 def _take_up(bundle: Servers | Run) -> tuple[State, bool]:
     """Return what runs of a bundle, and whether it ran already; else start it."""
-    plan, world = bundle.plan, bundle.world
-    supervision.dismiss_silent(plan.own, bundle.progress, world=world)
+    plan = bundle.plan
+    bundle.dismiss_silent()
     recorded = state.load_state(plan.own)
-    if recorded is not None and keeper_process.is_kept(plan.own, recorded, world=world):
-        kept = bundle.take_kept(recorded)
-        if kept is not None:
-            bundle.plan = load_started_plan(plan, kept)
-            return kept, True
+    if recorded is not None and bundle.is_kept(recorded):
+        current = bundle.take_kept(recorded)
+        if current is not None:
+            bundle.plan = load_started_plan(plan, current)
+            return current, True
     with state.exclusive(plan.own):
         current = load_running_state(plan)
         if current is None:
             leftover = state.load_state(plan.own)
             if leftover is None or not bundle.adopts(leftover):
-                current, _ = start_bundle(bundle)
+                current, _ = bundle.start()
                 return current, False
             bundle.plan = load_started_plan(plan, leftover)
             return leftover, True
@@ -121,20 +109,38 @@ def _show_up(
 
 def run_keep_command(request: Request) -> int:
     """Be the keeper in the background of what `up` started; people do not call it."""
-    plan = request.plan()
-    current = state.load_state(plan.own)
+    bundle = replace(meet_bundle(request), progress=Log())
+    current = state.load_state(bundle.plan.own)
     if current is None:
         raise LauncherError("nothing runs that could be kept.", hint="Start it with `up`.")
-    return supervision.stay(request, load_started_plan(plan, current), current, Log())
+    bundle.plan = load_started_plan(bundle.plan, current)
+    return bundle.build_keeper(current).run()
 
 
 def run_bench(request: Request, *, world: World = HERE) -> int:
     """On what runs, or on what is started for it and stopped afterwards."""
     bundle = meet_bundle(request, world=world)
     needed = bundle.prepare_bench()
-    with running_bundle(bundle, bundle.end_bench, needed=needed) as (current, checked):
+    with bundle.running(bundle.end_bench, needed=needed) as (current, checked):
         measurement = bundle.measure(current, checked)
     return request.show_measurement(bundle.plan, measurement, report.measurement_text)
+
+
+def run_restart(request: Request, *, world: World = HERE) -> int:
+    """Restart one group of servers after the other, or those of named servers."""
+    bundle = replace(meet_bundle(request, world=world), progress=Progress(request.as_json))
+    if isinstance(bundle, Run):
+        raise InputError(
+            "a training run is not restarted in turns.",
+            field="restart",
+            hint="Stop it with `down --checkpoint`, then start it with `up`.",
+        )
+    current = state.load_state(bundle.plan.own)
+    if current is None or not current.here:
+        raise LauncherError("nothing is running.", hint="Start it: python launch.py up")
+    names = bundle.restart(current)
+    request.show({"state": "up", "restarted": names}, lambda: f"restarted {', '.join(names)}")
+    return 0
 
 
 def run_status(request: Request) -> int:
@@ -153,7 +159,7 @@ def run_down(request: Request) -> int:
     except InputError as error:
         return _down_by_state(request, error, progress)
     plan = bundle.plan
-    tell_copy(plan, progress)
+    bundle.tell_copy()
     current = state.load_state(plan.own)
     if current is not None:
         stopped = bundle.prepare_end(current)
@@ -185,8 +191,3 @@ def _down_by_state(request: Request, error: InputError, progress: Progress) -> i
     data, text = describe_stopped(supervisor.stop_all_recorded(run, progress))
     request.show(data, lambda: text)
     return 0
-
-
-def _own_ports(plan: LaunchPlan) -> frozenset[int]:
-    current = load_running_state(plan)
-    return current.ports if current else frozenset()

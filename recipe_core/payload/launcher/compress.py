@@ -15,10 +15,10 @@ from typing import Any
 from . import files, report, state
 from .compress_run import (
     check_making,
-    clear,
     fetch_base_model,
-    finish,
     interpreter,
+    put_output_in_place,
+    remove_folder,
     run_making_tool,
     stop_leftover,
 )
@@ -81,11 +81,11 @@ def make_checkpoint(request: Request, plan: LaunchPlan, making: Making, progress
     checked.require(but=("memory", "disk") if request.anyway else ())
     source = fetch_base_model(request.model or making.source, python, making, progress)
     began = time.monotonic()
-    clear(making.part)
+    remove_folder(making.part)
     job = _write_job(making, source, making.part)
     run_making_tool(making, python, _fill_tool_words(plan, making.argv, job), progress)
     seconds = time.monotonic() - began
-    finish(making, digest, source, seconds)
+    put_output_in_place(making, digest, source, seconds)
     progress.say(f"made {making.output} in {seconds:.0f} s")
     return False
 

@@ -77,7 +77,8 @@ def _check_tool(making: Making, python: str) -> Check:
     probed = probe_interpreter(python, making.module, making.programs, env=environment)
     if probed is None:
         return Check("tool", "FAIL", f"{python} does not start", "Name another: --python PYTHON")
-    if missing := [*([] if probed.importable else [making.module]), *probed.missing]:
+    importable, _, names = probed
+    if missing := [*([] if importable else [making.module]), *names]:
         detail = f"{making.title} is not installed: {python} lacks {', '.join(missing)}"
         return Check("tool", "FAIL", detail, f"Install it: {making.install}")
     return Check("tool", "ok", f"{making.title} ({python})")
@@ -163,11 +164,11 @@ def run_making_tool(
         code = _wait(process, log, progress)
     except BaseException:
         stop_leftover(making)
-        clear(making.part)
+        remove_folder(making.part)
         raise
     _running_file(making).unlink(missing_ok=True)
     if code not in fails:
-        clear(making.part)
+        remove_folder(making.part)
         raise StartError(
             f"{making.title} ended with code {code}.",
             hint=f"The end of {log} follows.",
@@ -209,12 +210,12 @@ def stop_leftover(making: Making) -> None:
         path.unlink(missing_ok=True)
 
 
-def clear(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
 
 
-def finish(making: Making, digest: str, source: str, seconds: float) -> None:
+def put_output_in_place(making: Making, digest: str, source: str, seconds: float) -> None:
     """Digest every file, have the disk keep it, and give the folder its name."""
     part, files = making.part, {}
     for path in filter(Path.is_file, sorted(part.rglob("*"))):
@@ -224,11 +225,12 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
     for folder in filter(Path.is_dir, part.rglob("*")):
         sync_plain_folder(folder)
     if not files or (making.loaded and making.loaded not in files):
-        clear(part)
+        remove_folder(part)
         raise StartError(
             f"{making.title} wrote no {making.loaded or 'files'}.",
             hint=f"See {making.output.with_name(f'{making.name}.log')}.",
         )
+    listing = "".join(f"{name} {file['sha256']}\n" for name, file in files.items())
     record = {
         "schema_version": 1,
         "technique": making.technique,
@@ -238,20 +240,14 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
         "job": digest,
         "seconds": round(seconds, 3),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "digest": _digest_output_files(files),
+        "digest": hashlib.sha256(listing.encode()).hexdigest(),
         "files": files,
     }
     write_json(part / RECORD, record)
     old = making.output.with_name(f".{making.name}.old")
-    clear(old)
+    remove_folder(old)
     if making.output.exists():
         making.output.rename(old)
     part.rename(making.output)
     sync_plain_folder(making.output.parent)
-    clear(old)
-
-
-def _digest_output_files(files: dict[str, dict[str, Any]]) -> str:
-    """One digest of all files: of their names and digests, in order."""
-    text = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(files.items()))
-    return hashlib.sha256(text.encode()).hexdigest()
+    remove_folder(old)

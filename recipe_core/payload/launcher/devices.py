@@ -132,7 +132,7 @@ def _sm(capability: str) -> str:
     return f"sm_{capability.replace('.', '')}" if re.fullmatch(r"\d+\.\d", capability) else ""
 
 
-def _gfx(name: str) -> str:
+def spell_gfx(name: str) -> str:
     """The usual spelling of names like gfx9010, as some releases of rocm-smi print gfx90a."""
     match = re.fullmatch(r"gfx9(\d)(\d\d)", name.casefold())
     return f"gfx9{match[1]}{int(match[2]):x}" if match else name.casefold()
@@ -144,7 +144,7 @@ def _mebibytes(text: str) -> int | None:
 
 def parse_rocm_smi(output: str) -> list[Device]:
     """The devices of ``{"card0": {"Card Series": …, "VRAM Total Memory (B)": "…"}}``."""
-    cards = _read_object(output)
+    cards = _read_printed(output)
     numbered = sorted(
         (int(key[4:]), value) for key, value in cards.items() if re.fullmatch(r"card\d+", key)
     )
@@ -155,7 +155,7 @@ def _rocm_device(index: int, card: dict[str, Any]) -> Device:
     total = _parse_digits(card.get("VRAM Total Memory (B)"))
     used = _parse_digits(card.get("VRAM Total Used Memory (B)"))
     free = None if total is None or used is None else total - used
-    return Device(index, _card_name(card), total, free, _gfx(str(card.get("GFX Version", ""))))
+    return Device(index, _card_name(card), total, free, spell_gfx(str(card.get("GFX Version", ""))))
 
 
 def _card_name(card: dict[str, Any]) -> str:
@@ -179,7 +179,7 @@ def parse_amd_smi(output: str) -> list[Device]:
             int(item.get("gpu", index)),
             item.get("asic", {}).get("market_name") or "AMD GPU",
             _parse_unit_bytes(item.get("vram", {}).get("size")),
-            architecture=_gfx(str(item.get("asic", {}).get("target_graphics_version", ""))),
+            architecture=spell_gfx(str(item.get("asic", {}).get("target_graphics_version", ""))),
         )
         for index, item in enumerate(_list_amd_items(output))
     ]
@@ -221,7 +221,7 @@ def _list_amd_items(output: str) -> list[dict[str, Any]]:
     return [item for item in items if isinstance(item, dict)]
 
 
-def _read_object(output: str) -> dict[str, Any]:
+def _read_printed(output: str) -> dict[str, Any]:
     """The object that a tool prints, after its warnings.
 
     Raises:
@@ -241,7 +241,7 @@ def _parse_unit_bytes(size: object, unit: str = "MB") -> int | None:
 
 def parse_xpu_smi(output: str) -> list[Device]:
     """The GPUs of ``{"device_list": [{"device_id": 0, "device_name": "Intel(R) Arc(TM) …"}]}``."""
-    items = _read_object(output).get("device_list", [])
+    items = _read_printed(output).get("device_list", [])
     gpus = [item for item in items if item.get("device_type", "GPU") == "GPU"]
     return [
         Device(
@@ -257,7 +257,7 @@ def parse_xpu_smi(output: str) -> list[Device]:
 def _with_size(device: Device, notes: list[str]) -> Device:
     if device.memory_bytes is not None:
         return device
-    question = Question(f"xpu-smi discovery -d {device.index} --json", _read_object)
+    question = Question(f"xpu-smi discovery -d {device.index} --json", _read_printed)
     facts: dict[str, Any] = ask_tools([question], notes) or {}
     return replace(device, memory_bytes=_parse_digits(facts.get("memory_physical_size_byte")))
 
@@ -276,15 +276,14 @@ def read_kfd(nodes: Path) -> list[Device]:
                 read_properties(bank).get("size_in_bytes", 0)
                 for bank in node.glob("mem_banks/*/properties")
             ]
-            architecture = _gfx_target(facts.get("gfx_target_version", 0))
+            version = facts.get("gfx_target_version", 0)
+            # gfx942 of 90402: major, minor and, in hexadecimal, stepping
+            target = f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}"
             size = max(banks, default=0) or None
-            devices.append(Device(len(devices), "AMD GPU", size, architecture=architecture))
+            devices.append(
+                Device(len(devices), "AMD GPU", size, architecture=target if version else "")
+            )
     return devices
-
-
-def _gfx_target(version: int) -> str:
-    """``gfx942`` of the kernel's 90402: major, minor and, in hexadecimal, stepping."""
-    return f"gfx{version // 10000}{version // 100 % 100}{version % 100:x}" if version else ""
 
 
 def read_properties(path: Path) -> dict[str, int]:
@@ -330,7 +329,7 @@ def parse_rocm_pids(output: str) -> list[Holder]:
         ValueError: where it is no JSON.
     """
     holders = []
-    for key, value in _read_object(output).get("system", {}).items():
+    for key, value in _read_printed(output).get("system", {}).items():
         number = re.fullmatch(r"PID(\d+)", key)
         words = [word.strip() for word in str(value).split(",")]
         if number and len(words) >= 3:

@@ -58,11 +58,15 @@ def locate(engine: Engine) -> Installed | None:
     if program is None:
         return None
     interpreter = read_script_interpreter(Path(program))
-    probed = None
-    if interpreter is not None:
-        probed = probe_interpreter(interpreter, engine.module, engine.requires, timeout_s=_ASKED_S)
-    version, missing = (probed.version, probed.missing) if probed else (None, ())
-    return Installed(program, version or _printed_version(program), missing)
+    probed = interpreter and probe_interpreter(
+        interpreter, engine.module, engine.requires, timeout_s=_ASKED_S
+    )
+    _, version, missing = probed or (False, None, ())
+    if version is None:
+        code, output, _ = ask_program([program, "--version"], timeout_s=_ASKED_S)
+        match = re.search(r"\d+\.\d+[\w.+-]*", output) if code == 0 else None
+        version = match.group(0) if match else None
+    return Installed(program, version, missing)
 
 
 def read_script_interpreter(program: Path) -> str | None:
@@ -85,15 +89,6 @@ def read_script_interpreter(program: Path) -> str | None:
     return first.split()[0] if "python" in Path(first.split()[0] if first else "").name else None
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What an interpreter has: a module and its version, and which required names it lacks."""
-
-    importable: bool
-    version: str | None
-    missing: tuple[str, ...]
-
-
 def probe_interpreter(
     interpreter: str,
     module: str,
@@ -101,21 +96,18 @@ def probe_interpreter(
     *,
     env: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
-) -> Probed | None:
-    """Ask an interpreter for a module and for required modules and programs; None for no answer."""
+) -> tuple[bool, str | None, tuple[str, ...]] | None:
+    """Return whether an interpreter has a module, its version, and which required names it lacks.
+
+    Names are of modules and programs. None where it does not answer.
+    """
     argv = [interpreter, "-c", _PROBE, module, *required]
     _, output, _ = ask_program(argv, env=env, timeout_s=timeout_s)
     try:
         answer = json.loads(output)
-        return Probed(answer["importable"], answer["version"], tuple(answer["missing"]))
+        return answer["importable"], answer["version"], tuple(answer["missing"])
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _printed_version(program: str) -> str | None:
-    code, output, _ = ask_program([program, "--version"], timeout_s=_ASKED_S)
-    match = re.search(r"\d+\.\d+[\w.+-]*", output) if code == 0 else None
-    return match.group(0) if match else None
 
 
 def same_version(installed: str, planned: str) -> bool:

@@ -16,7 +16,7 @@ from .errors import LauncherError
 from .health import sum_given_values, tpot_s
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Recovery
 
 # How long a client may take for its request line; a supervisor has no time to lose.
 _TIMEOUT_S = 5.0
@@ -29,7 +29,7 @@ class Snapshot:
 
     ``up``: whether requests are welcome; ``reason``: why not. ``restarts`` by cause since the
     launcher took the bundle up, ``servers``: whether each is healthy. Tokens are those of the
-    engine's counters over its restarts. ``more``: further gauges, by names without ``recipe_``.
+    engine's counters over its restarts.
     """
 
     up: bool
@@ -39,13 +39,11 @@ class Snapshot:
     restarts: Mapping[str, int] = field(default_factory=dict)
     servers: Mapping[str, bool] = field(default_factory=dict)
     tokens: float | None = None
-    prompt_tokens: float | None = None
     running: float | None = None
     waiting: float | None = None
     cache_usage: float | None = None
     predicted_tpot_s: float | None = None
     tpot_s: float | None = None
-    more: Mapping[str, float] = field(default_factory=dict)
 
 
 def render_exposition(snapshot: Snapshot) -> str:
@@ -76,7 +74,6 @@ def _metrics(now: Snapshot) -> Iterator[tuple[str, str, str, _Samples]]:
     yield "recipe_server_healthy", "gauge", "1 while the server answers.", servers
     for name, kind, text, value in (
         ("tokens_total", "counter", "Tokens that the engine generated.", now.tokens),
-        ("prompt_tokens_total", "counter", "Tokens of prompts.", now.prompt_tokens),
         ("requests_running", "gauge", "Requests that run.", now.running),
         ("requests_waiting", "gauge", "Requests that wait.", now.waiting),
         ("cache_usage_ratio", "gauge", "Share of the cache in use.", now.cache_usage),
@@ -84,8 +81,6 @@ def _metrics(now: Snapshot) -> Iterator[tuple[str, str, str, _Samples]]:
         ("tpot_seconds", "gauge", "Time per token of late.", now.tpot_s),
     ):
         yield f"recipe_{name}", kind, text, [] if value is None else [({}, value)]
-    for name, value in sorted(now.more.items()):
-        yield f"recipe_{name}", "gauge", name.replace("_", " "), [({}, value)]
 
 
 def _labels(labels: dict[str, str]) -> str:
@@ -198,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
 class Teller:
     """Tells about a keeper; ``port``: of its pages on the loopback, None for none."""
 
-    def __init__(self, keeper: Keeper, port: int | None) -> None:
+    def __init__(self, keeper: Recovery, port: int | None) -> None:
         self.keeper, self.metrics_port = keeper, port
         self.tokens: dict[int, tuple[float, float]] = {}  # before its restart, and by its counter
         self._exporter: Exporter | None = None

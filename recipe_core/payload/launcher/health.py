@@ -64,8 +64,11 @@ class Observer:
         by_name = {server.name: server for server in servers}
         group_numbers = set(groups)
         processes = [process for process in plan.processes if process.group in group_numbers]
-        codes = {p.name: self._code(by_name.get(p.name)) for p in processes}
-        alive = {p.name: self._runs(by_name.get(p.name)) for p in processes}
+        codes: dict[str, int | None] = {p.name: None for p in processes}
+        alive = {p.name: False for p in processes}
+        for name in alive.keys() & by_name.keys():
+            codes[name] = self.world.processes.reap(by_name[name].pid)
+            alive[name] = self.world.processes.alive(*by_name[name].identity)
         answering = [p for p in processes if asks and p.answers and alive[p.name]]
         answers = list(self._pool.map(lambda process: self._ask(plan, process), answering))
         look = Look()
@@ -105,12 +108,6 @@ class Observer:
             most_bytes=_MOST_BYTES,
         )
         return payload.decode("utf-8", errors="replace") if status == 200 else None
-
-    def _code(self, server: Server | None) -> int | None:
-        return self.world.processes.reap(server.pid) if server is not None else None
-
-    def _runs(self, server: Server | None) -> bool:
-        return server is not None and self.world.processes.alive(*server.identity)
 
     def _out_of_memory(self, servers: Iterable[Server]) -> bool:
         """Return whether the kernel killed something for want of memory since the last look."""
@@ -154,7 +151,7 @@ def sum_given_values(values: Iterable[float | None]) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def target(plan: LaunchPlan, expected: Path) -> Target:
+def read_target(plan: LaunchPlan, expected: Path) -> Target:
     """Return what the recipe expects of one group: times per token at the load of one replica."""
     try:
         estimate = read_object(expected)

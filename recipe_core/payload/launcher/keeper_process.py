@@ -23,7 +23,7 @@ from .files import read_object, tail, write_json
 from .limits import Supervision
 from .logs import open_log
 from .plan import LaunchPlan
-from .procs import uninterrupted
+from .signals import uninterrupted
 from .state import Keeper, State
 from .world import HERE, World
 
@@ -67,10 +67,10 @@ def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> K
     output = open_log(log, anew=False)
     node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
     words = [*_launcher_command(plan.root), "keep", *node, *options]
+    # The service manager watches another process than it.
+    environment = heartbeat.drop_notify_variables(dict(os.environ))
     with output, uninterrupted():  # whenever this launcher is ended, `down` finds the keeper
-        pid, started = world.processes.start(
-            words, cwd=plan.root, env=_keeper_environment(), output=output
-        )
+        pid, started = world.processes.start(words, cwd=plan.root, env=environment, output=output)
         _note(plan, Keeper(pid, started, watching=False))
     deadline = world.clock.monotonic() + _STARTS_S
     while world.clock.monotonic() < deadline:
@@ -128,11 +128,6 @@ def _launcher_command(root: Path) -> list[str]:
 
 # Whether Python can be told not to look for modules in the current folder.
 _SAFE_PATH = sys.version_info >= (3, 11)
-
-
-def _keeper_environment() -> dict[str, str]:
-    """The keeper's environment: the service manager watches another process than it."""
-    return heartbeat.drop_notify_variables(dict(os.environ))
 
 
 def dismiss(keeper: Keeper | None, *, world: World = HERE) -> None:

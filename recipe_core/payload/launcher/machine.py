@@ -160,8 +160,13 @@ def node_memories(
     """
     memories = []
     for node in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
-        first = min(_cpus(node) & cpus, default=None)
-        figures = _read_kilobytes(node / "meminfo")
+        try:
+            listed = (node / "cpulist").read_text(encoding="utf-8")  # like 0-3,8
+        except OSError:
+            continue
+        ranges = re.findall(r"(\d+)(?:-(\d+))?", listed)
+        node_cpus = {cpu for low, high in ranges for cpu in range(int(low), int(high or low) + 1)}
+        first, figures = min(node_cpus & cpus, default=None), _read_kilobytes(node / "meminfo")
         if first is None or "MemTotal" not in figures:
             continue
         free = sum(figures.get(name, 0) for name in _FREE)
@@ -170,16 +175,6 @@ def node_memories(
             total, free = limit_bytes, min(free, available_bytes or 0)
         memories.append((first, Memory(f"memory node {node.name[4:]}", total, free)))
     return tuple(memory for _, memory in sorted(memories, key=lambda pair: pair[0]))
-
-
-def _cpus(node: Path) -> set[int]:
-    """Processors of a node, from a list like ``0-3,8``."""
-    try:
-        text = (node / "cpulist").read_text(encoding="utf-8")
-    except OSError:
-        return set()
-    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
-    return {cpu for low, high in ranges for cpu in range(int(low), int(high or low) + 1)}
 
 
 def _read_kilobytes(path: Path) -> dict[str, int]:

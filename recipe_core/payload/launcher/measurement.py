@@ -64,7 +64,7 @@ def record_measurement(
         "metrics": dict(measured),
         "predicted": predicted,
         "bands": {key: list(band) for key, band in expected_bands(expected).items()},
-        "ratio": {key: _ratio(measured.get(key), predicted[key]) for key in predicted},
+        "ratio": {key: _divide(measured.get(key), predicted[key]) for key in predicted},
     }
 
 
@@ -86,7 +86,7 @@ def expected_bands(expected: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return out
 
 
-def _ratio(measured: float | None, predicted: float | None) -> float | None:
+def _divide(measured: float | None, predicted: float | None) -> float | None:
     return round(measured / predicted, 4) if measured is not None and predicted else None
 
 

@@ -34,7 +34,7 @@ class Claim:
     size_gib_variable: str = ""
     programs_bytes: int = 0
 
-    def of(self, total_bytes: int) -> int:
+    def claimed_bytes(self, total_bytes: int) -> int:
         """Bytes claimed of a memory."""
         return self.size_bytes or math.ceil(self.share * total_bytes)
 
@@ -69,7 +69,7 @@ class Needs:
 
     def holds(self, total_bytes: int) -> int:
         """Return what the engine may hold of a memory: what it uses, or all that it has claimed."""
-        return max(self.used_bytes or 0, self.claim.of(total_bytes) if self.claim else 0)
+        return max(self.used_bytes or 0, self.claim.claimed_bytes(total_bytes) if self.claim else 0)
 
 
 def refuse_claim(
@@ -79,7 +79,7 @@ def refuse_claim(
 
     ``used_bytes``: what the recipe uses. ``exact``: the engine reads the same figures.
     """
-    claimed = claim.of(memory.total_bytes)
+    claimed = claim.claimed_bytes(memory.total_bytes)
     slack = 0 if exact else round(_RESERVED * memory.total_bytes)
     if claimed + claim.programs_bytes - slack <= memory.free_bytes:
         return None
@@ -95,7 +95,9 @@ def refuse_claim(
 
 def _advise_claim_fix(claim: Claim, memory: Memory, used_bytes: int) -> str:
     room_bytes = _ROOM * memory.free_bytes - claim.programs_bytes
-    missing = show_gib(claim.of(memory.total_bytes) + claim.programs_bytes - memory.free_bytes)
+    missing = show_gib(
+        claim.claimed_bytes(memory.total_bytes) + claim.programs_bytes - memory.free_bytes
+    )
     if claim.size_bytes is not None:
         setting = claim.size_gib_variable or "the option that states it"
         size = max(0, math.floor(room_bytes / GIB))

@@ -72,7 +72,7 @@ class Process:
     Processes of one ``group`` start and stop together: a replica, a pool, a router.
     """
 
-    name: str
+    name: str = field(metadata=_FILE)
     argv: tuple[str, ...]
     env: dict[str, str]
     port: int
@@ -206,7 +206,7 @@ def load_plan(
     parameters = read_typed(Parameters, defaults, head="127.0.0.1", data=None)
     check_port_number(parameters.port, f"{defaults.where}.port")
     parameters = Parameters(
-        model=_user_path(model) if model is not None else _bundle_path(parameters.model, root),
+        model=_find_model(model, parameters.model, root),
         host=host if host is not None else parameters.host,
         port=port if port is not None else parameters.port,
         head=head or parameters.head,
@@ -236,7 +236,7 @@ def load_plan(
         kind=kind,
         node=node,
         nodes=nodes,
-        needs_model=any("${model}" in text for item in items for text in _templates(item)),
+        needs_model=any("${model}" in str(item.data) for item in items),
         variants=tuple(read_typed(Variant, item) for item in variants),
         choice=choice,
         fallbacks=_parse_fallbacks(fields),
@@ -275,10 +275,6 @@ def unknown_nodes(plan: LaunchPlan) -> list[int]:
     """Nodes whose addresses the processes need but nobody passed."""
     texts = [text for process in plan.processes for text in (*process.argv, *process.env.values())]
     return sorted({int(number) for text in texts for number in _UNKNOWN_NODE.findall(text)})
-
-
-def _templates(process: Fields) -> tuple[str, ...]:
-    return (*process.texts("argv"), *process.text_map("env").values())
 
 
 def which_node(node: int | None, nodes: int) -> int | None:
@@ -373,16 +369,12 @@ def check_port_number(port: int, field: str) -> int:
     return port
 
 
-def _user_path(model: str) -> str:
-    """The model; a path on the command line is relative to the current folder."""
-    folder = Path(model).expanduser()
-    return (
-        os.path.normpath(Path.cwd() / folder) if is_model_path(model) or folder.is_dir() else model
-    )
-
-
-def _bundle_path(model: str, root: Path) -> str:
-    return os.path.normpath(root / Path(model).expanduser()) if is_model_path(model) else model
+def _find_model(model: str | None, planned: str, root: Path) -> str:
+    """The model of the command line, a path from the current folder, or that of the bundle."""
+    name, folder = (planned, root) if model is None else (model, Path.cwd())
+    path = Path(name).expanduser()
+    is_path = is_model_path(name) or (model is not None and path.is_dir())
+    return os.path.normpath(folder / path) if is_path else name
 
 
 def _parse_launch_processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
@@ -409,18 +401,13 @@ def _parse_launch_processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Pr
 
 def _parse_launch_process(fields: Fields, fill: Filler) -> Process:
     fill = replace(fill, port_offset=fields.optional_integer("port_offset") or 0)
-    argv = fields.texts("argv")
+    argv, port = fields.texts("argv"), fill.parameters.port + fill.port_offset
     if not argv:
         raise fields.fail("argv", "a list with the program first")
-    return Process(
-        name=fields.text("name", **_FILE),
+    return read_typed(
+        Process,
+        fields,
         argv=tuple(fill.text(word) for word in argv),
         env={key: fill.text(value) for key, value in fields.text_map("env").items()},
-        port=check_port_number(
-            fill.parameters.port + fill.port_offset, f"{fields.where}.port_offset"
-        ),
-        devices=fields.integers("devices"),
-        node=fields.optional_integer("node") or 0,
-        role=fields.optional_text("role") or "server",
-        group=fields.optional_integer("group") or 0,
+        port=check_port_number(port, f"{fields.where}.port_offset"),
     )

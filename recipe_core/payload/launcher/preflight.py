@@ -52,11 +52,10 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     def judge(machine: Machine) -> tuple[Iterable[Check], str | None]:
         installed = locate(plan.engine)
         situation = Situation(plan, machine, installed, own_ports, bool(own_ports), holders=True)
-        others = [name for name in CHECKS if name not in MACHINE_CHECKS]
         checks = (
             *run_checks(situation, MACHINE_CHECKS),
             *check_variants(plan, machine),
-            *run_checks(situation, others),
+            *run_checks(situation, CHECKS.keys() - MACHINE_CHECKS),
         )
         return checks, installed.version if installed is not None else None
 

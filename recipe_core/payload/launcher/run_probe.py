@@ -29,7 +29,7 @@ from .tracks import Kind, Phase, Track, Trouble, forget_failures, track_start
 from .world import HERE, World
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Case, Recovery
 
 # Usual step times without a step or a growing checkpoint that are a hang.
 HANG_STEPS = 20.0
@@ -127,7 +127,7 @@ class RunProbe:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Recovery,
         shown: int | None = None,
         checked: Callable[[LaunchPlan, Progress], object] = passed_preflight,
     ) -> None:
@@ -264,13 +264,12 @@ class RunProbe:
         """Return whether a restart does not help: what never trained needs a passing cause."""
         return not diagnosis.transient or diagnosis.cause in _GENERIC
 
-    def give_up(
-        self, cause: str, trouble: Trouble, diagnosis: Diagnosis, _misfit: str | None
-    ) -> StartError:
+    def give_up(self, case: Case) -> StartError:
         """Note why the run cannot go on; the error that says so."""
         plan, current = self.keeper.plan, self.keeper.current
+        trouble, diagnosis = case.trouble, case.diagnosis
         end = run_record.read_trainer_end(plan) if trouble.kind is Kind.REFUSED else None
-        about = {"cause": cause, "title": diagnosis.title, "fix": diagnosis.fix}
+        about = {"cause": case.cause, "title": diagnosis.title, "fix": diagnosis.fix}
         reason, name = trouble.reason, plan.processes[0].name
         if end is not None:
             reason = end.message

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from . import events, keeper_process, report, state, supervision, supervisor
+from . import events, keeper_process, report, state, supervisor
+from .deployment import Deployment
 from .errors import LateError, LauncherError, StartError, file_error
 from .files import tail
 from .measurement import record_measurement
@@ -26,7 +27,7 @@ from .run_record import (
     step_of_start,
     world_size,
 )
-from .starts import Deployment, has_recorded_all, load_started_plan, stop_started
+from .starts import has_recorded_all, load_started_plan
 from .state import State
 from .supervisor import Progress
 from .world import HERE, World
@@ -51,11 +52,9 @@ class Run(Deployment):
 
     def settle(self, current: State, *, already: bool) -> State | None:
         """Leave a keeper, and wait for the first step; None for a run that is over by then."""
-        if not (
-            self.request.no_keep or keeper_process.is_kept(self.plan.own, current, world=self.world)
-        ):
+        if not (self.request.no_keep or self.is_kept(current)):
             try:
-                supervision.leave_keeper(self.request, self.plan)
+                self.leave_keeper()
             except StartError:  # a short run may be over before it says that it is there
                 if state.load_state(self.plan.own) is not None:
                     raise
@@ -85,7 +84,7 @@ class Run(Deployment):
             if step_of_start(plan) > start_step(plan) or passed > limit_s:
                 return
             lives = supervisor.lives(now, world=world)
-            if not lives and not keeper_process.is_kept(plan.own, now, world=world):
+            if not lives and not self.is_kept(now):
                 break
             if world.clock.monotonic() - reported_at >= supervisor.PROGRESS_S:
                 reported_at = world.clock.monotonic()
@@ -186,7 +185,7 @@ class Run(Deployment):
             if current is not None and current.ready:
                 self.save_checkpoint(current)
         finally:
-            stop_started(self.plan, self.progress)
+            self.stop_started()
 
     def prepare_end(self, _current: State) -> list[str]:
         """Refuse to ask for a checkpoint where the trainer cannot be asked; nothing drains.

@@ -26,8 +26,8 @@ from .health import (
     Look,
     Observer,
     judge_group,
+    read_target,
     sum_given_values,
-    target,
     track_serving_group,
 )
 from .plan import LaunchPlan, Process
@@ -35,7 +35,7 @@ from .tracks import Kind, Phase, Track, Trouble, track_start
 from .world import HERE, Answer, World
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Case, Recovery
 
 # Looks in a row without requests after which a group counts as drained.
 IDLE_LOOKS = 2
@@ -173,7 +173,7 @@ class ServingProbe:
     # What hangs hardly ends by itself, and other groups are not looked at meanwhile.
     hung_grace_s = 5.0
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Recovery) -> None:
         self.keeper, self.world, self.clock = keeper, keeper.world, keeper.clock
         self.observer, self.look = Observer(keeper.world), Look()
         self.prober = Prober(keeper.progress.say, world=keeper.world)
@@ -185,7 +185,7 @@ class ServingProbe:
 
     def begin(self, expected: Path) -> None:
         """Look at the keeper's plan from now on."""
-        self.look, self.target = Look(), target(self.keeper.plan, expected)
+        self.look, self.target = Look(), read_target(self.keeper.plan, expected)
 
     def adopt_track(self, now: float) -> Track:
         """A group of what another launcher started."""
@@ -262,14 +262,12 @@ class ServingProbe:
     def is_lasting(self, diagnosis: Diagnosis) -> bool:
         return not diagnosis.transient
 
-    def give_up(
-        self, cause: str, _trouble: Trouble, diagnosis: Diagnosis, misfit: str | None
-    ) -> StartError:
+    def give_up(self, case: Case) -> StartError:
         """Note why nothing can be kept up; the error that says so."""
-        reason, lines = misfit or diagnosis.title, list(diagnosis.lines)
-        events.append(
-            self.keeper.own, "gave_up", cause=cause, reason=reason, lines=lines, fix=diagnosis.fix
-        )
+        diagnosis = case.diagnosis
+        reason, lines = case.misfit or diagnosis.title, list(diagnosis.lines)
+        about = {"cause": case.cause, "reason": reason, "lines": lines, "fix": diagnosis.fix}
+        events.append(self.keeper.own, "gave_up", **about)
         return StartError(
             f"the servers cannot be kept up: {reason.rstrip('.')}.",
             hint=diagnosis.fix,

@@ -15,8 +15,8 @@ from .files import tail
 from .logs import open_log
 from .machine import VISIBLE
 from .plan import LaunchPlan, Process
-from .procs import uninterrupted
 from .report import complain
+from .signals import uninterrupted
 from .state import Server, State
 from .world import HERE, World
 

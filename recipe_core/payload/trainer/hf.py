@@ -21,10 +21,18 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from .checkpoint import LEAST_KEPT
 from .data import Sequences
 from .errors import TrainError
-from .metrics import Metrics, Row, peak_memory_bytes
+from .metrics import Metrics, Step, peak_memory_bytes
 from .model import choose_attention, load_model_config
 from .rollbacks import BROKEN, Watch, read_record, remove_left, roll_back, tell_end
-from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
+from .settings import (
+    STOP_FILE,
+    STOPPED_EXIT,
+    Loading,
+    Settings,
+    add_run_options,
+    data_paths,
+    load_settings,
+)
 from .tokens import get_tokenizer, token_file
 
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
@@ -101,26 +109,10 @@ class Figures(TrainerCallback):
         logs: dict[str, float] = values["logs"]
         if self.metrics is None or "learning_rate" not in logs or "loss" not in logs:
             return
-        s, seconds = self.settings, time.perf_counter() - self.began
-        rate = s.batch.global_batch * s.batch.sequence_length / seconds
-        per_device = rate / args.world_size
-        mfu = None
-        if s.figures.flops_per_token and s.figures.peak_flops_per_s:
-            mfu = per_device * s.figures.flops_per_token / s.figures.peak_flops_per_s
-        norm = float(logs.get("grad_norm") or 0.0)
-        row = Row(
-            state.global_step,
-            logs["loss"],
-            logs["learning_rate"],
-            norm,
-            seconds,
-            rate,
-            per_device,
-            mfu,
-            peak_memory_bytes(args.device),
-            state.global_step * s.batch.global_batch * s.batch.sequence_length,
-            1.0,
-        )
+        seconds, norm = time.perf_counter() - self.began, float(logs.get("grad_norm") or 0.0)
+        memory, rate = peak_memory_bytes(args.device), logs["learning_rate"]
+        step = Step(state.global_step, logs["loss"], rate, norm, seconds, memory)
+        row = step.row(self.settings, args.world_size)
         self.metrics.write(row)
         if self.watch.see(state.global_step, row.loss, norm) == BROKEN:
             assert self.watch.event is not None  # noqa: S101 - what broke
@@ -130,7 +122,7 @@ class Figures(TrainerCallback):
             complete = [
                 (_checkpoint_step(path), path) for path in list_hf_checkpoints(self._folder)
             ]
-            raise roll_back(self.run, self.watch.event, complete, checkpoints, s.guard)
+            raise roll_back(self.run, self.watch.event, complete, checkpoints, self.settings.guard)
 
     @property
     def _folder(self) -> Path:
@@ -289,26 +281,7 @@ def _hf_trainer_parser() -> argparse.ArgumentParser:
         prog="train_hf.py",
         description="Train what train.json describes, with transformers' trainer.",
     )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where metrics, checkpoints and the model go (default: run/ beside it)",
-    )
-    parser.add_argument(
-        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="texts (.txt, .jsonl) instead of the bundle's",
-    )
+    add_run_options(parser)
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     # DeepSpeed's launcher passes it.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)

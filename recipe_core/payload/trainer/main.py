@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from .errors import RolledBackError, TrainError
 from .rollbacks import tell_end
+from .settings import STOPPED_EXIT, add_run_options, data_paths, load_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,8 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Otherwise tokenizers warns about forking after threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        from .settings import STOPPED_EXIT, data_paths, load_settings
-
         settings = load_settings(options.config)
         from transformers.utils import logging
 
@@ -47,26 +45,7 @@ def _trainer_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train.py", description="Train what train.json describes; started by torchrun."
     )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where metrics, checkpoints and the model go (default: run/ beside it)",
-    )
-    parser.add_argument(
-        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="texts (.txt, .jsonl) instead of the bundle's",
-    )
+    add_run_options(parser)
     parser.add_argument(
         "--resume",
         type=_resume,

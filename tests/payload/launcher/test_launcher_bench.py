@@ -17,7 +17,7 @@ from recipe_core.payload.launcher.bench import (
     plan_traffic,
     request_figures,
 )
-from recipe_core.payload.launcher.client import Endpoint, Sample, _Stream, read_events, send_prompt
+from recipe_core.payload.launcher.client import Endpoint, Sample, _Stream, read_stream, send_prompt
 from recipe_core.payload.launcher.errors import RequestError
 from recipe_core.payload.launcher.load import Prompts, Traffic, calibrate_prompt_words, drive
 from recipe_core.payload.launcher.machine import Machine
@@ -37,7 +37,7 @@ ROWS = partial(table, "launcher_bench")
 def test_any_chunking_gives_the_same_events(size):
     def events(stream):
         pieces = (stream[start : start + size] for start in range(0, len(stream), size))
-        return list(read_events([*pieces, b"\n\n"]))
+        return list(read_stream([*pieces, b"\n\n"]))
 
     stream = (
         ': hello\n\ndata: {"a": "é€"}\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n'

@@ -8,14 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from recipe_core.payload.launcher import events, heartbeat, keeper_process, state, supervision
+from recipe_core.payload.launcher import events, heartbeat, keeper_process, state
 from recipe_core.payload.launcher.errors import BusyError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.keeper import Log
 from recipe_core.payload.launcher.limits import Supervision
 from recipe_core.payload.launcher.request import Request
-from tests.fixtures.fake_world import FakeClock, Killed, Said, dies, serves, silent
+from recipe_core.payload.launcher.servers import Servers
+from tests.fixtures.fake_world import FakeClock, Killed, dies, serves, silent
 from tests.fixtures.ports import free_port
 from tests.fixtures.refusals import refusal
+
+
+def met(up, **words):
+    """The bundle as a command with these options meets it."""
+    return Servers(Request(up.bundle.root, "up", **words), up.plan, up.said, up.world)
 
 
 def gives_up(up):
@@ -217,7 +223,7 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert up.keeper.teller.snapshot().up
     # `up` waits for nothing that is parked, and asks for it once more.
     state.save_state(up.own, replace(up.state, keeper=keeper_process.me(Supervision())))
-    assert supervision.wait_kept(up.plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
+    assert met(up, timeout=1).wait_kept().parked == (1,)
     up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
     assert world.pids()["server-0"] == before
 
@@ -295,7 +301,7 @@ def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
     world.after(1, lambda: touched(0))  # the machine slept, or its clock was set
     assert kept()
     touched(limit + 5)
-    supervision.dismiss_silent(up.own, up.said, world=world)
+    met(up).dismiss_silent()
     assert (keeper.code, len(world.pids())) == (-signal.SIGKILL, 1)
     assert "gives no sign of life" in up.said.text
     stopped = kept_by(world, up, SIGUSR1=lambda: None)
@@ -433,15 +439,14 @@ def test_a_keeper_is_dismissed_or_ended(world, deployed):
 def test_up_waits_for_what_the_keeper_brings_back(world, deployed):
     up = deployed().up()
     keeper = kept_by(world, up)
-    waits = {"timeout_s": 30, "progress": up.said, "world": world}
     world["server-0"].sick = True
-    refusal(supervision.wait_kept, up.plan, **waits, kind=LateError)
+    refusal(met(up, timeout=30).wait_kept, kind=LateError)
     assert "waiting for the keeper: 6 s of 30" in up.said.text
     world.after(30, lambda: setattr(world["server-0"], "sick", False))
-    assert supervision.wait_kept(up.plan, **waits | {"timeout_s": 60}).ready
+    assert met(up, timeout=60).wait_kept().ready
     events.append(up.own, "gave_up", reason="weights", fix="Get them.")
     keeper.ends(1)
-    error = refusal(supervision.wait_kept, up.plan, **waits, kind=StartError)
+    error = refusal(met(up).wait_kept, kind=StartError)
     assert ("weights" in error.message, error.hint) == (True, "Get them.")
 
 
@@ -479,8 +484,7 @@ def test_a_drain_lets_requests_finish(world, deployed, figures, kept):
         up.keeper.run()
         assert [(now.up, now.reason) for now in told] == [(False, "draining")]
     else:
-        request = Request(up.bundle.root, "down", drain=90)
-        assert supervision.drain(request, up.plan, up.state, up.said, world=world) == ["server-0"]
+        assert met(up, drain=90).drain(up.state) == ["server-0"]
     (event,) = up.happened("drained")
     assert event["finished"] is True
     assert 20 <= event["after_s"] < 25
@@ -516,8 +520,7 @@ def test_a_kept_bundle_is_drained_by_its_keeper(world, deployed):
         world.after(12, lambda: keeper.ends(0))
 
     keeper = kept_by(world, up, SIGTERM=drains)
-    request = Request(up.bundle.root, "down", drain=25)
-    supervision.drain(request, up.plan, up.state, up.said, world=world)
+    met(up, drain=25).drain(up.state)
     assert (asked, keeper.code) == ([{"drain_s": 25}], 0)
 
 

@@ -12,17 +12,17 @@ from functools import partial
 import pytest
 
 from recipe_core.payload.launcher import (
+    commands,
     keeper_process,
     procs,
     rolling,
     state,
-    supervision,
     supervisor,
 )
 from recipe_core.payload.launcher.errors import InputError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.logs import open_log
-from recipe_core.payload.launcher.procs import interruptible, uninterrupted
 from recipe_core.payload.launcher.request import Request
+from recipe_core.payload.launcher.signals import interruptible, uninterrupted
 from tests.fixtures.fake_world import FakeClock, Said, dies, serves, silent
 from tests.fixtures.patience import comes
 from tests.fixtures.refusals import refusal
@@ -253,7 +253,7 @@ def routed(world, deployed):
 
 def restart(up, *names):
     request = Request(up.bundle.root, "restart", names=list(names), metrics_port=0)
-    return supervision.run_restart(request, world=up.world)
+    return commands.run_restart(request, world=up.world)
 
 
 def told(up):

@@ -355,16 +355,16 @@ def test_the_target_is_the_recipes(bundle, workload, most, load):
     usual = {"mode": "closed", "concurrency": 3, "batch": None, "request_rate": None}
     bundle.edit(lambda data: data["workload"].update(usual | workload))
     path = bundle.root / "expected.json"
-    expected = health.target(load_plan(bundle.root), path)
+    expected = health.read_target(load_plan(bundle.root), path)
     assert (expected.tpot_most_s, expected.load_most) == (most, load)
     assert (expected.tpot_s, expected.first_token_s) == (0.002, 0.01)
     if "request_rate" in workload:  # an open load is that of the slowest expected requests
         data = json.loads(path.read_text())
         data["bands"]["request_latency_s"] = [1.0, 2.0]
         path.write_text(json.dumps(data))
-        assert health.target(load_plan(bundle.root), path).load_most == 10
+        assert health.read_target(load_plan(bundle.root), path).load_most == 10
         path.write_text("[")  # a damaged estimate expects nothing
-        assert health.target(load_plan(bundle.root), path).tpot_most_s is None
+        assert health.read_target(load_plan(bundle.root), path).tpot_most_s is None
 
 
 def test_limits_are_the_bundles_own_or_the_usual_and_options_of_up(bundle, capsys):
