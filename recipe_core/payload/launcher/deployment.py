@@ -24,7 +24,7 @@ from .world import HERE, World
 
 @dataclass
 class Deployment:
-    """What is asked, the plan that it means, and who is told; servers and runs do it differently.
+    """A request, the plan that it means, and who is told; servers and runs do it differently.
 
     ``shows_first``: what runs is shown before a keeper stays in the foreground.
     """
@@ -48,7 +48,7 @@ class Deployment:
 
     @property
     def strict(self) -> bool:
-        """Whether no fallback is taken."""
+        """Return whether no fallback is taken."""
         return self.request.strict or self.request.choice is not None
 
     # What differs

@@ -132,27 +132,21 @@ def drive(
     return outcome
 
 
+@dataclass
 class _Run:
     """One measurement under way; threads share ``outcome`` under a lock."""
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        send: Callable[[int], Sample],
-        limit_s: float | None,
-        tell: Callable[[str], None],
-        clock: Callable[[], float],
-        sleep: Callable[[float], object],
-    ) -> None:
-        self.traffic = traffic
-        self.send = send
-        self.tell = tell
-        self.clock, self.sleep = clock, sleep
-        self.outcome = Outcome()
-        self.lock = threading.Lock()
-        self.sent = 0
-        self.told = clock()
-        self.deadline = float("inf") if limit_s is None else self.told + limit_s
+    traffic: Traffic
+    send: Callable[[int], Sample]
+    limit_s: float | None
+    tell: Callable[[str], None]
+    clock: Callable[[], float]
+    sleep: Callable[[float], object]
+
+    def __post_init__(self) -> None:
+        self.outcome, self.lock, self.sent = Outcome(), threading.Lock(), 0
+        self.told = self.clock()
+        self.deadline = float("inf") if self.limit_s is None else self.told + self.limit_s
 
     def steady(self) -> None:
         """Every worker of ``in_flight`` sends its next request once the last is answered."""

@@ -123,12 +123,12 @@ class Run(Deployment):
         )
 
     def describe(self, current: State | None) -> tuple[dict[str, Any], str]:
-        """What `up` answers, as JSON and in words."""
+        """Return what `up` answers, as JSON and in words."""
         data = status_data(self.plan, current, world=self.world)
         return data, report.run_text(self.plan, data)
 
     def show_status(self, current: State | None) -> tuple[dict[str, Any], bool]:
-        """What `status` answers, and whether the run goes on or is done."""
+        """Return what `status` answers, and whether the run goes on or is done."""
         data = status_data(self.plan, current, world=self.world)
         return data, data["state"] in ("up", "finished")
 
@@ -217,7 +217,7 @@ class Run(Deployment):
             raise file_error(error) from None
 
     def describe_end(self, current: State | None, stopped: list[str]) -> tuple[dict[str, Any], str]:
-        """What `down` answers, as JSON and in words."""
+        """Return what `down` answers, as JSON and in words."""
         checkpoint = newest_checkpoint(self.plan)
         path = str(checkpoint[1]) if checkpoint else None
         names = [server.name for server in current.servers] if current else []

@@ -109,7 +109,7 @@ class Servers(Deployment):
         return current.ready or bool(current.parked)
 
     def describe(self, current: State | None) -> tuple[dict[str, Any], str]:
-        """What `up` answers, as JSON and in words."""
+        """Return what `up` answers, as JSON and in words."""
         plan, servers = self.plan, current.servers if current else ()
         answering = {process.name for process in plan.answering}
         listed = [
@@ -133,7 +133,7 @@ class Servers(Deployment):
         return data, report.up_text(plan, current)
 
     def show_status(self, current: State | None) -> tuple[dict[str, Any], bool]:
-        """What `status` answers, and whether every server runs and answers."""
+        """Return what `status` answers, and whether every server runs and answers."""
         if current is None:
             strays = [pid for pid, _ in sorted(supervisor.strays(self.plan))]
             nothing: dict[str, Any] = {"state": "degraded" if strays else "down", "servers": []}
@@ -277,7 +277,7 @@ class Servers(Deployment):
     def describe_end(
         self, _current: State | None, stopped: list[str]
     ) -> tuple[dict[str, Any], str]:
-        """What `down` answers, as JSON and in words."""
+        """Return what `down` answers, as JSON and in words."""
         return describe_stopped(stopped)
 
 
