@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,16 +22,16 @@ from .data import Sequences
 from .errors import TrainError
 from .metrics import Metrics, Step, peak_memory_bytes
 from .model import choose_attention, load_model_config
-from .rollbacks import BROKEN, Watch, read_record, remove_left, roll_back, tell_end
+from .rollbacks import BROKEN, Watch, end_with_code, read_record, remove_left, roll_back
 from .settings import (
     STOP_FILE,
-    STOPPED_EXIT,
     Loading,
     Settings,
     add_run_options,
     data_paths,
     load_settings,
 )
+from .start_tool import find_newest_checkpoint, list_hf_checkpoints
 from .tokens import get_tokenizer, token_file
 
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
@@ -116,13 +115,13 @@ class Figures(TrainerCallback):
         self.metrics.write(row)
         if self.watch.see(state.global_step, row.loss, norm) == BROKEN:
             assert self.watch.event is not None  # noqa: S101 - what broke
-            checkpoints = [
-                (_checkpoint_step(path), path) for path in self._folder.glob("checkpoint-*")
+            complete = list_hf_checkpoints(self._folder)
+            folders = [
+                (path.name.rpartition("-")[2], path) for path in self._folder.glob("checkpoint-*")
             ]
-            complete = [
-                (_checkpoint_step(path), path) for path in list_hf_checkpoints(self._folder)
-            ]
-            raise roll_back(self.run, self.watch.event, complete, checkpoints, self.settings.guard)
+            checkpoints = [(int(step), path) for step, path in folders if step.isdigit()]
+            guard = self.settings.guard
+            raise roll_back(self.run, self.watch.event, complete, checkpoints, guard)
 
     @property
     def _folder(self) -> Path:
@@ -132,13 +131,10 @@ class Figures(TrainerCallback):
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes as those of the embedded trainer: 0, 2 and 3."""
     options = _hf_trainer_parser().parse_args(argv)
-    try:
-        finished = train_with_transformers(load_settings(options.config), options)
-    except TrainError as error:
-        print(f"train: {error}", file=sys.stderr, flush=True)
-        tell_end(_run_folder(options), error)
-        return error.exit_code
-    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
+    return end_with_code(
+        _run_folder(options),
+        lambda: train_with_transformers(load_settings(options.config), options),
+    )
 
 
 def _run_folder(options: argparse.Namespace) -> Path:
@@ -185,8 +181,8 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
     trainer = InOrder(
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
-    checkpoints = list_hf_checkpoints(run / "checkpoints")
-    ended = trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    checkpoint = find_newest_checkpoint(run / "checkpoints")
+    ended = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     if ended.global_step < settings.steps:
         trainer.accelerator.wait_for_everyone()  # all have seen the file
         if trainer.is_world_process_zero():
@@ -201,18 +197,6 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
         # A pickle, which nothing that serves needs.
         (run / "model" / "training_args.bin").unlink(missing_ok=True)
     return True
-
-
-def list_hf_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints that were written to the end, oldest first: the trainer's state comes last."""
-    folders = (path.parent for path in folder.glob("checkpoint-*/trainer_state.json"))
-    return sorted((path for path in folders if _checkpoint_step(path) >= 0), key=_checkpoint_step)
-
-
-def _checkpoint_step(path: Path) -> int:
-    """The step of a checkpoint; -1 for one that was put aside."""
-    number = path.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else -1
 
 
 def _build_hf_arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 
-from .errors import RolledBackError, TrainError
-from .rollbacks import tell_end
-from .settings import STOPPED_EXIT, add_run_options, data_paths, load_settings
+from .rollbacks import end_with_code
+from .settings import add_run_options, data_paths, load_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = (options.out or root / "run").resolve()
     # Otherwise tokenizers warns about forking after threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
+
+    def train() -> bool:
         settings = load_settings(options.config)
         from transformers.utils import logging
 
@@ -31,14 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .loop import Paths, train_on_rank
 
         data = data_paths(options.data, settings.data, root)
-        finished = train_on_rank(settings, Paths(root, run, options.model, data), options.resume)
-    except TrainError as error:
-        if isinstance(error, RolledBackError) and os.environ.get("RANK") != "0":
-            return error.exit_code  # the first rank tells
-        print(f"train: {error}", file=sys.stderr, flush=True)
-        tell_end(run, error)
-        return error.exit_code
-    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
+        return train_on_rank(settings, Paths(root, run, options.model, data), options.resume)
+
+    return end_with_code(run, train)
 
 
 def _trainer_parser() -> argparse.ArgumentParser:
