@@ -226,7 +226,7 @@ class Keeper(Recovery):
     def _watch_machine(self) -> None:
         """Note lost and found devices; return to an earlier choice once it fits again."""
         misses_devices = bool(self.current.parked) or self.plan.choice != FIRST
-        for kind, reason in self.machine.look(self.plan, self.options, always=misses_devices):
+        for kind, reason in self.machine.look(self.plan, always=misses_devices):
             events.append(self.own, kind, reason=reason)
             self.progress.say(f"{kind.replace('_', ' ')}: {reason}")
             if kind == "device_found":

@@ -63,9 +63,7 @@ class MachineWatch:
         """The machine now, with the memory that ``plan`` uses counted as free."""
         return as_if_stopped(self.detect(), plan.needs)
 
-    def misfit_now(
-        self, plan: LaunchPlan, options: Sequence[Choice], *, stopped: bool = False
-    ) -> str | None:
+    def misfit_now(self, plan: LaunchPlan, *, stopped: bool = False) -> str | None:
         """Say why the machine cannot hold what ran, after a death; None where it can.
 
         ``stopped``: nothing of it runs any more.
@@ -75,15 +73,13 @@ class MachineWatch:
             if attempt:
                 self.world.clock.sleep(_AGAIN_S)
             machine = self.detect() if stopped else self.as_if_stopped(plan)
-            reason = _choice_misfit(plan, options, machine)
+            reason = self._find_misfit(plan, machine)
             if reason is None:
                 return None
         self.missing = reason
         return reason
 
-    def look(
-        self, plan: LaunchPlan, options: Sequence[Choice], *, always: bool
-    ) -> list[tuple[str, str]]:
+    def look(self, plan: LaunchPlan, *, always: bool) -> list[tuple[str, str]]:
         """Events of a look that was due: ``device_lost`` and ``device_found`` with a reason.
 
         ``always``: a machine without devices is looked at too, for its memory.
@@ -99,14 +95,12 @@ class MachineWatch:
         machine, self._asked = as_if_stopped(self._asked.result(), plan.needs), None
         self._next_at = now + self.every_s
         return [
-            *self._note_running(plan, options, machine),
+            *self._note_running(plan, machine),
             *self._note_earlier(plan, machine, now),
         ]
 
-    def _note_running(
-        self, plan: LaunchPlan, options: Sequence[Choice], machine: Machine
-    ) -> list[tuple[str, str]]:
-        before, self.missing = self.missing, _choice_misfit(plan, options, machine)
+    def _note_running(self, plan: LaunchPlan, machine: Machine) -> list[tuple[str, str]]:
+        before, self.missing = self.missing, self._find_misfit(plan, machine)
         if self.missing and not before:
             return [("device_lost", self.missing)]
         if before and not self.missing:
@@ -140,7 +134,6 @@ class MachineWatch:
         self._fits_since = self.returning = None
         self.barred = self.barred - {name} if for_misfit else self.barred | {name}
 
-
-def _choice_misfit(plan: LaunchPlan, options: Sequence[Choice], machine: Machine) -> str | None:
-    choice = next((option for option in options if option.name == plan.choice), None)
-    return misfit(choice, machine) if choice is not None else None
+    def _find_misfit(self, plan: LaunchPlan, machine: Machine) -> str | None:
+        choice = next((option for option in self.options if option.name == plan.choice), None)
+        return misfit(choice, machine) if choice is not None else None

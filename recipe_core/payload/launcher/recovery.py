@@ -126,7 +126,7 @@ class Recovery(Groups):
                 self.stop_group(group)
             misfit = None
             if trouble.kind is not Kind.SLOW:
-                misfit = self.machine.misfit_now(self.plan, self.options, stopped=self.trains)
+                misfit = self.machine.misfit_now(self.plan, stopped=self.trains)
             if misfit:
                 self.event("device_lost", group, reason=misfit, choice=self.plan.choice)
                 self.progress.say(f"the machine is smaller than planned: {misfit}")
@@ -233,7 +233,7 @@ class Recovery(Groups):
         name, kind = "program", "died"
         if isinstance(error, PreflightError):
             name, kind, passing = f"preflight-{error.check}", "refused", error.check in _PASSING
-            misfit = self.machine.misfit_now(self.plan, self.options, stopped=True)
+            misfit = self.machine.misfit_now(self.plan, stopped=True)
         diagnosis = Diagnosis(name, error.message.rstrip("."), (), hint, passing, device=False)
         self.event(kind, group, cause=name, reason=error.message, fix=hint)
         track = replace(track, proven=track.proven and passing)
@@ -286,7 +286,7 @@ class Recovery(Groups):
     def _still_misfits(self) -> bool:
         """Return whether devices that are waited for are still lost, which is one more wait."""
         awaited, self.awaited = self.awaited, None
-        misfit = self.machine.misfit_now(self.plan, self.options, stopped=True)
+        misfit = self.machine.misfit_now(self.plan, stopped=True)
         if misfit is None or awaited is None:
             return False
         self._leave_choice(replace(awaited, misfit=misfit))

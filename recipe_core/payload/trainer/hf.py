@@ -31,7 +31,6 @@ from .settings import (
     data_paths,
     load_settings,
 )
-from .start_tool import find_newest_checkpoint, list_hf_checkpoints
 from .tokens import get_tokenizer, token_file
 
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
@@ -116,10 +115,7 @@ class Figures(TrainerCallback):
         if self.watch.see(state.global_step, row.loss, norm) == BROKEN:
             assert self.watch.event is not None  # noqa: S101 - what broke
             complete = list_hf_checkpoints(self._folder)
-            folders = [
-                (path.name.rpartition("-")[2], path) for path in self._folder.glob("checkpoint-*")
-            ]
-            checkpoints = [(int(step), path) for step, path in folders if step.isdigit()]
+            checkpoints = list_hf_checkpoints(self._folder, complete=False)
             guard = self.settings.guard
             raise roll_back(self.run, self.watch.event, complete, checkpoints, guard)
 
@@ -181,8 +177,8 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
     trainer = InOrder(
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
-    checkpoint = find_newest_checkpoint(run / "checkpoints")
-    ended = trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    checkpoints = list_hf_checkpoints(run / "checkpoints")
+    ended = trainer.train(resume_from_checkpoint=str(checkpoints[-1][1]) if checkpoints else None)
     if ended.global_step < settings.steps:
         trainer.accelerator.wait_for_everyone()  # all have seen the file
         if trainer.is_world_process_zero():
@@ -197,6 +193,17 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
         # A pickle, which nothing that serves needs.
         (run / "model" / "training_args.bin").unlink(missing_ok=True)
     return True
+
+
+def list_hf_checkpoints(folder: Path, *, complete: bool = True) -> list[tuple[int, Path]]:
+    """Checkpoints by steps; ``complete`` ones have the trainer's state, which is written last."""
+    paths = folder.glob("checkpoint-*")
+    steps = [(path.name.rpartition("-")[2], path) for path in paths]
+    return sorted(
+        (int(step), path)
+        for step, path in steps
+        if step.isdigit() and (not complete or (path / "trainer_state.json").is_file())
+    )
 
 
 def _build_hf_arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:

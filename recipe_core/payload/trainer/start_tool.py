@@ -22,17 +22,14 @@ _TOKENIZER = ("*.json", "*.model", "*.jinja", "*.tiktoken", "merges.txt", "vocab
 PARTS = {"tokenizer": _TOKENIZER, "model": (*_TOKENIZER, "*.safetensors")}
 
 
-def list_hf_checkpoints(folder: Path) -> list[tuple[int, Path]]:
-    """What transformers' trainer wrote to the end, its state last: steps and folders, by steps."""
-    folders = [state.parent for state in folder.glob("checkpoint-*/trainer_state.json")]
-    steps = [(path.name.rpartition("-")[2], path) for path in folders]
-    return sorted((int(step), path) for step, path in steps if step.isdigit())
-
-
 def find_newest_checkpoint(folder: Path) -> Path | None:
     """The newest ``checkpoint-STEP`` that transformers' trainer wrote to the end."""
-    checkpoints = list_hf_checkpoints(folder)
-    return checkpoints[-1][1] if checkpoints else None
+    folders = {}
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        step = state.parent.name.rpartition("-")[2]
+        if step.isdigit():
+            folders[int(step)] = state.parent
+    return folders[max(folders)] if folders else None
 
 
 def add_resume_words(program: Sequence[str], folder: Path | None) -> list[str]:

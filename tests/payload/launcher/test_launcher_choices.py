@@ -171,6 +171,6 @@ def test_a_device_that_is_lost_while_all_serves_is_only_noted(world, on_two):
     watch = MachineWatch(plan, choices.list_launch_choices(plan), Supervision(), world=world)
     world.machine = MACHINE
     world.after(0.5, lambda: setattr(world, "machine", TWO))
-    assert watch.misfit_now(plan, choices.list_launch_choices(plan)) is None
+    assert watch.misfit_now(plan) is None
     world.machine = ONE
-    assert watch.misfit_now(plan, choices.list_launch_choices(plan)) == LOST
+    assert watch.misfit_now(plan) == LOST

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.nightly, needs_torch]
 pytest.importorskip("torch")
 
 from recipe_core.payload.trainer.checkpoint import damage
-from recipe_core.payload.trainer.start_tool import list_hf_checkpoints
+from recipe_core.payload.trainer.hf import list_hf_checkpoints
 
 SHARDED = {"dp": 2, "shard": 2, "zero_stage": 3}
 POISON = '''
