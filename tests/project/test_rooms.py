@@ -17,7 +17,7 @@ from tests.fixtures.rows import over, table
 
 BUDGETS = {
     "base": 2_200,
-    "payload": 16_280,
+    "payload": 16_140,
     "models": 5_120,
     "hardware": 4_680,
     "engines": 3_040,

@@ -35,7 +35,7 @@ EMBEDDED = "embedded"
 GGUF_PREFIX = "gguf_"
 
 
-def _at_least(low: int, default: int | None) -> Any:
+def _count_field(low: int, default: int | None) -> Any:
     """A field of at least so much, and what it is where a job leaves it out."""
     return field(default=default, metadata={"low": low})
 
@@ -48,7 +48,7 @@ class Options:
     points. ignore: modules that stay as they are, by the end of their names.
     """
 
-    group: int | None = _at_least(1, None)
+    group: int | None = _count_field(1, None)
     symmetric: bool = True
     ignore: tuple[str, ...] = ("lm_head",)
 
@@ -61,8 +61,8 @@ class Calibration:
     """
 
     text: str | None = None
-    samples: int = _at_least(1, 32)
-    tokens: int = _at_least(16, 256)
+    samples: int = _count_field(1, 32)
+    tokens: int = _count_field(16, 256)
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Verify:
     """
 
     text: str | None = None
-    tokens: int = _at_least(16, 2048)
-    window: int = _at_least(16, 256)
-    prompts: int = _at_least(0, 4)
-    prompt_tokens: int = _at_least(1, 32)
-    new_tokens: int = _at_least(1, 32)
-    runs: int = _at_least(1, 3)
+    tokens: int = _count_field(16, 2048)
+    window: int = _count_field(16, 256)
+    prompts: int = _count_field(0, 4)
+    prompt_tokens: int = _count_field(1, 32)
+    new_tokens: int = _count_field(1, 32)
+    runs: int = _count_field(1, 3)
     least_retained: float | None = None
 
 

@@ -184,7 +184,7 @@ def _down_by_state(request: Request, error: InputError, progress: Progress) -> i
     """
     run = request.root / "run"
     wrong = (error.field or "").startswith("--") or request.drain is not None or request.checkpoint
-    if wrong or not state.folders(run):
+    if wrong or not state.list_state_folders(run):
         raise error
     progress.say(f"launch: {error}")
     progress.say("stopping by what run/ records")

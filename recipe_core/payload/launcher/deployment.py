@@ -191,5 +191,5 @@ class Deployment:
         self, answer: dict[str, Any], current: State | None, survivors: list[int]
     ) -> dict[str, Any]:
         """An answer of `status` with who keeps the bundle, and what outlives its processes."""
-        supervision = keeper_process.described(self.plan, current, world=self.world)
-        return {**answer, **supervision, **keeper_process.remains(survivors)}
+        supervision = keeper_process.describe_supervision(self.plan, current, world=self.world)
+        return {**answer, **supervision, **keeper_process.describe_survivors(survivors)}

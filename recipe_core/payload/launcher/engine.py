@@ -53,7 +53,7 @@ def find_program(program: str) -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
 
 
-def locate(engine: Engine) -> Installed | None:
+def locate_engine(engine: Engine) -> Installed | None:
     program = find_program(engine.program)
     if program is None:
         return None
@@ -115,7 +115,7 @@ def same_version(installed: str, planned: str) -> bool:
     return installed.split("+")[0] == planned.split("+")[0]
 
 
-def command(argv: tuple[str, ...]) -> list[str]:
+def engine_words(argv: tuple[str, ...]) -> list[str]:
     """``argv`` with the path of the engine's program."""
     program = find_program(argv[0]) or argv[0]
     return [program, *argv[1:]]

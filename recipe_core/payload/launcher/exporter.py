@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -139,10 +138,6 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
     def server_bind(self) -> None:
         """Bind without looking the address up by name, which may wait for a name server."""
         TCPServer.server_bind(self)
@@ -165,26 +160,26 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        status, kind, text = self._page(self.path.partition("?")[0])
+        status, text = self._page(self.path.partition("?")[0])
         payload = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", _TEXT)
         self.send_header("Content-Length", str(len(payload)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if body:
             self.wfile.write(payload)
 
-    def _page(self, path: str) -> tuple[int, str, str]:
+    def _page(self, path: str) -> tuple[int, str]:
         if path not in ("/healthz", "/metrics"):
-            return 404, _TEXT, "There are /healthz and /metrics.\n"
+            return 404, "There are /healthz and /metrics.\n"
         try:
             now = self.source()
         except Exception as error:  # the caller hears of it
-            return 500, _TEXT, f"{type(error).__name__}: {error}\n"
+            return 500, f"{type(error).__name__}: {error}\n"
         if path == "/metrics":
-            return 200, _TEXT, render_exposition(now)
-        return (200, _TEXT, "serving\n") if now.up else (503, _TEXT, f"{now.reason or 'down'}\n")
+            return 200, render_exposition(now)
+        return (200, "serving\n") if now.up else (503, f"{now.reason or 'down'}\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Every scrape would be a line."""

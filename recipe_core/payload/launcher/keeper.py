@@ -64,7 +64,7 @@ class Keeper(Recovery):
         super().__init__(plan, current, limits, progress, **options)
         self._complaint = ""
         self.teller = Teller(self, metrics_port)
-        self.me = keeper_process.me(limits, metrics_port)
+        self.me = keeper_process.this_keeper(limits, metrics_port)
 
     # The loop
 
@@ -128,7 +128,7 @@ class Keeper(Recovery):
                     return ended
             # Where its choice was left, these groups are gone.
             for group, track in list(self.tracks.items()):
-                if self.plan is plan and tracks.due(track, self.clock.monotonic()):
+                if self.plan is plan and tracks.is_due(track, self.clock.monotonic()):
                     self.start_again(group)
             self._watch_machine()
             self.rolling.step()
@@ -203,11 +203,11 @@ class Keeper(Recovery):
             if number == keeper_process.LEAVE:
                 return "dismissed"
             if number == keeper_process.READ:
-                names = keeper_process.requested(self.own).get("restart")
+                names = keeper_process.take_request(self.own).get("restart")
                 if not self.trains:
                     self.rolling.ask(names)
             elif number == keeper_process.DRAIN and not self.trains:
-                seconds = keeper_process.requested(self.own).get("drain_s")
+                seconds = keeper_process.take_request(self.own).get("drain_s")
                 limit = seconds if isinstance(seconds, (int, float)) else self.limits.drain_s
                 self.drain(float(limit))
                 return "drained"
@@ -241,7 +241,7 @@ class Keeper(Recovery):
             words = "the first choice" if choice.name == FIRST else choice.name
             self.probe.quiesce(self.limits.drain_s, f"{words} fits again")
             if not self.asked:
-                supervisor.end(self.current, self.progress, world=self.world)
+                supervisor.end_processes(self.current, self.progress, world=self.world)
                 self.progress.say(f"returning to {words} from {self.plan.choice}")
                 self.machine.leave_choice(self.plan.choice, for_misfit=True)
                 self.reasons = dict.fromkeys(self.tracks, "device-found")

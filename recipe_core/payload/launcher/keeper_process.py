@@ -40,7 +40,7 @@ _LEAVES_S = 40.0
 _STARTS_S = 60.0
 
 
-def me(limits: Supervision, metrics_port: int | None = None) -> Keeper:
+def this_keeper(limits: Supervision, metrics_port: int | None = None) -> Keeper:
     """The keeper that this process is."""
     stat, silence_s = procs.read_stat(os.getpid()), heartbeat.silence_s(limits)
     return Keeper(os.getpid(), stat.started if stat else 0, metrics_port, silence_s=silence_s)
@@ -176,7 +176,7 @@ def ask_keeper(
     _signal(world, keeper, number)
 
 
-def requested(node_folder: Path) -> dict[str, Any]:
+def take_request(node_folder: Path) -> dict[str, Any]:
     """The request that was left, which is then gone; empty where there is none."""
     path = node_folder / _REQUEST
     try:
@@ -198,7 +198,7 @@ def _pick_last_fields(records: list[dict[str, Any]], names: Sequence[str]) -> di
     return {name: records[-1].get(name) for name in names} if records else None
 
 
-def remains(pids: Sequence[int]) -> dict[str, Any]:
+def describe_survivors(pids: Sequence[int]) -> dict[str, Any]:
     """Return the processes that outlive their server, as ``status`` shows them."""
     if not pids:
         return {}
@@ -224,7 +224,9 @@ def running_keeper(current: State | None, world: World = HERE) -> Keeper | None:
     return keeper if keeper is not None and _alive(world, keeper) else None
 
 
-def described(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
+def describe_supervision(
+    plan: LaunchPlan, current: State | None, *, world: World = HERE
+) -> dict[str, Any]:
     """Return what ``status`` says about supervision."""
     records = events.read_events(plan.own)
     failures = [event for event in records if event["event"] in _FAILURES]

@@ -53,10 +53,10 @@ def _set_aside(path: Path) -> None:
         if path.is_symlink():
             path.unlink()
         elif is_plain(path) and (path.stat().st_size or _count_hard_links(path) > 1):
-            path.replace(older(path))
+            path.replace(older_log(path))
 
 
-def older(path: Path) -> Path:
+def older_log(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
@@ -74,7 +74,7 @@ def _cut_log(path: Path, limit_bytes: int) -> bool:
         return False
     try:
         with suppress(OSError):  # a full disk: what is cut is lost then, as it filled the disk
-            _keep_end(descriptor, older(path), limit_bytes)
+            _keep_end(descriptor, older_log(path), limit_bytes)
         os.ftruncate(descriptor, 0)
     except OSError:
         return False

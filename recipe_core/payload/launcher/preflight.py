@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .checks import CHECKS, MACHINE_CHECKS, Check, Situation, check_files, run_checks
-from .engine import locate
+from .engine import locate_engine
 from .machine import Machine, detect_machine
 from .plan import LaunchPlan
 from .portability import advise_variant
@@ -50,7 +50,7 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
     """Run every check; ``own_ports`` are rightly busy with this bundle's servers."""
 
     def judge(machine: Machine) -> tuple[Iterable[Check], str | None]:
-        installed = locate(plan.engine)
+        installed = locate_engine(plan.engine)
         situation = Situation(plan, machine, installed, own_ports, bool(own_ports), holders=True)
         checks = (
             *run_checks(situation, MACHINE_CHECKS),

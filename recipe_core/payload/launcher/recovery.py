@@ -257,7 +257,7 @@ class Recovery(Groups):
         if case.misfit is None:
             self.tried.add(left_name)
         self.machine.leave_choice(left_name, for_misfit=case.misfit is not None)
-        supervisor.end(self.current, self.progress, world=self.world)
+        supervisor.end_processes(self.current, self.progress, world=self.world)
         if not self.strict:
             tried = {*self.tried, left_name}
             following = next_choice(self.options, self.machine.detect(), tried=tried)

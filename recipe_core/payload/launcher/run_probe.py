@@ -215,9 +215,9 @@ class RunProbe:
             end_code=end.code if end else None,
             out_of_memory=self.kills > 0,
             step=run_record.step_of_start(plan),
-            growth=run_record.growth(plan),
+            growth=run_record.count_written_bytes(plan),
             usual_s=run_record.usual_step_s(plan),
-            complete=model and run_record.finished(plan),
+            complete=model and run_record.has_finished(plan),
         )
         return groups
 

@@ -144,7 +144,7 @@ def checkpoint_step(plan: LaunchPlan) -> int:
     return checkpoint[0] if checkpoint else 0
 
 
-def finished(plan: LaunchPlan) -> bool:
+def has_finished(plan: LaunchPlan) -> bool:
     """Return whether the last planned step is done."""
     steps = planned_steps(plan)
     return steps is not None and last_step(plan) >= steps
@@ -160,7 +160,7 @@ def newest_checkpoint(plan: LaunchPlan) -> tuple[int, Path] | None:
     return (max(folders), folders[max(folders)]) if folders else None
 
 
-def growth(plan: LaunchPlan) -> int:
+def count_written_bytes(plan: LaunchPlan) -> int:
     """Bytes of what the run writes beside its record; without a record its logs count, too."""
     folders = (plan.run / "checkpoints", plan.run / "model", plan.run / "adapter")
     files = [path for folder in folders for path in folder.rglob("*")]

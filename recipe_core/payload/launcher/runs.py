@@ -15,7 +15,7 @@ from .preflight import Preflight
 from .run_probe import end_after_checkpoint, log_of
 from .run_record import (
     WARM_UP,
-    finished,
+    has_finished,
     last_step,
     metrics_file,
     newest_checkpoint,
@@ -91,7 +91,7 @@ class Run(Deployment):
                 line = tail(log_of(plan, now), 1)[:100]
                 self.progress.say(f"waiting for the first step: {passed:.0f} s; {line}")
             world.clock.sleep(_LOOK_S)
-        if finished(plan):
+        if has_finished(plan):
             return
         raise self._run_died_error(current) if unkept else self._given_up_error(current)
 
@@ -254,9 +254,9 @@ def status_data(plan: LaunchPlan, current: State | None, *, world: World = HERE)
         "choice": plan.choice,
         "world_size": world_size(plan),
         "rollbacks": len(read_rollbacks(plan)),
-        **keeper_process.described(plan, current, world=world),
+        **keeper_process.describe_supervision(plan, current, world=world),
         "processes": listed,
-        **keeper_process.remains(current.left_behind(processes) if current else []),
+        **keeper_process.describe_survivors(current.left_behind(processes) if current else []),
     }
 
 
@@ -268,7 +268,7 @@ def _name_run_state(plan: LaunchPlan, current: State | None, world: World) -> st
         return "degraded"  # workers outlive their parent
     if current and not has_recorded_all(plan, current) and current.unrecorded(processes):
         return "degraded"  # its launcher was killed before it noted the process
-    if finished(plan):
+    if has_finished(plan):
         return "finished"
     if current is None:
         return "down"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import heartbeat, keeper_process, procs, state
 from .diagnosis import VAGUE, diagnose, excerpt_log, failure_text
-from .engine import command
+from .engine import engine_words
 from .errors import LateError, LauncherError, StartError
 from .files import tail
 from .logs import open_log
@@ -142,7 +142,7 @@ def part_mark(mark: str, group: int) -> str:
 
 def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = process_log_path(plan, process)
-    argv = command(process.argv)
+    argv = engine_words(process.argv)
     environment = process_environment(plan, process, mark)
     with open_log(log) as output:
         opened = procs.plain_file_place(log)
@@ -289,7 +289,7 @@ def stop(
     with uninterrupted():
         complete = recorded or current.ready
         stopped = _stop(world, current, progress, complete) if current.here else []
-        state.remove(run)
+        state.forget_state(run)
     return stopped
 
 
@@ -300,7 +300,7 @@ def stop_all_recorded(run: Path, progress: Progress, *, world: World = HERE) -> 
         LauncherError: while another launcher is at it, and for a damaged state.
     """
     stopped: list[str] = []
-    for node_folder in state.folders(run):
+    for node_folder in state.list_state_folders(run):
         current = state.load_state(node_folder)
         keeper_process.dismiss(current.keeper if current and current.here else None, world=world)
         with state.exclusive(node_folder):
@@ -310,7 +310,7 @@ def stop_all_recorded(run: Path, progress: Progress, *, world: World = HERE) -> 
     return stopped
 
 
-def end(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
+def end_processes(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
     """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
     with uninterrupted():
         return _stop(world, current, progress, complete=False) if current.here else []

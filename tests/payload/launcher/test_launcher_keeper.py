@@ -178,7 +178,7 @@ def test_without_a_fallback_it_stops_with_a_diagnosis(world, deployed, strict):
     assert any("the oven went out" in line for line in event["lines"])
     assert event["fix"]
     assert (world.living(), up.recorded) == ([], False)
-    assert keeper_process.described(up.plan, None)["last_failure"]["event"] == "gave_up"
+    assert keeper_process.describe_supervision(up.plan, None)["last_failure"]["event"] == "gave_up"
     assert up.kinds[-3:] == ["died", "gave_up", "keeper_stop"]
     assert up.happened("keeper_stop")[0]["reason"] == "failed"
 
@@ -222,7 +222,7 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert world.pids() == {"server-0": before}
     assert up.keeper.teller.snapshot().up
     # `up` waits for nothing that is parked, and asks for it once more.
-    state.save_state(up.own, replace(up.state, keeper=keeper_process.me(Supervision())))
+    state.save_state(up.own, replace(up.state, keeper=keeper_process.this_keeper(Supervision())))
     assert met(up, timeout=1).wait_kept().parked == (1,)
     up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
     assert world.pids()["server-0"] == before
@@ -285,7 +285,7 @@ def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
     limit = heartbeat.silence_s(up.limits)
 
     def kept():
-        seen = keeper_process.described(up.plan, up.state, world=world)
+        seen = keeper_process.describe_supervision(up.plan, up.state, world=world)
         assert seen["keeper"]["silent"] is (seen["supervision"] == "unsupervised")
         return not seen["keeper"]["silent"]
 
@@ -331,7 +331,7 @@ def test_a_keeper_is_noted_before_it_looks(world, deployed):
     up.adopt()
     world.after(5, lambda: up.keeper.asked.append(keeper_process.LEAVE))
     up.keeper.run()
-    assert up.state.keeper == keeper_process.me(up.keeper.limits)
+    assert up.state.keeper == keeper_process.this_keeper(up.keeper.limits)
 
 
 def test_a_command_at_work_and_a_full_disk_are_outlived(world, deployed, monkeypatch):
@@ -408,7 +408,9 @@ def kept_by(world, up, **heeds):
     """A process that is recorded as the keeper."""
     process = world.add("keeper", [], {}, up.own / "keeper.log")
     process.heeds = {getattr(signal, name): action for name, action in heeds.items()}
-    keeper = replace(keeper_process.me(up.limits), pid=process.pid, started=process.started)
+    keeper = replace(
+        keeper_process.this_keeper(up.limits), pid=process.pid, started=process.started
+    )
     state.save_state(up.own, replace(up.state, keeper=keeper))
     return process
 
@@ -498,7 +500,7 @@ def test_a_drain_has_a_deadline_and_ends_at_a_second_signal(world, deployed):
         world["server-0"].running = 1
         keeper_process.ask_keeper(
             up.own,
-            keeper_process.me(Supervision()),
+            keeper_process.this_keeper(Supervision()),
             keeper_process.DRAIN,
             world=world,
             drain_s=limit,
@@ -516,7 +518,7 @@ def test_a_kept_bundle_is_drained_by_its_keeper(world, deployed):
     up, asked = deployed().up(), []
 
     def drains():
-        asked.append(keeper_process.requested(up.own))
+        asked.append(keeper_process.take_request(up.own))
         world.after(12, lambda: keeper.ends(0))
 
     keeper = kept_by(world, up, SIGTERM=drains)

@@ -158,7 +158,7 @@ def test_who_ignores_sigterm_is_killed_and_who_outlives_that_is_told(world, depl
 def test_strays_are_found_by_their_logs(world, deployed):
     up, said = deployed(), Said()
     up.start()
-    state.remove(up.own)
+    state.forget_state(up.own)
     assert len(supervisor.strays(up.plan, world=world)) == 1
     assert supervisor.stop_strays(up.plan, said, world=world) == [f"pid {world['server-0'].pid}"]
     assert (world.living(), supervisor.stop_strays(up.plan, said, world=world)) == ([], [])
@@ -295,7 +295,11 @@ def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
     up = routed()
     world["server-1"].running = 1  # a request that does not end is waited for up to a limit
     keeper_process.ask_keeper(
-        up.own, keeper_process.me(up.limits), keeper_process.READ, world=world, restart=["server-1"]
+        up.own,
+        keeper_process.this_keeper(up.limits),
+        keeper_process.READ,
+        world=world,
+        restart=["server-1"],
     )
     up.keeper.asked.append(keeper_process.READ)
     up.rounds(1)

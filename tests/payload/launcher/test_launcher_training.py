@@ -66,11 +66,11 @@ def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
 
     def keeper_gives_up():
         events.append(run.own, "gave_up", reason="no device is left", fix="See the machine.")
-        state.remove(run.own)
+        state.forget_state(run.own)
 
     for end, kind, text in (
         (keeper_gives_up, StartError, "no device is left"),
-        (lambda: state.remove(run.own), LateError, "stopped before its first step"),
+        (lambda: state.forget_state(run.own), LateError, "stopped before its first step"),
     ):
         world.scripts["trainer-0"] = [serves()]
         current = run.start()
@@ -240,7 +240,7 @@ def test_it_leaves_while_it_rests_and_where_another_is_at_work(world, trained):
     assert "restart" not in run.kinds
     assert run.stop() == []
     run.up()
-    world.after(20, lambda: state.remove(run.own))  # another launcher stopped the run
+    world.after(20, lambda: state.forget_state(run.own))  # another launcher stopped the run
     run.keep()
     assert not run.recorded
     before = len(run.up().kinds)
