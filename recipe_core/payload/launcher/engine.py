@@ -115,7 +115,7 @@ def same_version(installed: str, planned: str) -> bool:
     return installed.split("+")[0] == planned.split("+")[0]
 
 
-def engine_words(argv: tuple[str, ...]) -> list[str]:
+def resolve_program_words(argv: tuple[str, ...]) -> list[str]:
     """``argv`` with the path of the engine's program."""
     program = find_program(argv[0]) or argv[0]
     return [program, *argv[1:]]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import heartbeat, keeper_process, procs, state
 from .diagnosis import VAGUE, diagnose, excerpt_log, failure_text
-from .engine import engine_words
+from .engine import resolve_program_words
 from .errors import LateError, LauncherError, StartError
 from .files import tail
 from .logs import open_log
@@ -142,7 +142,7 @@ def part_mark(mark: str, group: int) -> str:
 
 def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = process_log_path(plan, process)
-    argv = engine_words(process.argv)
+    argv = resolve_program_words(process.argv)
     environment = process_environment(plan, process, mark)
     with open_log(log) as output:
         opened = procs.plain_file_place(log)
