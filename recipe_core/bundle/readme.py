@@ -16,7 +16,7 @@ from recipe_core.base.texts import (
     quote_markdown_code,
 )
 from recipe_core.base.units import gib, usd
-from recipe_core.bundle.fallback_launches import degrees_text
+from recipe_core.bundle.choices import degrees_text
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.launch.training.sources import PATH as CONTAINERFILE
 from recipe_core.models.spec import UNPLACED

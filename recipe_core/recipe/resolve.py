@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest, is_profile_path, read_profile, split_count
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request, redecide
 from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.fallbacks import usual_hardware
 from recipe_core.recipe.options import LAYERS, Layer, passing_on, shared_environment
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
@@ -68,10 +68,8 @@ def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -
     name, count = split_count(text, field)
     custom = read_profile(name) if files and is_profile_path(name) else None
     profile = device_profile(custom or name)
-    total = count or profile.node.devices
-    per_node = min(total, profile.node.devices)
-    nodes = math.ceil(total / per_node)
-    return HardwareRequest(device=custom or profile.name, per_node=per_node, nodes=nodes)
+    hardware = usual_hardware(profile, count or profile.node.devices)
+    return hardware.model_copy(update={"device": custom or profile.name})
 
 
 def machine_of(hardware: HardwareRequest, recipe: Recipe) -> Machine:
@@ -145,6 +143,25 @@ def recipe_for(
     Raises:
         NoAnswer: when it cannot run there.
     """
+    request, resolved, decision = request_elsewhere(recipe, hardware, folders=folders)
+    additions = Additions(parameters=_place_elsewhere(recipe, decision), variants=recipe.variants)
+    moved = make_recipe(request, additions, folders=folders)
+    layers = {
+        name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
+    }
+    return moved.model_copy(update={"provenance": layers}).locked(), resolved
+
+
+def request_elsewhere(
+    recipe: Recipe, hardware: HardwareRequest, *, folders: bool = True
+) -> tuple[PlanRequest, Resolved, Decision]:
+    """The request of a recipe on other hardware, with what its variants set there.
+
+    And the decision about it before their options are passed on.
+
+    Raises:
+        NoAnswer: when it cannot run there.
+    """
     resolved = resolve_recipe(recipe, machine_of(hardware, recipe))
     changes = {
         "hardware": hardware.model_dump(mode="json", exclude_none=True),
@@ -157,12 +174,7 @@ def recipe_for(
     computed = decision.started()
     options = _to_pass("options", recipe, resolved, computed.options)
     environment = _to_pass("environment", recipe, resolved, shared_environment(computed))
-    additions = Additions(parameters=_place_elsewhere(recipe, decision), variants=recipe.variants)
-    moved = make_recipe(passing_on(request, options, environment), additions, folders=folders)
-    layers = {
-        name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
-    }
-    return moved.model_copy(update={"provenance": layers}).locked(), resolved
+    return passing_on(request, options, environment), resolved, decision
 
 
 def _place_elsewhere(recipe: Recipe, decision: Decision) -> Parameters:

@@ -1,8 +1,9 @@
-"""Choices of a bundle here: the recipe's first, then its fallbacks in their order.
+"""Choices of a bundle here, in the order of its ``launch.json``: each a condition and a launch.
 
-A fallback was planned for the same objective, and rendered when the bundle was built. It is taken
-where the machine is smaller than planned (fewer devices, other devices, less free memory) and where
-the engine refuses to start, or runs out of memory while it does.
+Variants are for just their devices, so they go before the recipe's first choice; fallbacks, which
+were planned for the same objective, come after it. Another choice is taken where the machine is
+smaller than planned (fewer devices, other devices, less free memory) and where the engine refuses
+to start, or runs out of memory while it does.
 
 While something runs, a vendor's tool, which may take seconds or itself hang where a device is lost,
 is asked rarely, in a thread, and at once only after a death.
@@ -22,8 +23,8 @@ from . import events
 from .diagnosis import diagnose
 from .errors import LateError, LauncherError, PreflightError, StartError
 from .machine import Device, Machine, detect_machine
-from .plan import FIRST, LaunchPlan, Needs, load_plan
-from .preflight import check_machine, needs_here
+from .plan import FIRST, VARIANT, LaunchPlan, Needs, load_plan
+from .preflight import needs_here, unmet
 from .sections import Supervision
 from .world import HERE, World
 
@@ -33,11 +34,14 @@ if TYPE_CHECKING:
 
 # Checks that another choice may pass on the same machine.
 MACHINE_CHECKS = frozenset({"device", "memory"})
+# Kinds that only the devices that they name can hold. Of others another device of the same vendor
+# is only warned of.
+_OF_DEVICE = ("other-device", VARIANT)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One thing to start. ``kind`` is ``first`` or what a fallback changes."""
+    """One thing to start. ``kind`` is ``first``, ``variant`` or what a fallback changes."""
 
     name: str
     kind: str
@@ -50,12 +54,12 @@ class Choice:
 
 
 def list_launch_choices(plan: LaunchPlan) -> tuple[Choice, ...]:
-    """The first choice, then the fallbacks, with the parameters of ``plan``.
+    """All that can be started of a bundle, in its order, with the parameters of ``plan``.
 
-    Nodes of one bundle cannot agree on a fallback by themselves: there the choice is ``plan``'s.
+    Nodes of one bundle cannot agree on another choice by themselves: there it is ``plan``'s.
 
     Raises:
-        InputError: for a fallback whose files cannot be read.
+        InputError: for a choice whose files cannot be read.
     """
     if plan.node is not None:
         return (Choice(plan.choice, plan.choice, plan.name, plan),)
@@ -71,13 +75,12 @@ def list_launch_choices(plan: LaunchPlan) -> tuple[Choice, ...]:
             data=parameters.data,
         )
 
-    first = of(FIRST)
-    fallbacks = (
-        Choice(fallback.name, fallback.kind, fallback.title, of(fallback.name))
-        for fallback in first.fallbacks
+    choices = (
+        Choice(listed.name, listed.kind, listed.title, of(listed.name))
+        for listed in plan.choices
+        if not listed.advised
     )
-    choices = (Choice(FIRST, FIRST, "the recipe's first choice", first), *fallbacks)
-    # A fallback over several nodes needs launchers on each.
+    # A choice over several nodes needs launchers on each.
     return tuple(choice for choice in choices if choice.plan.nodes == 1)
 
 
@@ -86,16 +89,8 @@ def misfit(choice: Choice, machine: Machine, *, running: bool = False) -> str | 
 
     ``running``: whatever uses its memory now.
     """
-    needs = needs_here(choice.plan)
-    checks = check_machine(needs, machine, running=running)
-    failed = next((check for check in checks if check.status == "FAIL"), None)
-    if failed is not None:
-        return failed.detail
-    # Another device of the same vendor only warns at a start that a person asked for.
-    foreign = needs.names and not {device.name.casefold() for device in machine.devices} <= {
-        name.casefold() for name in needs.names
-    }
-    return f"it is for {needs.title}" if foreign and choice.kind == "other-device" else None
+    exact = choice.kind in _OF_DEVICE
+    return unmet(needs_here(choice.plan), machine, exact=exact, running=running)
 
 
 def next_choice(
@@ -123,18 +118,24 @@ class Attempts:
         self.refused: list[tuple[str, LauncherError]] = []
 
     def __iter__(self) -> Iterator[Choice]:
-        choice_of_plan = Choice(self.plan.choice, self.plan.choice, self.plan.name, self.plan)
-        yield choice_of_plan
-        if self.strict:
-            return
-        candidates, tried = list_launch_choices(self.plan), {choice_of_plan.name}
-        while choice := next_choice(candidates, detect_machine(), tried=tried):
+        candidates, tried = list_launch_choices(self.plan), set[str]()
+        names = [choice.name for choice in candidates]
+        at = names.index(self.plan.choice)
+        choice: Choice | None = candidates[at]
+        if at and not self.strict:
+            choice = next_choice(candidates[: at + 1], detect_machine(), tried=()) or choice
+        while choice is not None:
+            if choice.name != self.plan.choice:
+                self.progress.say(f"taking {choice.name} ({choice.title})")
+            if self.refused:
+                refused_name, error = self.refused[-1]
+                about = {"from": refused_name, "to": choice.name, "title": choice.title}
+                events.append(self.plan.own, "fallback", **about, reason=error.message)
             tried.add(choice.name)
-            self.progress.say(f"taking the fallback {choice.name} ({choice.title})")
-            refused_name, error = self.refused[-1]
-            names = {"from": refused_name, "to": choice.name, "title": choice.title}
-            events.append(self.plan.own, "fallback", **names, reason=error.message)
             yield choice
+            if self.strict:
+                return
+            choice = next_choice(candidates, detect_machine(), tried=tried)
 
     @contextmanager
     def trying(self, choice: Choice) -> Iterator[None]:
@@ -161,7 +162,7 @@ class Attempts:
         if not later_refusals:
             return first
         names = ", ".join(name for name, _ in later_refusals)
-        first.hint = f"{first.hint or ''} Fallbacks failed too: {names}.".strip()
+        first.hint = f"{first.hint or ''} Others failed too: {names}.".strip()
         return first
 
 
@@ -290,7 +291,7 @@ class MachineWatch:
         earlier = list(takewhile(lambda option: option.name != plan.choice, self.options))
         if self.strict or not earlier:
             return []
-        candidates = earlier if self.trains else earlier[:1]
+        candidates = [c for c in earlier if self.trains or c.kind == FIRST]
         fitting = [c for c in candidates if misfit(c, machine, running=self.trains) is None]
         if not self.told_why:
             self.told_why = True

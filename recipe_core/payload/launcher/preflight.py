@@ -18,8 +18,8 @@ from .errors import LauncherError
 from .files import digest, verify_manifest
 from .holders import holders
 from .machine import Device, Machine, detect_machine
-from .plan import LaunchPlan, Needs, Process, is_model_path
-from .portability import advise_variant, answer_support
+from .plan import VARIANT, LaunchPlan, Listed, Needs, Process, is_model_path
+from .portability import answer_support
 from .sections import is_loopback
 
 # Drivers reserve a little more or less from release to release; a card of the same kind stays
@@ -94,7 +94,9 @@ def preflight(plan: LaunchPlan, *, own_ports: frozenset[int] = frozenset()) -> P
             for check in check_machine(needs_here(plan), machine, running=bool(own_ports))
         ),
     ]
-    checks += [*check_variants(plan, machine), engine_check, *check_kernels(plan, machine, version)]
+    if unmet(needs_here(plan), machine, running=True):
+        checks += check_variants(plan.choices, machine, plan.nodes, plan.root)
+    checks += [engine_check, *check_kernels(plan, machine, version)]
     if plan.needs_model:
         checks.append(check_model(plan))
     ports = [process.port for process in listening(plan)]
@@ -204,17 +206,49 @@ def check_machine(needs: Needs, machine: Machine, *, running: bool = False) -> I
     yield check_device_memory(needs, machine, running=running)
 
 
-def check_variants(plan: LaunchPlan, machine: Machine) -> Iterator[Check]:
-    """The recipe's variants for this machine, where it is not the recipe's own."""
-    needs = needs_here(plan)
-    same_devices = not needs.names or all(
-        _is_listed_device(device.name, needs.names) for device in machine.devices
-    )
-    enough = needs.runtime == "cpu" or len(machine.devices) >= needs.count
-    if machine.runtime == needs.runtime and same_devices and enough:
+def unmet(
+    needs: Needs, machine: Machine, *, exact: bool = True, running: bool = False
+) -> str | None:
+    """Say why a machine does not meet the condition of a choice; None where it does.
+
+    ``exact``: other devices than the named ones do not. ``running``: whatever uses its memory now.
+    """
+    checks = check_machine(needs, machine, running=running)
+    failed = next((check for check in checks if check.status == "FAIL"), None)
+    if failed is not None:
+        return failed.detail
+    if needs.at_most is not None and len(machine.devices) > needs.at_most:
+        return f"it is for at most {needs.at_most} x {needs.title}"
+    listed = all(_is_listed_device(device.name, needs.names) for device in machine.devices)
+    return f"it is for {needs.title}" if exact and needs.names and not listed else None
+
+
+def check_variants(
+    choices: Sequence[Listed], machine: Machine, nodes: int, bundle: Path
+) -> Iterator[Check]:
+    """The recipe's variants for a machine that is not its own; nothing where it has none."""
+    variants = [choice for choice in choices if choice.kind == VARIANT]
+    if not variants:
         return
-    if texts := advise_variant(plan.variants, machine, plan.nodes, plan.root):
-        yield Check("variant", "warn", *texts)
+    fitting = [
+        (choice, needs.device)
+        for choice in variants
+        for needs in choice.needs
+        if unmet(needs, machine, running=True) is None
+    ]
+    if not fitting:
+        titles = ", ".join(choice.title for choice in variants)
+        detail = f"none of the recipe's variants ({titles}) is for this machine"
+        yield Check("variant", "warn", detail, "Plan again for it: `recipe plan`.")
+        return
+    hardware = f"{fitting[0][1]}:{max(len(machine.devices), 1) * nodes}"
+    hint = f"Build its bundle: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
+    if started := next((choice.name for choice, _ in fitting if not choice.advised), None):
+        hint = f"`up` takes it: --choice {started}"
+    noun = "variant" if len(fitting) == 1 else "variants"
+    titles = ", ".join(choice.title for choice, _ in fitting)
+    detail = f"for {hardware} the recipe has the {noun} {titles}"
+    yield Check("variant", "warn", detail, hint)
 
 
 def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
