@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from recipe_core.base.documents import to_json
@@ -29,7 +29,7 @@ from recipe_core.payload.launcher.plan import FIRST, RUNTIMES, VARIANT
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import decision_device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
-from recipe_core.recipe.fallbacks import usual_hardware
+from recipe_core.recipe.fallbacks import fallback_title, usual_hardware
 from recipe_core.recipe.resolve import machine_of, request_elsewhere
 from recipe_core.recipe.variants import Range, Variant
 from recipe_core.request.edit import change
@@ -74,22 +74,28 @@ def launch_choices(recipe: Recipe, started: Launch) -> tuple[LaunchChoice, ...]:
     variants = tuple(_variant_choices(recipe, started))
     rendered = [choice for choice in variants if choice.files]
     rendered.sort(key=lambda choice: -choice.needs[0]["count"])
-    own = [choice for choice in rendered if choice.needs[0]["device"] == recipe.device.name]
-    after = [*own, *_fallback_choices(recipe, started)]
+    alike = [choice for choice in rendered if _is_of_own_device(choice, recipe)]
+    after = [*alike, *_fallback_choices(recipe, started)]
     return (
-        *(choice for choice in rendered if choice not in own),
+        *(choice for choice in rendered if choice not in alike),
         LaunchChoice(FIRST, FIRST, "the recipe's first choice"),
         *sorted(after, key=lambda choice: choice.kind != "other-split"),
         *(choice for choice in variants if not choice.files),
     )
 
 
+def _is_of_own_device(choice: LaunchChoice, recipe: Recipe) -> bool:
+    """Tell if machines of a variant look like the recipe's own; CPUs do not tell their kind."""
+    (needs,), device = choice.needs, recipe.device
+    alike = not set(needs["names"]).isdisjoint(device.names)
+    return alike or needs["runtime"] == device.runtime == "cpu"
+
+
 def _fallback_choices(recipe: Recipe, started: Launch) -> Iterator[LaunchChoice]:
     for number, fallback in enumerate(recipe.fallbacks, 1):
         changes = {**fallback.changes, "candidate": fallback.candidate, **UNSCALED}
-        kind, split = fallback.kind, degrees_text(fallback.candidate)
-        title = f"{kind.replace('-', ' ')}: {fallback.gpus} × {fallback.device}, {split}"
-        choice = LaunchChoice(f"{number}-{kind}", kind, title)
+        name = f"{number}-{fallback.kind}"
+        choice = LaunchChoice(name, fallback.kind, fallback_title(recipe, fallback))
         with suppress(RecipeError):
             request = change(recipe_request(recipe), changes)
             yield from _rendered(choice, request, recipe, started)
@@ -205,16 +211,6 @@ def _other_run(alternative: Decision, recipe: Recipe) -> bool:
     )
 
 
-def degrees_text(candidate: Mapping[str, Any]) -> str:
-    """The degrees of a split above one: ``tp 2 × dp 4``."""
-    degrees = [
-        f"{name} {candidate[name]}"
-        for name in ("tp", "pp", "cp", "dp", "ep")
-        if (candidate.get(name) or 1) > 1
-    ]
-    return " × ".join(degrees) or "one device"
-
-
 def _launch_beside(
     launch: Launch, first_choice: Launch, folder: str
 ) -> tuple[Launch, dict[str, str]]:
@@ -277,19 +273,7 @@ def launch_document(
             "host": recipe.parameters.host,
             "port": recipe.parameters.port,
         },
-        "processes": [
-            {
-                "name": p.name,
-                "argv": list(p.argv),
-                "env": p.env,
-                "port_offset": p.port_offset,
-                "devices": list(p.devices),
-                "node": p.node,
-                "role": p.role,
-                "group": p.group,
-            }
-            for p in started.processes
-        ],
+        "processes": list(map(asdict, started.processes)),
         "health": started.health,
         "startup_timeout_s": limit_s(
             started,

@@ -274,9 +274,9 @@ def _fit_here(files: dict[str, bytes], bundle: Path) -> tuple[bool, list[str]]:
         nodes = launch.optional_integer("nodes", low=1) or 1
     except (RecipeError, LauncherError) as error:
         return False, [str(error)]
-    here = machine.detect_machine()
-    reason = unmet(replace(needs, count=needs.per_node or needs.count), here, running=True)
+    host = machine.detect_machine()
+    reason = unmet(replace(needs, count=needs.per_node or needs.count), host, running=True)
     if reason is None:
         return True, []
-    checks = check_variants(choices, here, nodes, bundle)
+    checks = check_variants(choices, host, nodes, bundle)
     return False, [reason, *(f"{check.detail}. {check.hint}" for check in checks)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from recipe_core.base.errors import InputError
@@ -46,13 +47,9 @@ class Resolved:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        machine = self.machine
+        facts = ("device", "count", "engine")
         return {
-            "machine": {
-                "device": machine.device,
-                "count": machine.count,
-                "engine": machine.engine,
-            },
+            "machine": {name: getattr(self.machine, name) for name in facts},
             "applied": list(self.applied),
             "kept": list(self.kept_out),
             "provenance": dict(self.provenance),
@@ -105,11 +102,10 @@ def resolve_recipe(recipe: Recipe, machine: Machine) -> Resolved:
         settings = change.applied(settings)
         layers |= {field: variant.layer(field) for field in _changed_fields(change)}
         applied.append(variant.name)
-        for field in refused:
-            sentence = (
-                f"{field} stays as the {layers[field]} set it; {variant.name} would change it"
-            )
-            sentences.append(sentence)
+        sentences += [
+            f"{field} stays as the {layers[field]} set it; {variant.name} would change it"
+            for field in refused
+        ]
     return Resolved(machine, settings, layers, tuple(applied), tuple(sentences))
 
 
@@ -232,31 +228,27 @@ def with_variants(
         NoAnswer: when nothing can run on one of them.
     """
     candidate = request.candidate.model_dump(exclude_none=True) if request.candidate else {}
+    candidate |= {"engine": recipe.engine.name}
     recipes = []
     for cluster in clusters:
-        changes = {
-            "hardware": cluster.model_dump(mode="json", exclude_none=True),
-            "candidate": {**candidate, "engine": recipe.engine.name},
-        }
-        recipes.append(make_recipe(change(request, changes), additions, folders=folders))
+        hardware = cluster.model_dump(mode="json", exclude_none=True)
+        elsewhere = change(request, {"hardware": hardware, "candidate": candidate})
+        recipes.append(make_recipe(elsewhere, additions, folders=folders))
     recipes.sort(key=lambda target: (target.device.name, target.device.count))
-    variants = []
-    for n, target in enumerate(recipes):
-        larger = next((r for r in recipes[n + 1 :] if r.device.name == target.device.name), None)
-        variants.append(
-            _recipe_variant(recipe, target, larger.device.count - 1 if larger else None)
-        )
+    pairs = zip_longest(recipes, recipes[1:])
+    variants = [_recipe_variant(recipe, target, larger) for target, larger in pairs]
     return recipe.model_copy(update={"variants": (*recipe.variants, *variants)}).locked()
 
 
-def _recipe_variant(recipe: Recipe, target: Recipe, at_most: int | None) -> Variant:
+def _recipe_variant(recipe: Recipe, target: Recipe, larger: Recipe | None) -> Variant:
     change = settings_change(settings_of(recipe), settings_of(target))
     device, layers = target.device, target.provenance
+    at_most = None
+    if larger is not None and larger.device.name == device.name:
+        at_most = larger.device.count - 1
     return Variant(
+        **dict(change),
         name=f"{device.name}-{device.count}",
         when=When(device=device.name, count=Range(at_least=device.count, at_most=at_most)),
         layers={field: layers[field] for field in _changed_fields(change) if field in layers},
-        remove=change.remove,
-        set=change.set,
-        add=change.add,
     )

@@ -63,22 +63,11 @@ def list_launch_choices(plan: LaunchPlan) -> tuple[Choice, ...]:
     """
     if plan.node is not None:
         return (Choice(plan.choice, plan.choice, plan.name, plan),)
-    parameters = plan.parameters
-
-    def of(name: str) -> LaunchPlan:
-        return load_plan(
-            plan.root,
-            choice=name,
-            model=parameters.model,
-            host=parameters.host,
-            port=parameters.port,
-            data=parameters.data,
-        )
-
+    same = {name: getattr(plan.parameters, name) for name in ("model", "host", "port", "data")}
     choices = (
-        Choice(listed.name, listed.kind, listed.title, of(listed.name))
-        for listed in plan.choices
-        if not listed.advised
+        Choice(item.name, item.kind, item.title, load_plan(plan.root, choice=item.name, **same))
+        for item in plan.choices
+        if not item.advised
     )
     # A choice over several nodes needs launchers on each.
     return tuple(choice for choice in choices if choice.plan.nodes == 1)
@@ -118,14 +107,13 @@ class Attempts:
         self.refused: list[tuple[str, LauncherError]] = []
 
     def __iter__(self) -> Iterator[Choice]:
-        candidates, tried = list_launch_choices(self.plan), set[str]()
-        names = [choice.name for choice in candidates]
-        at = names.index(self.plan.choice)
-        choice: Choice | None = candidates[at]
-        if at and not self.strict:
-            choice = next_choice(candidates[: at + 1], detect_machine(), tried=()) or choice
+        candidates, tried, asked_for = list_launch_choices(self.plan), set[str](), self.plan.choice
+        earlier = list(takewhile(lambda option: option.name != asked_for, candidates))
+        choice: Choice | None = candidates[len(earlier)]
+        if earlier and not self.strict:
+            choice = next_choice(earlier, detect_machine(), tried=()) or choice
         while choice is not None:
-            if choice.name != self.plan.choice:
+            if choice.name != asked_for:
                 self.progress.say(f"taking {choice.name} ({choice.title})")
             if self.refused:
                 refused_name, error = self.refused[-1]
@@ -133,8 +121,6 @@ class Attempts:
                 events.append(self.plan.own, "fallback", **about, reason=error.message)
             tried.add(choice.name)
             yield choice
-            if self.strict:
-                return
             choice = next_choice(candidates, detect_machine(), tried=tried)
 
     @contextmanager

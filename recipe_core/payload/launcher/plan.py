@@ -240,6 +240,7 @@ def load_plan(
     engine = fields.child("engine")
     module = engine.optional_text("module") or engine.text("name")
     listed = next(option for option in choices if option.name == choice)
+    supervised = fields.data.get("supervision") is not None
     kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
     items = fields.children("processes")
     everywhere = _parse_launch_processes(items, fill)
@@ -262,16 +263,10 @@ def load_plan(
         needs_model=any("${model}" in text for item in items for text in _templates(item)),
         choice=choice,
         choices=choices,
-        supervision=_read_supervision(fields),
+        supervision=read_typed(Supervision, fields.child("supervision")) if supervised else USUAL,
         making=read_making(fields, root),
         support=read_support(fields),
     )
-
-
-def _read_supervision(fields: Fields) -> Supervision:
-    if fields.data.get("supervision") is None:
-        return USUAL
-    return read_typed(Supervision, fields.child("supervision"))
 
 
 def _document(root: Path, choice: str) -> tuple[Fields, tuple[Listed, ...]]:
@@ -324,8 +319,8 @@ def _read_choices_before(fields: Fields) -> Iterator[Listed]:
     nodes = fields.optional_integer("nodes", low=1) or 1
     variants = fields.children("variants") if fields.data.get("variants") else ()
     for number, item in enumerate(variants, 1):
-        least, most = (item.optional_integer(name) for name in ("at_least", "at_most"))
-        counts = {"count": -(-(least or 1) // nodes), "at_most": most and most // nodes}
+        low, high = (item.optional_integer(name) for name in ("at_least", "at_most"))
+        counts = {"count": -(-(low or 1) // nodes), "at_most": high and high // nodes}
         needs = tuple(
             read_typed(
                 Needs, kind, device=kind.text("profile"), title=kind.text("profile"), **counts

@@ -228,27 +228,19 @@ def check_variants(
 ) -> Iterator[Check]:
     """The recipe's variants for a machine that is not its own; nothing where it has none."""
     variants = [choice for choice in choices if choice.kind == VARIANT]
-    if not variants:
-        return
-    fitting = [
-        (choice, needs.device)
-        for choice in variants
-        for needs in choice.needs
-        if unmet(needs, machine, running=True) is None
-    ]
-    if not fitting:
-        titles = ", ".join(choice.title for choice in variants)
+    pairs = [(choice, needs) for choice in variants for needs in choice.needs]
+    fitting = [pair for pair in pairs if unmet(pair[1], machine, running=True) is None]
+    titles = ", ".join(dict.fromkeys(choice.title for choice, _ in fitting or pairs))
+    if fitting:
+        hardware = f"{fitting[0][1].device}:{max(len(machine.devices), 1) * nodes}"
+        hint = f"Build its bundle: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
+        if started := next((choice.name for choice, _ in fitting if not choice.advised), None):
+            hint = f"`up` takes it: --choice {started}"
+        noun = "variant" if len(fitting) == 1 else "variants"
+        yield Check("variant", "warn", f"for {hardware} the recipe has the {noun} {titles}", hint)
+    elif titles:
         detail = f"none of the recipe's variants ({titles}) is for this machine"
         yield Check("variant", "warn", detail, "Plan again for it: `recipe plan`.")
-        return
-    hardware = f"{fitting[0][1]}:{max(len(machine.devices), 1) * nodes}"
-    hint = f"Build its bundle: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
-    if started := next((choice.name for choice, _ in fitting if not choice.advised), None):
-        hint = f"`up` takes it: --choice {started}"
-    noun = "variant" if len(fitting) == 1 else "variants"
-    titles = ", ".join(choice.title for choice, _ in fitting)
-    detail = f"for {hardware} the recipe has the {noun} {titles}"
-    yield Check("variant", "warn", detail, hint)
 
 
 def _wrong_runtime(needs: Needs, machine: Machine) -> Check:
