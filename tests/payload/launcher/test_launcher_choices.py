@@ -85,6 +85,30 @@ def test_a_variant_for_just_these_devices_goes_before_the_first_choice(chosen, o
     assert printed.endswith("first, 1-fewer-gpus, 2-other-precision.\n")
 
 
+def test_fallbacks_are_read_as_bundles_listed_them_before(chosen, on):
+    """Beside ``variants``, which nothing started; each with its needs in its own file."""
+
+    def as_before(data):
+        _, *listed = data.pop("choices")
+        for entry in listed:
+            path = chosen.root / "fallbacks" / entry["name"] / "launch.json"
+            (needs,) = entry.pop("needs")
+            path.write_text(json.dumps({**json.loads(path.read_text()), "needs": needs}))
+        kinds = [{"profile": "h100-sxm", "runtime": "cuda", "names": [H100]}]
+        variants = [{"name": "small", "kinds": kinds, "at_most": 1}]
+        data.update(fallbacks=listed, variants=variants)
+
+    chosen.edit(as_before)
+    plan = load_plan(chosen.root)
+    names = ["first", "1-fewer-gpus", "2-other-precision"]
+    assert [choice.name for choice in choices.list_launch_choices(plan)] == names
+    (small,) = plan.choices[3:]
+    assert (small.title, small.advised, small.needs[0].at_most) == ("small", True, 1)
+    on(THREE)
+    assert chosen.answers("up", "--json", "--no-keep")["choice"] == "1-fewer-gpus"
+    chosen.run("down")
+
+
 def test_what_is_refused_starts_nothing(chosen, on):
     for here, words, code, says in (
         (ONE, [], 1, "1 x NVIDIA H100 80GB HBM3; the recipe needs 4 x H100"),
