@@ -188,10 +188,10 @@ def _add_start(subs: Subparsers) -> None:
         subs[name].add_argument(
             "--strict",
             action="store_true",
-            help="start what the recipe decided or nothing: take no fallback",
+            help="start what the recipe decided or nothing",
         )
         subs[name].add_argument(
-            "--choice", metavar="NAME", help="start this fallback (launch.json lists them)"
+            "--choice", metavar="NAME", help="start this choice (launch.json lists them)"
         )
         subs[name].add_argument(
             "--timeout",
