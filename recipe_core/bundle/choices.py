@@ -109,15 +109,19 @@ def _variant_choices(recipe: Recipe, started: Launch) -> Iterator[LaunchChoice]:
     numbered = sorted(enumerate(recipe.variants, 1), key=lambda item: -item[1].when.exactness)
     machines = {(recipe.device.name, recipe.device.count)}
     for number, variant in numbered:
-        needs, rendered = _variant_needs(recipe, variant, started.nodes), list[LaunchChoice]()
+        needs = _variant_needs(recipe, variant, started.nodes)
         choice = LaunchChoice(f"{number}-{VARIANT}", VARIANT, variant.name, needs)
-        hardware = _variant_node(recipe, variant, needs) if started.nodes == 1 else None
-        machine = (str(hardware.device), hardware.devices) if hardware else None
-        if hardware and machine and machine not in machines and len(machines) <= MOST_RENDERED:
-            machines.add(machine)
-            with suppress(RecipeError):
-                request = change(request_elsewhere(recipe, hardware)[0], UNSCALED)
-                rendered += _rendered(choice, request, recipe, started)
+        rendered: list[LaunchChoice] = []
+        if len(needs) == started.nodes == 1 and len(machines) <= MOST_RENDERED:
+            count, bounds = recipe.device.count, variant.when.count or Range()
+            count = bounds.at_least or min(count, bounds.at_most or count)
+            hardware = usual_hardware(device_profile(needs[0]["device"]), count)
+            machine = (needs[0]["device"], count)
+            if hardware.nodes == 1 and machine not in machines:
+                machines.add(machine)
+                with suppress(RecipeError):
+                    request = change(request_elsewhere(recipe, hardware)[0], UNSCALED)
+                    rendered += _rendered(choice, request, recipe, started)
         if needs:
             yield from rendered or [choice]
 
@@ -151,18 +155,6 @@ def _variant_needs(recipe: Recipe, variant: Variant, nodes: int) -> list[dict[st
             machine_of(HardwareRequest(device=profile.name, per_node=1), recipe)
         )
     ]
-
-
-def _variant_node(
-    recipe: Recipe, variant: Variant, needs: Sequence[Mapping[str, Any]]
-) -> HardwareRequest | None:
-    """The node that a variant is rendered for; None for several kinds of devices, and nodes."""
-    if len(needs) != 1:
-        return None
-    count, bounds = recipe.device.count, variant.when.count or Range()
-    count = bounds.at_least or min(count, bounds.at_most or count)
-    hardware = usual_hardware(device_profile(needs[0]["device"]), count)
-    return hardware if hardware.nodes == 1 else None
 
 
 def _rendered(
