@@ -95,7 +95,7 @@ class Alternative:
         """
         if self.accuracy is None:
             return ""
-        if not self.accuracy.known:
+        if not self.accuracy.is_known:
             return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
         ends = (self.accuracy.low, self.accuracy.high)
         likely = "" if ends[0] == ends[1] else f", {plain_range_text(ends, accuracy_text)} likely"
@@ -111,7 +111,7 @@ class Alternative:
         if not self.better:
             return f"{self.title}: {self.gained}, {self.figure} ({share})"
         accuracy = (
-            f", {accuracy_text(recovery.value)} accuracy" if recovery and recovery.known else ""
+            f", {accuracy_text(recovery.value)} accuracy" if recovery and recovery.is_known else ""
         )
         return f"{self.title}: {self.figure}, {share}{accuracy}"
 

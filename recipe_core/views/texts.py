@@ -73,9 +73,9 @@ def _metric_phrase(value: float, column: str) -> str:
     return column_metric(column).phrase(value)
 
 
-def _noun_of(number: float, one: str, several: str = "") -> str:
+def _noun_of(number: float, singular: str, several: str = "") -> str:
     """Write the noun of a number: ``replica``, ``replicas``."""
-    return one if number == 1 else several or f"{one}s"
+    return singular if number == 1 else several or f"{singular}s"
 
 
 def _signed_percent(share: float) -> str:

@@ -117,7 +117,7 @@ def test_what_is_unknown_is_named_or_has_no_value():
     answer = estimate_retained(
         UNKNOWN, "fp8_w8a8", benchmark="FID"
     )  # a benchmark of another nature
-    assert (answer.known, answer.to_json()["retained"]) == (False, None)
+    assert (answer.is_known, answer.to_json()["retained"]) == (False, None)
     (answer,) = answer_lines([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
     assert answer["error"]["field"] == "bench"
     # less is known of new lines, and told

@@ -92,7 +92,7 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
     vectors = serving_setting(
         problem, requested_engine(None, problem.cluster, "embed"), "fp8", "auto"
     )
-    assert not accuracy_of(vectors).known  # figures are of models that generate text
+    assert not accuracy_of(vectors).is_known  # figures are of models that generate text
 
 
 def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
@@ -114,7 +114,7 @@ def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
 
 
 def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
-    nobody = Retained(np.nan, np.nan, np.nan, "no published figure is near.", known=False)
+    nobody = Retained(np.nan, np.nan, np.nan, "no published figure is near.", is_known=False)
     real = accuracy._retained_accuracy
 
     def kept(done, *rest):

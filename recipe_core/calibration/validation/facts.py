@@ -102,8 +102,8 @@ def measured_facts(run: Imported, plan: Planned) -> list[Fact]:
             *_value_facts(run.split, candidate, TRAINED, STEP),
             *_engine_fact(run, candidate, STEP),
         ]
-    known = not run.engine or run.engine in engine_names()
-    other_engine = list(_engine_fact(run, candidate, ALL)) if known else []
+    is_engine = not run.engine or run.engine in engine_names()
+    other_engine = list(_engine_fact(run, candidate, ALL)) if is_engine else []
     return [
         *(other_engine or _version_facts(run, plan)),
         *_load_facts(run, plan.values["workload"], plan.context),

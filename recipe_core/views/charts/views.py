@@ -193,7 +193,7 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
         cells = {
             "Weights": f"{point.weight_dtype}{' (this)' if point.planned else ''}",
             "Cache": point.kv_dtype,
-            accuracy.title: accuracy.show(retained.value) if retained.known else "unknown",
+            accuracy.title: accuracy.show(retained.value) if retained.is_known else "unknown",
             "Likely": accuracy_band_text(point),
         }
         for metric in measures:
