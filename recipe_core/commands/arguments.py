@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
-from recipe_core.commands.words import beginning, closest, explained, since
+from recipe_core.commands.findings import Findings, Level
+from recipe_core.commands.unknown_words import (
+    closest,
+    explain_unknown,
+    options_begun_by,
+    release_of_change,
+)
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
     ReleaseTable,
@@ -19,17 +26,19 @@ from recipe_core.engines.option_releases import (
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
 
+Words = tuple[str, ...]
+
+# Unknown names of one command for which the nearest known one is looked for.
+SUGGESTIONS = 40
+
 _SCALED = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_SCALES = {
-    "k": 10**3,
-    "m": 10**6,
-    "g": 10**9,
-    "t": 10**12,
-    "K": 2**10,
-    "M": 2**20,
-    "G": 2**30,
-    "T": 2**40,
-}
+_OPEN = re.compile(r"\$[\w{(]|`|^<[A-Za-z][^<>]*>$|\{\{")
+_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
+
+
+def is_open(text: str) -> bool:
+    """Return whether a value is left to be filled in: ``$TP``, ``<model>``, ``{{ tp }}``."""
+    return _OPEN.search(text) is not None
 
 
 def parse_option_value(option: Option, text: str) -> Any:
@@ -44,10 +53,16 @@ def parse_option_value(option: Option, text: str) -> Any:
             return float(text)
         if option.type == "int":
             scaled = _SCALED.fullmatch(text) if option.scaled else None
-            return int(float(scaled[1]) * _SCALES[scaled[2]]) if scaled else int(text)
+            return _scaled_number(*scaled.groups()) if scaled else int(text)
     except (ValueError, OverflowError, InputError):
         return None
     return text
+
+
+def _scaled_number(number: str, letter: str) -> int:
+    """A number of thousands (k), of kibis (K), and so on."""
+    base = 1000 if letter.islower() else 1024
+    return int(float(number) * base ** ("kmgt".index(letter.lower()) + 1))
 
 
 def json_or_text(text: str) -> Any:
@@ -58,77 +73,47 @@ def json_or_text(text: str) -> Any:
         return text
 
 
-Level = Literal["error", "warning", "note"]
-
-# Unknown names of one command for which the nearest known one is looked for.
-SUGGESTIONS = 40
-
-_OPEN = re.compile(r"\$[\w{(]|`|^<[A-Za-z][^<>]*>$|\{\{")
-_NEGATIVE = re.compile(r"-\d+(\.\d+)?")
-
-
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """Something to say about a command.
+class Part:
+    """Words of a command that belong together: a flag with its values, or one word alone.
 
-    ``error``: the engine refuses to start; ``warning``: it starts, but not as meant. ``key``: the
-    one of a JSON option that it is about.
+    ``flag`` as findings name it, empty for a word alone; ``option``: the name of its option, None
+    where there is none.
     """
 
-    level: Level
-    code: str
-    option: str | None
-    message: str
-    hint: str | None = None
-    key: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values; what is not known is left out."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.hint}" if self.hint else self.message
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a flag among the words: from ``start`` to before ``end``, its value too.
-
-    ``flag`` as findings name it; ``option``: the name of its option, None where there is none.
-    """
-
-    start: int
-    end: int
-    flag: str
+    words: Words
+    flag: str = ""
     option: str | None = None
+
+    @property
+    def texts(self) -> Words:
+        """The values of the flag."""
+        _, equals, text = self.words[0].partition("=")
+        return (text,) if equals else self.words[1:]
 
 
 @dataclass(slots=True)
 class Arguments:
     """The statements of a command: values by option name, and in ``open`` the text left open.
 
-    ``positional``: words without a flag; ``unread``: words of no option; ``places``: where flags
-    stand. ``judged``: the release that runs, and the table that they were read by.
+    ``parts``: all words, in order; ``positional``: words without a flag; ``unread``: words of no
+    option. ``judged``: the release that runs, and the table that they were read by. ``findings``:
+    about the whole command, to which all that judge it add theirs.
     """
 
     engine: str
     judged: ReleaseTable
     values: dict[str, Any] = field(default_factory=dict)
     open: dict[str, str] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
     positional: list[str] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
-    places: list[Place] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
+    findings: Findings = field(default_factory=Findings)
 
     @property
     def refusal(self) -> Level:
         """Return how heavy an objection to a word is: another release may take it."""
         return "error" if self.judged.exact else "warning"
-
-    def say(
-        self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
-    ) -> None:
-        self.findings.append(Finding(level, code, option, message, hint))
 
 
 def read_arguments(
@@ -144,11 +129,6 @@ def read_arguments(
     ``env``: variables of the server, of which some stand for options.
     """
     return _Reader(name, words, judged or pinned_release_table(name), program).read(env or {})
-
-
-def is_open(text: str) -> bool:
-    """Return whether a value is left to be filled in: ``$TP``, ``<model>``, ``{{ tp }}``."""
-    return _OPEN.search(text) is not None
 
 
 class _Reader:
@@ -168,27 +148,34 @@ class _Reader:
         self.nested: dict[str, dict[str, Any]] = {}
 
     def read(self, env: Mapping[str, str]) -> Arguments:
-        bare: list[int] = []
+        bare, no_more_flags = list[int](), False
         while self.at < len(self.words):
-            word = self.words[self.at]
+            start, word = self.at, self.words[self.at]
             self.at += 1
-            if not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word):
-                bare.append(self.at - 1)
+            self.flag, self.option = "", ""
+            if no_more_flags or not self._is_flag(word):
+                bare.append(len(self.out.parts))
             elif word == "--":
-                bare += range(self.at, len(self.words))
-                self.at = len(self.words)
+                no_more_flags = True
             else:
-                start = self.at - 1
-                self.flag, self.option = word.partition("=")[0], ""
-                self._flag(word)
-                self.out.places.append(Place(start, self.at, self.flag, self.option or None))
+                self.flag = word.partition("=")[0]
+                self._read_flag(word)
+            words = tuple(self.words[start : self.at])
+            self.out.parts.append(Part(words, self.flag, self.option or None))
         for name, value in self.nested.items():
             flat = self.out.values.get(name)
             self.out.values[name] = {**flat, **value} if isinstance(flat, dict) else value
-        self.out.positional = [self.words[n] for n in bare]
+        self.out.positional = [self.out.parts[n].words[0] for n in bare]
         self._check_model(bare)
         self._take_variables(env)
         return self.out
+
+    @staticmethod
+    def _is_flag(word: str) -> bool:
+        return word.startswith("-") and word != "-" and _NEGATIVE.fullmatch(word) is None
+
+    def _refuse(self, code: str, flag: str, message: str, hint: str | None = None) -> None:
+        self.out.findings.say(self.out.refusal, code, message, hint, option=flag)
 
     def _take_variables(self, env: Mapping[str, str]) -> None:
         """Options that no word states, from the variables that stand for them."""
@@ -214,28 +201,29 @@ class _Reader:
         program = " ".join(("python", *self.start.words)[self.start.words[0] != "-m" :])
         places = f"its first word or {option.flag}" if first else f"{option.flag} alone"
         message = f"{program} takes its model as {places}; it refuses or passes over the word"
+        part = self.out.parts[bare[0]]
+        message = f"{message} {part.words[0][:80]!r}."
         hint = f"Write {option.flag} before it."
-        message = f"{message} {self.words[bare[0]][:80]!r}."
-        self.out.say("error", "model-place", option.flag, message, hint)
-        self.out.places.append(Place(bare[0], bare[0] + 1, option.flag))
+        self.out.findings.say("error", "model-place", message, hint, option=option.flag)
+        self.out.parts[bare[0]] = Part(part.words, option.flag)
 
-    def _flag(self, word: str) -> None:
+    def _read_flag(self, word: str) -> None:
         flag, equals, text = word.partition("=")
         base, dot, path = flag.partition(".")
         if self.grammar.underscores and base.startswith("--"):
             base = base.replace("_", "-")
+        value = text if equals else None
         if self.grammar.nested and dot and (option := self._option(base)) is not None:
-            return self._nested(option, flag, path, text if equals else None)
+            return self._nested(option, flag, path, value)
         flag = base + dot + path
         if flag not in self.table.by_spelling and (glued := self._glued(word)) is not None:
-            flag, text = glued
-            equals = "=" if text else ""
+            flag, value = glued[0], glued[1] or None
         if flag in self.added and flag not in self.table.by_spelling:
-            return self._added(self.added[flag], word, equals != "")
+            return self._added(self.added[flag], word, value is not None)
         option = self._option(flag)
         if option is None:
-            return self._unknown(flag, word, equals != "")
-        return self._known(option, flag, text if equals else None)
+            return self._unknown(flag, word, value is not None)
+        return self._known(option, flag, value)
 
     def _glued(self, word: str) -> tuple[str, str] | None:
         """A short flag and the value that follows without a blank: ``-O3``, ``-qfp8``."""
@@ -251,7 +239,7 @@ class _Reader:
         may_be_short = self.grammar.abbreviations and flag.startswith("--") and len(flag) >= 3
         if exact is not None or not may_be_short:
             return exact
-        options = beginning(self.table, flag)
+        options = options_begun_by(self.table, flag)
         return options[0] if len(options) == 1 else None
 
     def _known(self, option: Option, flag: str, glued: str | None) -> None:
@@ -259,14 +247,14 @@ class _Reader:
         if option.deprecated:
             message = f"{option.flag} is deprecated in {self.title}."
             hint = option_replacement(self.out.engine, option.flag, self.table)
-            self.out.say("warning", "deprecated", option.flag, message, hint)
+            self.out.findings.say("warning", "deprecated", message, hint, option=option.flag)
         if option.type == "switch":
             self._switch(option, flag, glued)
             return
-        texts = [glued] if glued is not None else self._following(option)
+        texts = [glued] if glued is not None else self._following(None if option.many else 1)
         if not texts and not option.optional:
             message = f"{option.flag} needs a value: {option.takes}."
-            self.out.say(self.out.refusal, "no-value", option.flag, message)
+            self._refuse("no-value", option.flag, message)
             return
         values = [self._value(option, text) for text in texts]
         if any(value is None for value in values):
@@ -275,21 +263,15 @@ class _Reader:
         value = values if option.many else single
         if self.out.values.get(option.name, value) != value:
             message = f"{option.flag} is given more than once; the last, {value}, counts."
-            self.out.say("warning", "repeated", option.flag, message)
+            self.out.findings.say("warning", "repeated", message, option=option.flag)
         self.out.values[option.name] = value
 
-    def _following(self, option: Option) -> list[str]:
-        """The words that an option takes."""
-        start = self.at
-        end = len(self.words) if option.many else min(start + 1, len(self.words))
-        while self.at < end and self._is_value(self.words[self.at]):
-            self.at += 1
-        return list(self.words[start : self.at])
-
-    @staticmethod
-    def _is_value(word: str) -> bool:
-        is_flag = word.startswith("-") and word != "-" and " " not in word
-        return not is_flag or _NEGATIVE.fullmatch(word) is not None
+    def _following(self, limit: int | None) -> list[str]:
+        """The values that follow, at most ``limit`` (None: all); a flag has no blank in it."""
+        words = islice(self.words, self.at, None if limit is None else self.at + limit)
+        texts = list(takewhile(lambda word: " " in word or not self._is_flag(word), words))
+        self.at += len(texts)
+        return texts
 
     def _switch(self, option: Option, flag: str, glued: str | None) -> None:
         on = flag in (option.flag, *option.also)
@@ -306,14 +288,15 @@ class _Reader:
         if self.out.judged.exact:
             instead = f"write --no-{option.flag[2:]}" if option.negated else "leave it out"
             message = f"{message}; {instead} to turn it off"
-        self.out.say(self.out.refusal, "switch-value", option.flag, f"{message}.")
+        self._refuse("switch-value", option.flag, f"{message}.")
 
     def _value(self, option: Option, text: str) -> Any:
         """A value in its type; None when it has another or is left open."""
         free_text = option.type == "str" and not option.choices
         if is_open(text) and (not free_text or option.name in self.grammar.means):
             self.out.open[option.name] = text
-            self.out.say("warning", "open", option.flag, f"{option.flag} is left open: {text}.")
+            message = f"{option.flag} is left open: {text}."
+            self.out.findings.say("warning", "open", message, option=option.flag)
             return None
         if text in option.words:
             return text
@@ -323,12 +306,12 @@ class _Reader:
             hint = option_replacement(self.out.engine, option.flag, self.table, value=text)
             if hint is None and self._may_suggest():
                 hint = closest(text, option.choices)
-            self.out.say(self.out.refusal, "value", option.flag, message, hint)
+            self._refuse("value", option.flag, message, hint)
         elif isinstance(value, dict):
             self._check_keys(option, value)
         elif option.keys:
             message = f"{option.flag} takes a JSON object, not {text[:80]!r}."
-            self.out.say(self.out.refusal, "value", option.flag, message)
+            self._refuse("value", option.flag, message)
         return value
 
     def _check_keys(self, option: Option, keys: Iterable[str]) -> None:
@@ -337,25 +320,23 @@ class _Reader:
                 continue
             message = f"{option.flag} has no key {key[:80]!r} in {self.title}"
             hint = option_replacement(self.out.engine, option.flag, self.table, key=key)
-            when = since(self.out.engine, self.table.version, option.flag, key)
+            when = release_of_change(self.out.engine, self.table.version, option.flag, key)
             if hint is None and not when and self._may_suggest():
                 hint = closest(key, option.keys)
-            level = self._level(when)
-            finding = Finding(level, "key", option.flag, f"{message}{when}.", hint, key)
-            self.out.findings.append(finding)
+            level, message = self._lack(when), f"{message}{when}."
+            self.out.findings.say(level, "key", message, hint, option=option.flag, key=key)
 
     def _nested(self, option: Option, flag: str, path: str, text: str | None) -> None:
         """``--flag.key.sub value``: a part of a JSON value; ``key+`` is a list."""
         self.flag, self.option = flag, option.name
         if text is None:
-            texts = self._following(option.model_copy(update={"many": False}))
-            if not texts:
-                self.out.say(self.out.refusal, "no-value", flag, f"{flag} needs a value.")
-                return
-            text = texts[0]
+            text = next(iter(self._following(1)), None)
+        if text is None:
+            self._refuse("no-value", flag, f"{flag} needs a value.")
+            return
         if option.type != "json" and not (option.type == "str" and not option.choices):
             message = f"{option.flag} takes {option.takes}; it has no part {path!r}."
-            self.out.say(self.out.refusal, "value", flag, message)
+            self._refuse("value", flag, message)
             return
         keys = path.removesuffix("+").split(".")
         part: Any = text.split(",") if path.endswith("+") else json_or_text(text)
@@ -371,21 +352,17 @@ class _Reader:
         self.flag = option.flag
         self.out.unread.append(word)
         if option.type != "switch" and not glued:
-            self.out.unread += self._following(option)
+            self.out.unread += self._following(None if option.many else 1)
 
     def _unknown(self, flag: str, word: str, glued: bool) -> None:
         self.flag = flag
-        version = self.table.version
-        takes, message, hint = explained(self.out.engine, version, flag, self._may_suggest())
-        self.out.unread.append(word)
-        last = 0 if glued else min(self.at + takes, len(self.words))
-        while self.at < last and self._is_value(self.words[self.at]):
-            self.out.unread.append(self.words[self.at])
-            self.at += 1
-        when = since(self.out.engine, version, flag)
-        self.out.say(self._level(when), "unknown", flag, f"{self.title} {message}", hint)
+        suggest = self._may_suggest()
+        unknown = explain_unknown(self.out.engine, self.table.version, flag, suggest)
+        self.out.unread += [word, *self._following(0 if glued else unknown.takes)]
+        level, message = self._lack(unknown.when), f"{self.title} {unknown.message}"
+        self.out.findings.say(level, "unknown", message, unknown.hint, option=flag)
 
-    def _level(self, when: str) -> Level:
+    def _lack(self, when: str) -> Level:
         """Return what lacking a word means: a tag that moves may still be a release that has it."""
         return "warning" if when and self.out.judged.moving else self.out.refusal
 

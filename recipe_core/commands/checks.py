@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from recipe_core.base import texts
-from recipe_core.commands.arguments import Arguments, Finding, is_open
+from recipe_core.commands.arguments import is_open
 from recipe_core.commands.context import CommandContext
+from recipe_core.commands.images import image_folder, image_is_of, image_tag
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.verdict import Case
-from recipe_core.commands.words import image_folder, image_is_of, image_tag
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
     ReleaseTable,
@@ -77,40 +77,41 @@ def _release_in_tag(launch: Launch, tag: str, official: bool) -> str | None:
     return inside[0] if inside and is_engine else None
 
 
-def about_release(
-    launch: Launch, release: ReleaseTable, stated_release: str | None
-) -> Iterator[Finding]:
-    """Yield what to know of the release that a command runs, and of the table that judges it."""
-    title, table = engine(launch.engine).title, release.table.version
+def check_release(case: Case, release: str | None) -> None:
+    """Say what to know of the release that a command runs, and of the table that judges it.
+
+    ``release``: the one that the user states.
+    """
+    launch, judged, say = case.launch, case.arguments.judged, case.findings.say
+    title, table = engine(launch.engine).title, judged.table.version
     basis = f"judged with the options of {title} {table}"
-    if launch.image is None and stated_release is None and release.exact:
+    if launch.image is None and release is None and judged.exact:
         return
-    if stated_release is not None and launch.image is not None:
+    if release is not None and launch.image is not None:
         tagged = running_release(launch)
-        if tagged.version not in (None, release.version):
-            message = f"{title} {release.version} is judged, as stated; the image holds"
-            yield Finding("warning", "version", None, f"{message} {tagged.version}.")
-    elif release.version is None and release.exact:
+        if tagged.version not in (None, judged.version):
+            message = f"{title} {judged.version} is judged, as stated; the image holds"
+            say("warning", "version", f"{message} {tagged.version}.")
+    elif judged.version is None and judged.exact:
         message = f"{launch.image} changes without notice; {basis}."
-        yield Finding("note", "unpinned", None, message, "Pin a release.")
+        say("note", "unpinned", message, "Pin a release.")
         return
-    if not release.exact:
-        gap = f"a table of the options of {title} {release.version}"
+    if not judged.exact:
+        gap = f"a table of the options of {title} {judged.version}"
         holder = launch.image or launch.program[-1]
-        if release.version is None:
+        if judged.version is None:
             gap = f"which release of {title} {holder} holds"
-        elif release.table.partial and launch.image is None:
+        elif judged.table.partial and launch.image is None:
             message = f"the table of {title} leaves rare options out: what it lacks is a warning."
-            yield Finding("note", "version", None, message)
+            say("note", "version", message)
             return
-        elif release.version == table:
+        elif judged.version == table:
             gap = f"what {holder} changes of {title} {table}"
         message = f"{gap} is not known; {basis}: what they lack or refuse is a warning."
-        hint = None if stated_release else "State the release: --engine-version."
-        yield Finding("note", "version", None, message, hint)
-    elif release.version != engine(launch.engine).version:
-        place = "the image holds" if stated_release is None else "stated:"
-        yield Finding("note", "version", None, f"{place} {title} {release.version}; {basis}.")
+        say("note", "version", message, None if release else "State the release: --engine-version.")
+    elif judged.version != engine(launch.engine).version:
+        place = "the image holds" if release is None else "stated:"
+        say("note", "version", f"{place} {title} {judged.version}; {basis}.")
 
 
 def check_surroundings(case: Case) -> None:
@@ -121,16 +122,16 @@ def check_surroundings(case: Case) -> None:
     if launch.image_by_name:
         title = engine(launch.engine).title
         message = f"{launch.image} is not known; read by its name as an image of {title}."
-        case.say("note", "image", message)
+        case.findings.say("note", "image", message)
     if launch.repeated:
         words = " ".join(launch.program)
         hint = f"Leave {words} out, or set --entrypoint."
-        case.say("error", "repeated-program", f"the image starts {words} by itself.", hint)
+        case.findings.say("error", "repeated-program", f"the image starts {words} by itself.", hint)
     candidate = case.meant.candidate
     ranks = (candidate.get("tp") or 1) * (candidate.get("pp") or 1)
     if launch.shares_memory is False and ranks > 1:
         message = "several ranks share memory through /dev/shm, which is small in a container."
-        case.say("warning", "shared-memory", message, "Add --ipc=host or --shm-size.")
+        case.findings.say("warning", "shared-memory", message, "Add --ipc=host or --shm-size.")
 
 
 def media_of(case: Case, context: CommandContext, model: ModelSpec) -> tuple[dict[str, Any], int]:
@@ -145,7 +146,7 @@ def media_of(case: Case, context: CommandContext, model: ModelSpec) -> tuple[dic
     if context.images is None:
         return out, 0
     if "image" not in out.get("modalities", read):
-        case.say("note", "images", f"{model.name} reads no images here; prompts are text.")
+        case.findings.say("note", "images", f"{model.name} reads no images here; prompts are text.")
         return out, 0
     items = MediaItems(per_request=context.images)
     tokens = context.image_tokens or items.tokens
@@ -185,7 +186,7 @@ def take_all_devices(case: Case, per_node: int | None) -> None:
     if devices is None:
         message = "takes every device it sees; judged on one."
         hint = "Set --gpus to the devices that it sees."
-        case.say("note", "devices", f"{engine(case.launch.engine).title} {message}", hint)
+        case.findings.say("note", "devices", f"{engine(case.launch.engine).title} {message}", hint)
     case.meant.candidate[degree] = devices or 1
 
 
@@ -207,21 +208,19 @@ _ENDING = re.compile(r"\.(jinja2?|json|ya?ml|toml|py|txt|csv|pem|crt|key|model|b
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
-def named_files(launch: Launch, arguments: Arguments) -> Iterator[Finding]:
-    """A warning for each relative path of a file that has to be where the server runs.
+def check_files(case: Case) -> None:
+    """Warn of each relative path of a file that has to be where the server runs.
 
     Silent where a mount of the container covers the path, or its image is known to hold it.
     """
-    table = arguments.judged.table
+    launch, arguments = case.launch, case.arguments
     for name, missing in grammars()[launch.engine].files.items():
-        if name not in table.by_name:
+        if (option := arguments.judged.table.by_name.get(name)) is None:
             continue
-        flag = table.by_name[name].flag
         for path in _relative_paths(arguments.values.get(name)):
-            place = _missing_place(launch, path)
-            if place is not None:
-                message = f"{flag} names the file {path}, {place}: {missing}."
-                yield Finding("warning", "file", flag, message, _mount_remedy(launch, path))
+            for place, hint in _missing_file(launch, path):
+                message = f"{option.flag} names the file {path}, {place}: {missing}."
+                case.findings.say("warning", "file", message, hint, option=option.flag)
 
 
 def _relative_paths(value: Any) -> Iterator[str]:
@@ -236,26 +235,28 @@ def _relative_paths(value: Any) -> Iterator[str]:
             yield path
 
 
-def _missing_place(launch: Launch, path: str) -> str | None:
-    """Return where a server looks for a relative path; None where the file is known to be there."""
+def _missing_file(launch: Launch, path: str) -> Iterator[tuple[str, str]]:
+    """Yield where a server looks for a relative path and a remedy; nothing if it is there."""
     if launch.image is None:
-        return "in the folder that the command runs in"
+        hint = "Run the command where the file is, or give its whole path."
+        yield "in the folder that the command runs in", hint
+        return
     start_folder = image_folder(launch.engine, launch.image)
     workdir = launch.workdir or (start_folder.workdir if start_folder else None)
+    target = posixpath.normpath(posixpath.join(workdir or "/workspace", path))
+    local = texts.quote_shell(posixpath.normpath(path))
+    source = local if posixpath.normpath(path).startswith("..") else f'"$PWD"/{local}'
+    hint = f"Mount it: -v {source}:{texts.quote_shell(target)}:ro."
     if workdir is None:
         # where the image starts is not known: any mount may be what holds the file
-        return None if launch.mounts else "in the folder that the container starts in"
-    full = posixpath.normpath(posixpath.join(workdir, path))
-    if any(_folder_holds(mount, full) for mount in launch.mounts):
-        return None
-    inside = (
-        [posixpath.join(start_folder.workdir, name) for name in start_folder.holds]
-        if start_folder
-        else []
-    )
-    if any(_folder_holds(folder, full) for folder in inside):
-        return None
-    return f"{full} in the container, which the image does not hold"
+        if not launch.mounts:
+            yield "in the folder that the container starts in", hint
+        return
+    holders = list(launch.mounts)
+    if start_folder:
+        holders += (posixpath.join(start_folder.workdir, name) for name in start_folder.holds)
+    if not any(_folder_holds(folder, target) for folder in holders):
+        yield f"{target} in the container, which the image does not hold", hint
 
 
 def _folder_holds(folder: str, path: str) -> bool:
@@ -263,62 +264,48 @@ def _folder_holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-def _mount_remedy(launch: Launch, path: str) -> str:
-    """Say how the file gets there."""
-    if launch.image is None:
-        return "Run the command where the file is, or give its whole path."
-    start_folder = image_folder(launch.engine, launch.image)
-    workdir = launch.workdir or (start_folder.workdir if start_folder else "/workspace")
-    target = posixpath.normpath(posixpath.join(workdir, path))
-    local = posixpath.normpath(path)
-    source = (
-        texts.quote_shell(local) if local.startswith("..") else f'"$PWD"/{texts.quote_shell(local)}'
-    )
-    return f"Mount it: -v {source}:{texts.quote_shell(target)}:ro."
-
-
 def check_rules(meant: Meant, model: ModelSpec) -> None:
+    """Check what an engine does when it starts."""
     for name in grammars()[meant.engine].rules:
-        meant.findings.extend(_RULES[name](meant, model))
+        _RULES[name](meant, model)
 
 
-def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> None:
     tokens = meant.candidate.get("max_batched_tokens")
     sequences = meant.candidate.get("max_num_seqs")
     if tokens and sequences and tokens < sequences:
         message = (
             f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences."
         )
-        yield Finding("error", "limits", None, message, "Raise the tokens.")
+        meant.findings.say("error", "limits", message, "Raise the tokens.")
 
 
-def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
+def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> None:
     tokens = meant.candidate.get("max_batched_tokens")
     longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
     if not meant.chunked and tokens and tokens < longest:
         step = f"without chunked prefill a step of {tokens:,} tokens"
-        message = f"{step} is less than a request of {longest:,}."
-        yield Finding("error", "limits", None, message)
+        meant.findings.say("error", "limits", f"{step} is less than a request of {longest:,}.")
 
 
-def _experts_to_share(meant: Meant, model: ModelSpec) -> Iterable[Finding]:
+def _experts_to_share(meant: Meant, model: ModelSpec) -> None:
     if meant.shares_experts and not model.is_moe:
         message = f"{model.name} has no experts to share."
-        yield Finding("error", "no-experts", None, message, "Leave expert parallelism out.")
+        meant.findings.say("error", "no-experts", message, "Leave expert parallelism out.")
 
 
-def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> None:
     if meant.balanced and not meant.shares_experts:
-        yield Finding("error", "balanced", None, "balancing experts needs expert parallelism.")
+        meant.findings.say("error", "balanced", "balancing experts needs expert parallelism.")
 
 
-def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> Iterable[Finding]:
+def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> None:
     if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
         message = f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes."
-        yield Finding("error", "replicas", None, message)
+        meant.findings.say("error", "replicas", message)
 
 
-_RULES: dict[str, Callable[[Meant, ModelSpec], Iterable[Finding]]] = {
+_RULES: dict[str, Callable[[Meant, ModelSpec], None]] = {
     "batched-covers-seqs": _batched_covers_seqs,
     "unchunked-covers-context": _unchunked_covers_context,
     "experts-to-share": _experts_to_share,

@@ -15,14 +15,14 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import is_open, read_arguments
 from recipe_core.commands.checks import (
-    about_release,
     by_pinned,
+    check_files,
+    check_release,
     check_rules,
     check_surroundings,
     command_setting,
     elasticity,
     media_of,
-    named_files,
     running_release,
     take_all_devices,
 )
@@ -30,7 +30,7 @@ from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandC
 from recipe_core.commands.launches import Launch, find_launches, first_launch
 from recipe_core.commands.option_meanings import meaning_of, served_task, settle
 from recipe_core.commands.remedies import find_attempts
-from recipe_core.commands.verdict import Case, Group, Ready, Unknown, View
+from recipe_core.commands.verdict import Case, Unknown, View, plan_together
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
 from recipe_core.engines.option_releases import ReleaseTable, memory_release
@@ -62,11 +62,11 @@ def judge_command(
             or a value is in the answer.
     """
     case = _first_case(command, context.engine_version)
-    verdict = _judge_with_attempts([case], context, folders)[0]
+    [verdict] = _judge_with_attempts([case], context, folders)
     answer = verdict.answer(context)
     without_help = answer.get("better") is None and not answer.get("changes")
     if isinstance(verdict, View) and not answer["ok"] and without_help:
-        any_split = plan_splits(_any_split_request(verdict.ready.problem.request), folders=folders)
+        any_split = plan_splits(_any_split_request(verdict.problem.request), folders=folders)
         answer["changes"] = [change.to_json() for change in helpful_changes(any_split)]
     return answer
 
@@ -89,13 +89,12 @@ def check_commands(
             results.append(error)
     cases = [case for result in results if isinstance(result, list) for case in result]
     verdicts = iter(_judge_with_attempts(cases, context, folders))
-    answers = []
-    for result in results:
-        if isinstance(result, RecipeError):
-            answers.append([result.to_json()])
-        else:
-            answers.append([next(verdicts).answer(context) for _ in result])
-    return answers
+    return [
+        [result.to_json()]
+        if isinstance(result, RecipeError)
+        else [next(verdicts).answer(context) for _ in result]
+        for result in results
+    ]
 
 
 def _any_split_request(request: PlanRequest) -> PlanRequest:
@@ -114,11 +113,6 @@ def read_command(command: str | Sequence[str] | Launch) -> Case:
     return _first_case(command, by=by_pinned)
 
 
-def prepare_command(case: Case, context: CommandContext, *, folders: bool = True) -> Ready:
-    """A command on its ground; raises InputError where something is missing or unknown."""
-    return _prepare_case(case, context, Models(folders))
-
-
 # Reading
 
 
@@ -132,11 +126,10 @@ def _first_case(
     if not cases:
         hint = f"Known: {programs()}."
         raise InputError("no known engine in the command.", field="command", hint=hint)
-    case = cases[0]
     if len(cases) > 1:
         message = f"the command starts {len(cases)} servers; the first is judged."
-        case.say("note", "several", message)
-    return case
+        cases[0].findings.say("note", "several", message)
+    return cases[0]
 
 
 def _read_cases(
@@ -147,7 +140,7 @@ def _read_cases(
     def case_of(launch: Launch) -> Case:
         judged_release = by(launch) if by else running_release(launch, release)
         case = _read_case(replace(launch, judged=judged_release))
-        case.findings += about_release(launch, judged_release, release)
+        check_release(case, release)
         return case
 
     if isinstance(command, Launch):
@@ -162,12 +155,12 @@ def _read_cases(
     for case in cases[:1]:
         if programs_beside:
             names = list(dict.fromkeys(name[:40] for name in programs_beside[:20]))
-            if len(programs_beside) > 20:
-                names.append("…")
-            case.say("note", "others", f"not checked: {', '.join(names)}.")
+            more = ["…"] if len(programs_beside) > 20 else []
+            case.findings.say("note", "others", f"not checked: {', '.join(names + more)}.")
         if script.loose_ends:
             lines = f"{script.loose_ends} lines end in a backslash and a space"
-            case.say("warning", "loose-end", f"{lines}: a shell ends the command there.")
+            message = f"{lines}: a shell ends the command there."
+            case.findings.say("warning", "loose-end", message)
     return cases
 
 
@@ -192,10 +185,8 @@ def _read_case(launch: Launch) -> Case:
     arguments = read_arguments(
         launch.engine, launch.args, launch.judged, launch.program, launch.env
     )
-    meant = meaning_of(arguments, launch.env)
-    meant.findings[:0] = arguments.findings
-    meant.findings += named_files(launch, arguments)
-    case = Case(launch, arguments, meant, meant.findings)
+    case = Case(launch, arguments, meaning_of(arguments, launch.env))
+    check_files(case)
     check_surroundings(case)
     return case
 
@@ -225,31 +216,27 @@ def _judge_cases(
 
     ``alone``: without the other splits of its devices.
     """
-    groups: defaultdict[str, list[tuple[int, Ready]]] = defaultdict(list)
-    out: dict[int, View | Unknown] = {}
-    for n, case in enumerate(cases):
+    groups: defaultdict[str, list[View]] = defaultdict(list)
+    verdicts: list[View | Unknown] = []
+    for case in cases:
         try:
-            ready = _prepare_case(case, context, models)
-            groups[shared_key(ready.problem, ready.setting)].append((n, ready))
+            view = _prepare_case(case, context, models)
+            groups[shared_key(view.problem, view.setting)].append(view)
+            verdicts.append(view)
         except RecipeError as error:
-            out[n] = Unknown(case, error)
-    for members in groups.values():
-        group = Group.of([ready for _, ready in members], alone=alone)
-        views = {n: View(ready, group) for n, ready in members}
-        refused = group.refused(view.row for view in views.values())
-        for view in views.values():
-            view.refused = refused.get(view.row)
-        out |= views
-    return [out[n] for n in range(len(cases))]
+            verdicts.append(Unknown(case, error))
+    for views in groups.values():
+        plan_together(views, alone=alone)
+    return verdicts
 
 
-def _prepare_case(case: Case, context: CommandContext, models: Models) -> Ready:
-    """From a command to the columns of its estimate.
+def prepare_command(case: Case, context: CommandContext, *, folders: bool = True) -> View:
+    """The columns of a command; raises InputError where something is missing or unknown."""
+    return _prepare_case(case, context, Models(folders))
 
-    Raises:
-        InputError: where something is missing or unknown.
-    """
-    meant = case.meant
+
+def _prepare_case(case: Case, context: CommandContext, models: Models) -> View:
+    meant, findings = case.meant, case.findings
     name = context.model or meant.model
     if not name:
         hint = "Write it after serve, or as --model."
@@ -262,7 +249,7 @@ def _prepare_case(case: Case, context: CommandContext, models: Models) -> Ready:
     settle(meant, model, case.launch.env)
     for note in model.notes:
         if note.startswith(BY_NAME):
-            case.say("note", "by-name", note)
+            findings.say("note", "by-name", note)
     config = {**model.config, **meant.config, "_name_or_path": name}
     request = {
         "model": config if meant.config else name,
@@ -276,7 +263,7 @@ def _prepare_case(case: Case, context: CommandContext, models: Models) -> Ready:
     check_rules(meant, model)
     case.elastic = elasticity(case)
     problem = _resolve_command(case, request, models)
-    return Ready(case, problem, *_command_columns(case, problem))
+    return View(case, problem, *_command_columns(case, problem))
 
 
 def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> ServingProblem:
@@ -289,10 +276,10 @@ def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> Ser
             raise
         del request["workload"]["speculative"]
         if error.field == "workload.speculative.method":
-            case.say("error", "draft", error.message)
+            case.findings.say("error", "draft", error.message)
         else:
             message = f"speculative decoding is not in the estimate: {error.message}"
-            case.say("note", "unmodelled", message)
+            case.findings.say("note", "unmodelled", message)
         return resolve_problem(PlanRequest.parse(request), folders=models.folders)
 
 
@@ -310,16 +297,18 @@ def _command_hardware(case: Case, context: CommandContext) -> dict[str, Any]:
         nodes = -(-used // per_node)
     if nodes != (context.nodes or case.meant.nodes or 1):
         message = f"judged on {nodes} nodes of {per_node} devices."
-        case.say("note", "nodes", message, "Set --gpus and --nodes to the hardware you have.")
+        case.findings.say(
+            "note", "nodes", message, "Set --gpus and --nodes to the hardware you have."
+        )
     if context.nodes and case.meant.nodes and context.nodes != case.meant.nodes:
         message = f"the command is for {case.meant.nodes} nodes; only {context.nodes} available."
         if context.nodes > case.meant.nodes:
             message = f"the command is for {case.meant.nodes} nodes, not {context.nodes}."
-        case.say("error", "nodes", message)
+        case.findings.say("error", "nodes", message)
     visible, needed = case.launch.visible_devices, case.server_devices
     if visible is not None and needed is not None and nodes == 1 and needed > visible:
         message = f"the server sees {visible} devices but needs {needed}."
-        case.say("error", "visible", message, "Make more visible, or use a smaller split.")
+        case.findings.say("error", "visible", message, "Make more visible, or use a smaller split.")
     return {"device": context.device, "per_node": per_node, "nodes": nodes}
 
 
@@ -344,7 +333,7 @@ def _command_workload(case: Case, context: CommandContext, model: ModelSpec) -> 
         workload["task"] = task
     if tokens > limit:
         message = f"requests of {tokens:,} tokens exceed the server's limit of {limit:,}."
-        case.say("error", "too-long", message)
+        case.findings.say("error", "too-long", message)
     if longest != "auto":
         workload["max_context"] = max(limit, tokens)
     draft = case.meant.draft
@@ -354,7 +343,9 @@ def _command_workload(case: Case, context: CommandContext, model: ModelSpec) -> 
         workload["speculative"] = speculative
     elif draft is not None:
         hint = "Give the share of accepted tokens: --acceptance."
-        case.say("note", "unmodelled", "speculative decoding is not in the estimate.", hint)
+        case.findings.say(
+            "note", "unmodelled", "speculative decoding is not in the estimate.", hint
+        )
     return {**workload, "concurrency": context.concurrency}
 
 
@@ -384,7 +375,7 @@ def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Case
             if name not in fields or name == "engine":
                 raise
             message = f"{name} {fields.pop(name)} is not in the estimate: {error.message}"
-            case.say("note", "unmodelled", message)
+            case.findings.say("note", "unmodelled", message)
     if exact is not None:
         return command_setting(exact[0], case), exact[1]
     if release is not None:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
 
-from recipe_core.commands.words import Script, Words, engine_by_name, image_start, read_script
+from recipe_core.commands.images import engine_by_name, image_start
+from recipe_core.commands.words import Script, Words, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import ReleaseTable
 

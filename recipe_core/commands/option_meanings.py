@@ -12,7 +12,8 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError
 from recipe_core.base.problems import first_problem
 from recipe_core.base.types import Task
-from recipe_core.commands.arguments import Arguments, Finding, Level
+from recipe_core.commands.arguments import Arguments
+from recipe_core.commands.findings import Findings, Level
 from recipe_core.commands.kv_offload import requested_offload
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import OPTIONS, USUAL, Meaning
@@ -44,6 +45,7 @@ class Meant:
     """
 
     engine: str
+    findings: Findings
     model: str | None = None
     candidate: dict[str, Any] = field(default_factory=dict)
     max_context: int | Literal["auto"] | None = None
@@ -63,12 +65,6 @@ class Meant:
     whole_encoders: bool = False
     kv_offload: dict[str, Any] | None = None
     own_options: dict[str, Any] = field(default_factory=dict)
-    findings: list[Finding] = field(default_factory=list)
-
-    def say(
-        self, level: Level, code: str, option: str | None, message: str, hint: str | None = None
-    ) -> None:
-        self.findings.append(Finding(level, code, option, message, hint))
 
     @property
     def devices(self) -> int | None:
@@ -78,41 +74,38 @@ class Meant:
 
 
 def meaning_of(arguments: Arguments, env: Mapping[str, str] | None = None) -> Meant:
+    """Return what a command means; what is wrong with it goes to its findings."""
     return _Reading(arguments, env or {}).meant()
 
 
 class _Reading:
     def __init__(self, arguments: Arguments, env: Mapping[str, str]) -> None:
-        self.arguments, self.grammar = arguments, grammars()[arguments.engine]
-        self.env = env
-        self.by_meaning = self._by_meaning()
-        self.out = Meant(arguments.engine)
-        self.ranks = 1  # of data-parallel attention within tp
-
-    def _by_meaning(self) -> dict[Meaning, str]:
-        """The option with each meaning: of several the first that the command states."""
-        values = {**self.arguments.values, **self.arguments.open}
-        out: dict[Meaning, str] = {}
+        self.arguments, self.grammar, self.env = arguments, grammars()[arguments.engine], env
+        self.stated = {**arguments.values, **arguments.open}
+        self.by_meaning: dict[Meaning, str] = {}  # of several options the first that is stated
         for name, meaning in self.grammar.means.items():
-            if meaning not in out or (name in values and out[meaning] not in values):
-                out[meaning] = name
-        return out
+            if name in self.stated and self.by_meaning.get(meaning) not in self.stated:
+                self.by_meaning[meaning] = name
+            self.by_meaning.setdefault(meaning, name)
+        self.out = Meant(arguments.engine, arguments.findings)
 
     def meant(self) -> Meant:
-        out = self.out
+        out, values = self.out, self.arguments.values
         out.model = self._model()
-        self._degrees()
+        self._read_degrees()
         for meaning in _AS_STATED:
             self._set(meaning, self._limit(meaning))
         out.usual = {
             name: usual
             for name, usual in USUAL.items()
-            if name in self.by_meaning and self._value(name) is None and not self._is_open(name)
+            if name in self.by_meaning and self.by_meaning[name] not in self.stated
         }
-        self._dtypes()
-        out.left_to_engine = self._left_to_engine()
+        self._read_dtypes()
+        if (automatic := self.grammar.automatic) is not None:
+            options = (name for name in automatic.options if automatic.leaves(name, values))
+            out.left_to_engine = tuple(options)
         out.max_context = self._context()
-        self._slots()
+        self._read_slots()
         out.nodes = self._value("nodes")
         out.chunked = self._value("chunked_prefill") is not False
         out.task = self._value("converted") or self._value("task")
@@ -123,48 +116,42 @@ class _Reading:
         out.whole_encoders = self._value("encoder_mode") == "data"
         if self._value("eager"):
             out.candidate["eager"] = True
-        self._unmodelled()
+        self._read_uncounted()
         return out
 
-    def _flag(self, meaning: Meaning) -> str:
-        return self._flag_of(self.by_meaning[meaning])
+    def _say(self, level: Level, code: str, meaning: Meaning, message: str) -> None:
+        """Say something, after the flag with a meaning."""
+        flag = self._flag(self.by_meaning[meaning])
+        self.out.findings.say(level, code, f"{flag} {message}", option=flag)
 
-    def _flag_of(self, name: str) -> str:
+    def _flag(self, name: str) -> str:
         """The flag of an option; one that the release lacks as the pinned one has it."""
         tables = self.arguments.judged.table, engine(self.arguments.engine).options
         return next(table.by_name[name].flag for table in tables if name in table.by_name)
 
     def _value(self, meaning: Meaning) -> Any:
         """The value of the option with a meaning, in this project's words; None for none."""
-        name = self.by_meaning.get(meaning)
-        value = self.arguments.values.get(name) if name else None
-        words = self.grammar.words.get(name or "")
+        name = self.by_meaning.get(meaning, "")
+        value, words = self.arguments.values.get(name), self.grammar.words.get(name)
         if value is None or words is None:
             return value
-        if value in words:
-            return words[value]
-        flag = self._flag(meaning)
-        self.out.say("note", "unmodelled", flag, f"{flag} {value} is not in the estimate.")
-        return None
+        if value not in words:
+            self._say("note", "unmodelled", meaning, f"{value} is not in the estimate.")
+        return words.get(value)
+
+    def _is_open(self, meaning: Meaning) -> bool:
+        return self.by_meaning.get(meaning) in self.arguments.open
 
     def _context(self) -> int | Literal["auto"] | None:
         context = self._value("max_context")
         if context in ("auto", -1) or self.by_meaning.get("max_context") in self.out.left_to_engine:
             return "auto"
         if isinstance(context, int) and not 0 < context <= MAX_CONTEXT:
-            flag = self._flag("max_context")
-            message = f"{flag} {context} is not a number of tokens."
-            self.out.say("error", "range", flag, message)
+            self._say("error", "range", "max_context", f"{context} is not a number of tokens.")
             return None
         return context if isinstance(context, int) else None
 
-    def _left_to_engine(self) -> tuple[str, ...]:
-        automatic, values = self.grammar.automatic, self.arguments.values
-        if automatic is None:
-            return ()
-        return tuple(name for name in automatic.options if automatic.leaves(name, values))
-
-    def _slots(self) -> None:
+    def _read_slots(self) -> None:
         """Places for requests that share the tokens of the context."""
         slots, values = self.grammar.slots, self.arguments.values
         if slots is None or slots.count in self.arguments.open:
@@ -179,25 +166,19 @@ class _Reading:
         """A value as it stands; ranks of data-parallel attention divide limits that they share."""
         value = self._value(meaning)
         if meaning == "max_batched_tokens" and value == -1:
-            flag = self._flag(meaning)
-            message = f"{flag} -1 (prompts in one piece) is not in the estimate."
-            self.out.say("note", "unmodelled", flag, message)
+            message = "-1 (prompts in one piece) is not in the estimate."
+            self._say("note", "unmodelled", meaning, message)
             return None
-        shared = self.ranks > 1 and meaning in ("max_num_seqs", "max_batched_tokens")
+        shared = self.out.attention_dp and meaning in ("max_num_seqs", "max_batched_tokens")
         if shared and isinstance(value, int) and value > 0:
-            return max(value // self.ranks, 1)
+            return max(value // self.out.candidate["dp"], 1)
         return value
 
-    def _is_open(self, meaning: Meaning) -> bool:
-        return self.by_meaning.get(meaning) in self.arguments.open
-
     def _model(self) -> str | None:
-        model = self._value("model")
-        words = self.arguments.positional
-        stray = words if model is not None else words[1:]
-        for word in stray[:8]:
+        model, words = self._value("model"), self.arguments.positional
+        for word in (words if model is not None else words[1:])[:8]:
             message = f"the word {word[:80]!r} belongs to no option."
-            self.out.say(self.arguments.refusal, "stray", None, message)
+            self.out.findings.say(self.arguments.refusal, "stray", message)
         if model is None and self._is_open("model"):
             return self.arguments.open[self.by_meaning["model"]]
         if model is None and words:
@@ -211,13 +192,14 @@ class _Reading:
         try:
             CandidateRequest.model_validate({field_name: value})
         except ValidationError as error:
-            flag = self._flag(field_name) if field_name in self.by_meaning else field_name
-            why = first_problem(error).message
-            self.out.say("error", "range", flag, f"{flag} {value}: {why}.")
+            name = self.by_meaning.get(field_name)
+            flag = self._flag(name) if name else field_name
+            message = f"{flag} {value}: {first_problem(error).message}."
+            self.out.findings.say("error", "range", message, option=flag)
             return
         self.out.candidate[field_name] = value
 
-    def _degrees(self) -> None:
+    def _read_degrees(self) -> None:
         """Degrees that are not given are 1; those left open are chosen."""
         for meaning in ("tp", "pp", "dp"):
             if not self._is_open(meaning):
@@ -225,7 +207,7 @@ class _Reading:
                 if degree is None:
                     self.out.unstated = (*self.out.unstated, meaning)
                 self._set(meaning, 1 if degree is None else degree)
-        self._attention_dp()
+        self._read_attention_dp()
         tp, dp = self.out.candidate.get("tp"), self.out.candidate.get("dp")
         self.out.shares_experts = bool(self._value("all_experts"))
         if self.out.shares_experts:
@@ -235,7 +217,7 @@ class _Reading:
             self._set("ep", self._value("ep") or 1)
             self.out.shares_experts = self.out.candidate.get("ep", 1) > 1
 
-    def _attention_dp(self) -> None:
+    def _read_attention_dp(self) -> None:
         """SGLang counts ranks of data-parallel attention within tp; here tp is that of one rank."""
         candidate = self.out.candidate
         ranks = self._value("attention_dp") or 1
@@ -245,18 +227,20 @@ class _Reading:
         tp = candidate.get("tp")
         if ranks <= 1 or tp is None:
             return
-        flag = self._flag("attention_dp")
+        flag = self._flag(self.by_meaning["attention_dp"])
         if candidate.get("dp", 1) > 1:
-            message = f"{flag} {ranks} does not go with {self._flag('dp')} {candidate['dp']}."
-            self.out.say("error", "attention-dp", flag, message)
+            other = self._flag(self.by_meaning["dp"])
+            message = f"{flag} {ranks} does not go with {other} {candidate['dp']}."
+            self.out.findings.say("error", "attention-dp", message, option=flag)
         elif tp % ranks:
             message = f"{ranks} ranks of data-parallel attention are not a divisor of"
-            self.out.say("error", "attention-dp", flag, f"{message} {self._flag('tp')} {tp}.")
+            message = f"{message} {self._flag(self.by_meaning['tp'])} {tp}."
+            self.out.findings.say("error", "attention-dp", message, option=flag)
         else:
             candidate |= {"tp": tp // ranks, "dp": ranks}
-            self.out.attention_dp, self.ranks = True, ranks
+            self.out.attention_dp = True
 
-    def _dtypes(self) -> None:
+    def _read_dtypes(self) -> None:
         quantization = self._value("quantization")
         if quantization is not None:
             word = str(self.arguments.values[self.by_meaning["quantization"]])
@@ -273,9 +257,7 @@ class _Reading:
             try:
                 value = parse_json(value)
             except InputError:
-                flag = self._flag("config")
-                message = f"{flag} is not JSON and is ignored."
-                self.out.say("note", "unmodelled", flag, message)
+                self._say("note", "unmodelled", "config", "is not JSON and is ignored.")
         return value if isinstance(value, dict) else {}
 
     def _draft(self) -> dict[str, Any] | None:
@@ -310,24 +292,26 @@ class _Reading:
             if all(counts.get(name) in (0, "0") for name in THROUGH[modality])
         )
 
-    def _unmodelled(self) -> None:
+    def _read_uncounted(self) -> None:
+        """Options and variables that an estimate may not count; each that it does not is said."""
         values = self.arguments.values
         offload = requested_offload(self.grammar.offload, values, self.env)
         self.out.kv_offload = offload.tiers if offload else None
-        modelled = offload.options if offload else frozenset()
-        self.out.own_options = {
-            name: value for name, value in values.items() if name not in modelled
-        }
-        for name, value in self.out.own_options.items():
-            row = self.grammar.unmodelled.get(name)
-            if row is not None and str(value) not in row.unless:
-                flag = self._flag_of(name)
-                self.out.say("note", "unmodelled", flag, uncounted_sentence(flag, row))
-        for name, row in self.grammar.variables.items():
-            if name in self.env and self.env[name] not in row.unless:
-                self.out.say(
-                    "note", "unmodelled", name, uncounted_sentence(f"{name}={self.env[name]}", row)
-                )
+        counted = offload.options if offload else frozenset()
+        self.out.own_options = {n: value for n, value in values.items() if n not in counted}
+        uncounted = [
+            (self._flag(name), self._flag(name), row)
+            for name, value in self.out.own_options.items()
+            if (row := self.grammar.unmodelled.get(name)) and str(value) not in row.unless
+        ]
+        uncounted += [
+            (name, f"{name}={self.env[name]}", row)
+            for name, row in self.grammar.variables.items()
+            if name in self.env and self.env[name] not in row.unless
+        ]
+        for name, words, row in uncounted:
+            message = uncounted_sentence(words, row)
+            self.out.findings.say("note", "unmodelled", message, option=name)
 
 
 def _degree(value: Any) -> Any:
@@ -340,7 +324,7 @@ def _degree(value: Any) -> Any:
 
 def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     """Settle what depends on the model: formats its checkpoint decides, cut experts, context."""
-    candidate = meant.candidate
+    candidate, say = meant.candidate, meant.findings.say
     _settle_weights(meant, model)
     candidate |= meant.usual
     tp, dp, ep = (candidate.get(name) for name in ("tp", "dp", "ep"))
@@ -348,7 +332,7 @@ def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     if together and model.is_moe and tp and dp and dp > 1 and ep == 1:
         candidate["ep"] = tp * dp
         message = f"experts are cut over all {tp * dp} ranks; the estimate shares them"
-        meant.say("note", "cut-experts", None, f"{message} (ep {tp * dp}).")
+        say("note", "cut-experts", f"{message} (ep {tp * dp}).")
     if meant.max_context is None or meant.max_context == "auto":
         return
     switches = grammars()[meant.engine].longer_context
@@ -356,23 +340,23 @@ def settle(meant: Meant, model: ModelSpec, env: Mapping[str, str]) -> None:
     if allowed and meant.max_context > model.max_context:
         meant.config = {"max_position_embeddings": meant.max_context, **meant.config}
         message = f"requests may be longer than the {model.max_context:,} tokens"
-        meant.say("warning", "long-context", None, f"{message} {model.name} was made for.")
+        say("warning", "long-context", f"{message} {model.name} was made for.")
 
 
 def _settle_weights(meant: Meant, model: ModelSpec) -> None:
     """Keep a quantised checkpoint as it is: options name what it holds, or concern activations."""
+    say = meant.findings.say
     if model.quantization is None:
         if meant.stored is not None and meant.candidate.get("weight_dtype") is None:
             message = f"{meant.stored[0]} expects quantised weights"
-            stored = f"{model.name} stores {model.weight_dtype}"
-            meant.say("error", "checkpoint", None, f"{message}; {stored}.")
+            say("error", "checkpoint", f"{message}; {model.name} stores {model.weight_dtype}.")
         return
     meant.candidate.pop("weight_dtype", None)
     writer = model.quantization.scheme.split("/")[0]
     if meant.stored is not None and writer and writer not in meant.stored[1]:
         weights = f"the {model.weight_dtype} weights of {model.name}, which {writer} wrote"
         message = f"{meant.stored[0]} does not load {weights}."
-        meant.say("error", "checkpoint", None, message, "Leave the quantisation out.")
+        say("error", "checkpoint", message, "Leave the quantisation out.")
 
 
 def served_task(meant: Meant, model: ModelSpec) -> Task:

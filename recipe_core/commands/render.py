@@ -124,7 +124,12 @@ def _start_words(spec: Engine, words: Sequence[str], program: Sequence[str]) -> 
         if not flag:
             return list(words)
         rest.insert(0, flag)
-    return [*(("python3", *program) if program[0] == "-m" else program), *rest]
+    return [*program_words(program), *rest]
+
+
+def program_words(program: Sequence[str]) -> tuple[str, ...]:
+    """The words that start a program, whose module Python runs."""
+    return ("python3", *program) if program[:1] == ("-m",) else tuple(program)
 
 
 def _beyond_candidate(deployment: Deployment, values: dict[str, Any]) -> dict[str, Any]:

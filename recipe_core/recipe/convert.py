@@ -13,9 +13,9 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.context import CommandContext
+from recipe_core.commands.images import image_tag
 from recipe_core.commands.judge import prepare_command, read_command
 from recipe_core.commands.verdict import Case
-from recipe_core.commands.words import image_tag
 from recipe_core.engines.grammar import LIMITS, grammars
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import Launch

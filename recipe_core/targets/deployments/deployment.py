@@ -12,8 +12,9 @@ from typing import Any, Literal
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.provenance import Sourced
+from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.launches import Container, Launch, launches_in
-from recipe_core.commands.words import MAX_CHARACTERS, engine_by_name, image_start
+from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.engines.grammar import grammars
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.targets.deployments.documents import (
