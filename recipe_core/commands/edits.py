@@ -76,9 +76,9 @@ def mend_words(arguments: Arguments) -> tuple[Words, dict[str, Any]] | None:
                 settings = _replace_part(arguments, part, error)
                 instead |= {} if settings is None else {n: settings}
     changes: dict[str, Any] = {}
-    for n, settings in instead.items():
-        words = " ".join(word for setting in settings for word in _spell(*setting))
-        changes[parts[n].flag] = dict(settings).get(parts[n].flag, words or None)
+    for n in sorted(instead, key=lambda n: (parts[n].words[0][:1] != "-", n)):
+        flag, words = parts[n].flag, " ".join(word for s in instead[n] for word in _spell(*s))
+        changes[flag] = dict(instead[n]).get(flag, words or None)
     return (_edit_words(parts, instead), changes) if changes else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from recipe_core.base.documents import parse_json
@@ -28,7 +27,7 @@ from recipe_core.commands.checks import (
 )
 from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandContext, Models
 from recipe_core.commands.launches import Launch, find_launches, first_launch
-from recipe_core.commands.option_meanings import meaning_of, served_task, settle
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.remedies import find_attempts
 from recipe_core.commands.verdict import Case, Unknown, View, plan_together
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
@@ -138,8 +137,7 @@ def _read_cases(
     """Each server of a command; ``release``: the one that runs, ``by``: what tells it."""
 
     def case_of(launch: Launch) -> Case:
-        judged_release = by(launch) if by else running_release(launch, release)
-        case = _read_case(replace(launch, judged=judged_release))
+        case = _read_case(launch, by(launch) if by else running_release(launch, release))
         check_release(case, release)
         return case
 
@@ -181,11 +179,9 @@ def _list_words(command: str | Sequence[str]) -> tuple[str, ...] | None:
     return tuple(command)
 
 
-def _read_case(launch: Launch) -> Case:
-    arguments = read_arguments(
-        launch.engine, launch.args, launch.judged, launch.program, launch.env
-    )
-    case = Case(launch, arguments, meaning_of(arguments, launch.env))
+def _read_case(launch: Launch, judged: ReleaseTable) -> Case:
+    arguments = read_arguments(launch.engine, launch.args, judged, launch.program, launch.env)
+    case = Case(launch, arguments, Meant(arguments, launch.env))
     check_files(case)
     check_surroundings(case)
     return case
@@ -246,7 +242,7 @@ def _prepare_case(case: Case, context: CommandContext, models: Models) -> View:
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
     take_all_devices(case, context.per_node)
-    settle(meant, model, case.launch.env)
+    meant.settle(model)
     for note in model.notes:
         if note.startswith(BY_NAME):
             findings.say("note", "by-name", note)
@@ -319,7 +315,7 @@ def _command_workload(case: Case, context: CommandContext, model: ModelSpec) -> 
     """
     longest = case.meant.max_context
     limit = longest if isinstance(longest, int) and longest > 0 else model.max_context
-    task = served_task(case.meant, model)
+    task = case.meant.served_task(model)
     workload: dict[str, Any] = {
         "input_tokens": context.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2))
     }
@@ -354,16 +350,14 @@ def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Case
 
     Where it leaves degrees open, those of every split that agrees with it.
     """
-    fields = {"engine": case.meant.engine, **case.meant.candidate}
+    fields, device = {"engine": case.meant.engine, **case.meant.candidate}, problem.cluster.device
     spec = requested_engine(case.meant.engine, problem.cluster)
-    release = memory_release(spec, case.release)
-    if problem.cluster.device.unified:  # where a plan would lower the default, a command keeps it
-        then = (
-            spec.at(release, served_context(problem.workload, problem.model)) if release else spec
-        )
-        place = problem.cluster.device
-        limits = then.batch_limits(place.usable_memory_bytes, place.architecture)
-        fields.setdefault("memory_fraction", then.memory.fraction.value)
+    release = memory_release(spec, case.arguments.judged.version)
+    if release is not None:
+        spec = spec.at(release, served_context(problem.workload, problem.model))
+    if device.unified:  # where a plan would lower the default, a command keeps it
+        limits = spec.batch_limits(device.usable_memory_bytes, device.architecture)
+        fields.setdefault("memory_fraction", spec.memory.fraction.value)
         fields.setdefault("max_num_seqs", limits.max_num_seqs)
     while True:
         candidate = CandidateRequest.model_validate(fields)
@@ -378,8 +372,6 @@ def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Case
             case.findings.say("note", "unmodelled", message)
     if exact is not None:
         return command_setting(exact[0], case), exact[1]
-    if release is not None:
-        spec = spec.at(release, served_context(problem.workload, problem.model))
     dtypes = candidate.weight_dtype or "auto", candidate.kv_dtype or "auto"
     open_setting = command_setting(serving_setting(problem, spec, *dtypes), case)
     columns = every_split(problem, open_setting, candidate)

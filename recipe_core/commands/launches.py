@@ -15,7 +15,6 @@ from itertools import pairwise
 from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.words import Script, Words, read_script
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import ReleaseTable
 
 # Shells inside shells that are read.
 MAX_DEPTH = 3
@@ -64,7 +63,6 @@ class Launch:
     that no table has tells what it starts. ``before``: all words of the command before ``args``,
     empty inside the text of a shell; ``assigned``: variables that stand before those; ``workdir``
     and ``mounts``: the folder a container runs in, where it says so, and places that it mounts.
-    ``judged``: the release that runs, where that is settled (`recipe_core.commands.checks`).
     """
 
     engine: str
@@ -80,7 +78,6 @@ class Launch:
     assigned: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     mounts: tuple[str, ...] = ()
-    judged: ReleaseTable | None = None
 
     @property
     def visible_devices(self) -> int | None:

@@ -18,6 +18,7 @@ from recipe_core.commands.launches import Launch
 from recipe_core.commands.render import Rendered, program_words
 from recipe_core.commands.verdict import OK, Case, View
 from recipe_core.engines.grammar import grammars
+from recipe_core.engines.option_releases import ReleaseTable
 from recipe_core.engines.options import Meaning
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory
@@ -77,7 +78,7 @@ def whole_command(launch: Launch, words: Words) -> Rendered | None:
     return Rendered((*before, *words), dict(launch.assigned) if launch.before else {})
 
 
-def find_attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
+def find_attempts(view: View, read: Callable[[Launch, ReleaseTable], Case]) -> list[Attempt]:
     """Return what is worth trying for a command that does not surely start; nothing for any other.
 
     ``read``: makes a case of a launch with other words.
@@ -85,14 +86,15 @@ def find_attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
     if OK[view.verdict]:
         return []
     case, out, options = view.case, list[Attempt](), dict[str, Any]()
+    judged = case.arguments.judged
     if view.refused_words:
         mended = mend_words(case.arguments)
         if mended is None:
             return []  # what is wrong is not in the words alone
         words, options = mended
-        case = view.mended = read(replace(case.launch, args=words))
+        case = view.mended = read(replace(case.launch, args=words), judged)
         out.append(Attempt(view, case, {}, options))
-    table, means = case.arguments.judged.table.by_name, grammars()[case.launch.engine].means
+    table, means = judged.table.by_name, grammars()[case.launch.engine].means
     names = {meaning: name for name, meaning in reversed(means.items())}
     if case.meant.attention_dp:
         names.pop("max_batched_tokens", None)  # which does not count there as in estimates
@@ -100,7 +102,8 @@ def find_attempts(view: View, read: Callable[[Launch], Case]) -> list[Attempt]:
         if not values.keys() <= names.keys():
             continue
         settings = {names[meaning]: value for meaning, value in values.items()}
-        changed = read(replace(case.launch, args=set_options(case.arguments, settings)))
+        words = set_options(case.arguments, settings)
+        changed = read(replace(case.launch, args=words), judged)
         flags = {table[name].flag: value for name, value in settings.items()}
         fields = {
             f"{'workload' if meaning == 'max_context' else 'candidate'}.{meaning}": value

@@ -105,12 +105,6 @@ class Case:
         return self.arguments.findings
 
     @property
-    def release(self) -> str | None:
-        """The release whose memory rules count; None where a recipe of the pinned one is asked."""
-        judged = self.launch.judged
-        return judged.version if judged else None
-
-    @property
     def server_devices(self) -> int | None:
         """Devices of this server, which may be one data-parallel rank; None for an open degree."""
         rank = grammars()[self.launch.engine].rank
@@ -319,22 +313,19 @@ class View:
             worth = needed or gain is None or gain > WORTHWHILE
             if not self.plan.certain[row] or not worth:
                 break
+            offer = {
+                "candidate": self.plan.candidate(row),
+                **({} if gain is None else {"gain": gain}),
+                "estimate": self.plan.estimate(row).to_json(),
+            }
             try:
                 commands = [command.to_json() for command in self._commands(row)]
             except RecipeError as error:
-                if without_command is None:
-                    without_command = self._offer(row, gain)
-                    without_command |= {"commands": [], "why_no_command": str(error)}
+                offer |= {"commands": [], "why_no_command": str(error)}
+                without_command = without_command or offer
             else:
-                return {**self._offer(row, gain), "commands": commands}
+                return {**offer, "commands": commands}
         return without_command
-
-    def _offer(self, row: int, gain: float | None) -> dict[str, Any]:
-        return {
-            "candidate": self.plan.candidate(row),
-            **({} if gain is None else {"gain": gain}),
-            "estimate": self.plan.estimate(row).to_json(),
-        }
 
     def _commands(self, row: int) -> list[Rendered]:
         case, problem = self.mended or self.case, self.problem

@@ -14,7 +14,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import check_items, check_values, items_of, parse_item
 from recipe_core.commands.judge import check_commands, judge_command
 from recipe_core.commands.launches import first_launch
-from recipe_core.commands.option_meanings import meaning_of, settle
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import render_commands
 from recipe_core.commands.verdict import OK
 from recipe_core.commands.words import read_script
@@ -218,13 +218,13 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
         return
     launch, files = first_launch(rendered[0].argv), rendered[0].files
     arguments = read_arguments(launch.engine, launch.args)
-    meant = meaning_of(arguments)
+    meant = Meant(arguments)
     options = [finding.option for finding in arguments.findings]
     assert options == ["--config"] * len(files)
     # what the file adds to the command
     if any("enable_attention_dp: true" in text for text in files.values()):
         meant.candidate |= {"tp": 1, "dp": meant.candidate["tp"]}
-    settle(meant, chosen.setting.model, {})
+    meant.settle(chosen.setting.model)
     assert (meant.model, meant.max_context) == (key[0], deployment.max_context)
     servers = sum("--headless" not in each.argv for each in rendered)
     assert meant.candidate["dp"] * servers == wanted["dp"]

@@ -12,7 +12,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.images import image_tag
 from recipe_core.commands.launches import find_launches, first_launch
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine, engine_names
@@ -47,7 +47,7 @@ def read(text):
     """The engine of a command, what its words mean, and every finding."""
     launch = launch_in(text)
     arguments = read_arguments(launch.engine, launch.args)
-    found = meaning_of(arguments)
+    found = Meant(arguments)
     return launch.engine, found, arguments.findings
 
 
@@ -191,7 +191,7 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
             return
         for launch in launches:
             arguments = read_arguments(launch.engine, launch.args)
-            meaning_of(arguments)
+            Meant(arguments)
             json.dumps(arguments.findings.to_json())
             assert launch.visible_devices is None or launch.visible_devices > 0
 
@@ -201,4 +201,4 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
 def test_any_words_of_options_are_read(name, given_words):
     found = read_arguments(name, given_words)
     assert set(found.values) <= set(engine(name).options.by_name)
-    meaning_of(found)
+    Meant(found)
