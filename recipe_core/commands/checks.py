@@ -10,7 +10,6 @@ from typing import Any
 
 from recipe_core.base import texts
 from recipe_core.commands.arguments import is_open
-from recipe_core.commands.context import CommandContext
 from recipe_core.commands.images import image_folder, image_is_of, image_tag
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.option_meanings import Meant
@@ -134,12 +133,13 @@ def check_surroundings(case: Case) -> None:
         case.findings.say("warning", "shared-memory", message, "Add --ipc=host or --shm-size.")
 
 
-def media_of(case: Case, context: CommandContext, model: ModelSpec) -> tuple[dict[str, Any], int]:
+def media_of(case: Case, model: ModelSpec) -> tuple[dict[str, Any], int]:
     """Fields of a workload about images and sound, and the tokens of a prompt that are images.
 
     A server that reads no images gets prompts of text, which is said.
     """
     out: dict[str, Any] = {}
+    context = case.context
     read = tuple(tower.modality for tower in model.towers)
     if any(modality in case.meant.without for modality in read):
         out["modalities"] = [name for name in read if name not in case.meant.without]
@@ -171,10 +171,10 @@ def command_setting(shared: Setting, case: Case) -> Setting:
     return replace(shared, engine=spec, effects=effects)
 
 
-def take_all_devices(case: Case, per_node: int | None) -> None:
+def take_all_devices(case: Case) -> None:
     """Set the degree of a server that takes every device it sees and states none.
 
-    That is what its container shows it, else ``per_node``; one device where neither is known.
+    That is what its container shows it, else all of a node; one device where neither is known.
     """
     unless, values = grammars()[case.launch.engine].all_devices, case.arguments.values
     degree = "pp" if engine(case.launch.engine).split.pipeline else "tp"
@@ -182,7 +182,7 @@ def take_all_devices(case: Case, per_node: int | None) -> None:
         return
     if any(str(values.get(name)) in off for name, off in unless.items()):
         return
-    devices = case.launch.visible_devices or per_node
+    devices = case.launch.visible_devices or case.context.per_node
     if devices is None:
         message = "takes every device it sees; judged on one."
         hint = "Set --gpus to the devices that it sees."

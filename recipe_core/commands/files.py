@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.context import CommandContext
-from recipe_core.commands.judge import check_commands
-from recipe_core.commands.launches import Launch
+from recipe_core.commands.judge import Item, judge_items
 from recipe_core.engines.grammar import programs
 from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.plans.plans import estimate_batch
@@ -22,21 +18,6 @@ SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
 
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)")
 _JOINED = re.compile(r"\\[ \t]*\r?\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A command and where it stands; ``ground`` is what its line says to judge it on.
-
-    ``about``: what its verdict says besides. ``error``: why it cannot be read, in place of a
-    command.
-    """
-
-    source: str
-    command: str | list[str] | Launch = ""
-    ground: dict[str, Any] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    error: RecipeError | None = None
 
 
 def items_of(file: Path, source: str) -> Iterator[Item]:
@@ -109,32 +90,6 @@ def check_items(
         for number, answer in enumerate(verdicts, 1):
             place = item.source if len(verdicts) == 1 else f"{item.source}#{number}"
             yield {"source": place, **item.about, **_short_verdict(answer)}
-
-
-def judge_items(
-    items: Sequence[Item], usual: dict[str, Any], *, folders: bool = True
-) -> list[list[dict[str, Any]]]:
-    """Whole verdicts on the servers of each item, in order; what cannot be judged is its error.
-
-    ``folders``: whether models may be read from paths and asked of the hub.
-    """
-    answers: dict[int, list[dict[str, Any]]] = {}
-    grounds: dict[str, CommandContext] = {}
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for n, item in enumerate(items):
-        try:
-            if item.error is not None:
-                raise item.error
-            context = CommandContext.of(**{**usual, **item.ground})
-            grounds[key := context.model_dump_json()] = context
-            groups[key].append(n)
-        except RecipeError as error:
-            answers[n] = [error.to_json()]
-    for key, members in groups.items():
-        commands = [items[n].command for n in members]
-        verdicts = check_commands(commands, grounds[key], folders=folders)
-        answers |= dict(zip(members, verdicts, strict=True))
-    return [answers[n] for n in range(len(items))]
 
 
 def _no_engine() -> dict[str, Any]:

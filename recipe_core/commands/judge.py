@@ -7,12 +7,13 @@ columns of one estimate, each with all other splits of its devices.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.arguments import is_open, read_arguments
+from recipe_core.commands.arguments import Words, is_open, read_arguments
 from recipe_core.commands.checks import (
     by_pinned,
     check_files,
@@ -46,6 +47,21 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
 
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A command and where it stands; ``ground`` is what its line says to judge it on.
+
+    ``about``: what its verdict says besides. ``error``: why it cannot be read, in place of a
+    command.
+    """
+
+    source: str
+    command: str | list[str] | Launch = ""
+    ground: dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
+    error: RecipeError | None = None
+
+
 def judge_command(
     command: str | Sequence[str], context: CommandContext, *, folders: bool = True
 ) -> dict[str, Any]:
@@ -60,9 +76,8 @@ def judge_command(
         InputError: when it cannot be read or starts no known engine. What is wrong with its model
             or a value is in the answer.
     """
-    case = _first_case(command, context.engine_version)
-    [verdict] = _judge_with_attempts([case], context, folders)
-    answer = verdict.answer(context)
+    [verdict] = _judge_with_attempts([_first_case(command, context)], folders)
+    answer = verdict.answer()
     without_help = answer.get("better") is None and not answer.get("changes")
     if isinstance(verdict, View) and not answer["ok"] and without_help:
         any_split = plan_splits(_any_split_request(verdict.problem.request), folders=folders)
@@ -70,28 +85,31 @@ def judge_command(
     return answer
 
 
-def check_commands(
-    commands: Iterable[str | Sequence[str] | Launch],
-    context: CommandContext,
-    *,
-    folders: bool = True,
+def judge_items(
+    items: Iterable[Item], usual: dict[str, Any], *, folders: bool = True
 ) -> list[list[dict[str, Any]]]:
-    """Verdicts on every server of every command, script or launch, in order.
+    """Verdicts on every server of every item, in order; what cannot be judged is its error.
 
-    A command that cannot be read answers its error.
+    Args:
+        items: commands, scripts or launches.
+        usual: fields of `CommandContext` where an item states none.
+        folders: whether models may be read from paths and asked of the hub.
     """
     results: list[list[Case] | RecipeError] = []
-    for command in commands:
+    for item in items:
         try:
-            results.append(_read_cases(command, context.engine_version))
+            if item.error is not None:
+                raise item.error
+            context = CommandContext.of(**{**usual, **item.ground})
+            results.append(_read_cases(item.command, context))
         except RecipeError as error:
             results.append(error)
     cases = [case for result in results if isinstance(result, list) for case in result]
-    verdicts = iter(_judge_with_attempts(cases, context, folders))
+    verdicts = iter(_judge_with_attempts(cases, folders))
     return [
         [result.to_json()]
         if isinstance(result, RecipeError)
-        else [next(verdicts).answer(context) for _ in result]
+        else [next(verdicts).answer() for _ in result]
         for result in results
     ]
 
@@ -103,25 +121,22 @@ def _any_split_request(request: PlanRequest) -> PlanRequest:
     return request.model_copy(update={"options": options, "candidate": None})
 
 
-def read_command(command: str | Sequence[str] | Launch) -> Case:
+def read_command(command: str | Sequence[str] | Launch, context: CommandContext) -> Case:
     """The first server that a command starts, by the pinned release, which a recipe starts.
 
     Raises:
         InputError: when it starts no known engine.
     """
-    return _first_case(command, by=by_pinned)
+    return _first_case(command, context, pinned=True)
 
 
 # Reading
 
 
-Release = Callable[[Launch], ReleaseTable]
-
-
 def _first_case(
-    command: str | Sequence[str] | Launch, release: str | None = None, by: Release | None = None
+    command: str | Sequence[str] | Launch, context: CommandContext, *, pinned: bool = False
 ) -> Case:
-    cases = _read_cases(command, release, by)
+    cases = _read_cases(command, context, pinned=pinned)
     if not cases:
         hint = f"Known: {programs()}."
         raise InputError("no known engine in the command.", field="command", hint=hint)
@@ -132,12 +147,14 @@ def _first_case(
 
 
 def _read_cases(
-    command: str | Sequence[str] | Launch, release: str | None = None, by: Release | None = None
+    command: str | Sequence[str] | Launch, context: CommandContext, *, pinned: bool = False
 ) -> list[Case]:
-    """Each server of a command; ``release``: the one that runs, ``by``: what tells it."""
+    """Each server of a command; ``pinned``: by the release that a recipe of it starts."""
 
     def case_of(launch: Launch) -> Case:
-        case = _read_case(launch, by(launch) if by else running_release(launch, release))
+        release = None if pinned else context.engine_version
+        judged = by_pinned(launch) if pinned else running_release(launch, release)
+        case = _read_case(launch, judged, context)
         check_release(case, release)
         return case
 
@@ -179,45 +196,46 @@ def _list_words(command: str | Sequence[str]) -> tuple[str, ...] | None:
     return tuple(command)
 
 
-def _read_case(launch: Launch, judged: ReleaseTable) -> Case:
+def _read_case(launch: Launch, judged: ReleaseTable, context: CommandContext) -> Case:
     arguments = read_arguments(launch.engine, launch.args, judged, launch.program, launch.env)
-    case = Case(launch, arguments, Meant(arguments, launch.env))
+    case = Case(context, launch, arguments, Meant(arguments, launch.env))
     check_files(case)
     check_surroundings(case)
     return case
 
 
+def _reread(case: Case, words: Words) -> Case:
+    return _read_case(replace(case.launch, args=words), case.arguments.judged, case.context)
+
+
 # Judging
 
 
-def _judge_with_attempts(
-    cases: list[Case], context: CommandContext, folders: bool
-) -> list[View | Unknown]:
+def _judge_with_attempts(cases: list[Case], folders: bool) -> list[View | Unknown]:
     """Each command's part of an estimate, with the changes that make it start; or why not."""
     models = Models(folders)
-    verdicts = _judge_cases(cases, context, models)
+    verdicts = _judge_cases(cases, models)
     views = (verdict for verdict in verdicts if isinstance(verdict, View))
-    tries = [attempt for view in views for attempt in find_attempts(view, _read_case)]
-    changed = _judge_cases([attempt.case for attempt in tries], context, models, alone=True)
+    tries = [attempt for view in views for attempt in find_attempts(view, _reread)]
+    changed = _judge_cases([attempt.case for attempt in tries], models, alone=True)
     for attempt, verdict in zip(tries, changed, strict=True):
         if isinstance(verdict, View):
             attempt.keep(verdict)
     return verdicts
 
 
-def _judge_cases(
-    cases: list[Case], context: CommandContext, models: Models, *, alone: bool = False
-) -> list[View | Unknown]:
+def _judge_cases(cases: list[Case], models: Models, *, alone: bool = False) -> list[View | Unknown]:
     """Each command's part of an estimate, or why there is none.
 
     ``alone``: without the other splits of its devices.
     """
-    groups: defaultdict[str, list[View]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str], list[View]] = defaultdict(list)
     verdicts: list[View | Unknown] = []
     for case in cases:
         try:
-            view = _prepare_case(case, context, models)
-            groups[shared_key(view.problem, view.setting)].append(view)
+            view = _prepare_case(case, models)
+            key = case.context.model_dump_json(), shared_key(view.problem, view.setting)
+            groups[key].append(view)
             verdicts.append(view)
         except RecipeError as error:
             verdicts.append(Unknown(case, error))
@@ -226,13 +244,13 @@ def _judge_cases(
     return verdicts
 
 
-def prepare_command(case: Case, context: CommandContext, *, folders: bool = True) -> View:
+def prepare_command(case: Case, *, folders: bool = True) -> View:
     """The columns of a command; raises InputError where something is missing or unknown."""
-    return _prepare_case(case, context, Models(folders))
+    return _prepare_case(case, Models(folders))
 
 
-def _prepare_case(case: Case, context: CommandContext, models: Models) -> View:
-    meant, findings = case.meant, case.findings
+def _prepare_case(case: Case, models: Models) -> View:
+    meant, context = case.meant, case.context
     name = context.model or meant.model
     if not name:
         hint = "Write it after serve, or as --model."
@@ -241,16 +259,16 @@ def _prepare_case(case: Case, context: CommandContext, models: Models) -> View:
         message = f"the command leaves its model open: {name}."
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
-    take_all_devices(case, context.per_node)
+    take_all_devices(case)
     meant.settle(model)
     for note in model.notes:
         if note.startswith(BY_NAME):
-            findings.say("note", "by-name", note)
+            case.findings.say("note", "by-name", note)
     config = {**model.config, **meant.config, "_name_or_path": name}
     request = {
         "model": config if meant.config else name,
-        "hardware": _command_hardware(case, context),
-        "workload": _command_workload(case, context, model),
+        "hardware": _command_hardware(case),
+        "workload": _command_workload(case, model),
         "objective": {"optimize": context.optimize},
         "candidate": {"engine": meant.engine, **meant.candidate},
     }
@@ -279,8 +297,8 @@ def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> Ser
         return resolve_problem(PlanRequest.parse(request), folders=models.folders)
 
 
-def _command_hardware(case: Case, context: CommandContext) -> dict[str, Any]:
-    chip = device_profile(context.device)
+def _command_hardware(case: Case) -> dict[str, Any]:
+    context, chip = case.context, device_profile(case.context.device)
     node = chip.node
     used, per_node = case.meant.devices, context.per_node or node.devices
     nodes = context.nodes or case.meant.nodes or 1
@@ -308,12 +326,12 @@ def _command_hardware(case: Case, context: CommandContext) -> dict[str, Any]:
     return {"device": context.device, "per_node": per_node, "nodes": nodes}
 
 
-def _command_workload(case: Case, context: CommandContext, model: ModelSpec) -> dict[str, Any]:
+def _command_workload(case: Case, model: ModelSpec) -> dict[str, Any]:
     """The load, within the context that the command sets or the model has.
 
     A context of "auto" is as long as the load needs.
     """
-    longest = case.meant.max_context
+    context, longest = case.context, case.meant.max_context
     limit = longest if isinstance(longest, int) and longest > 0 else model.max_context
     task = case.meant.served_task(model)
     workload: dict[str, Any] = {
@@ -322,7 +340,7 @@ def _command_workload(case: Case, context: CommandContext, model: ModelSpec) -> 
     if task == "generate":
         answer = context.output_tokens or max(1, min(DEFAULT_OUTPUT, limit // 4))
         workload["output_tokens"] = answer
-    media, media_tokens = media_of(case, context, model)
+    media, media_tokens = media_of(case, model)
     tokens = sum(workload.values()) + media_tokens
     workload |= media
     if task != "generate":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import pairwise
 
@@ -53,31 +53,49 @@ _SHORT_SWITCHES = frozenset("ditPq")
 _MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The container around a server; nothing is known of one outside.
+
+    ``shares_memory``: whether processes may use the host's shared memory; ``gpus`` as ``docker run
+    --gpus`` takes them; ``workdir``: the folder that it starts in, where it says so; ``mounts``:
+    the places that it mounts.
+    """
+
+    image: str | None = None
+    shares_memory: bool | None = None
+    gpus: str | None = None
+    workdir: str | None = None
+    mounts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container(Surroundings):
+    """A container and the words given to it; ``entrypoint`` stands in for the image's own."""
+
+    entrypoint: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Surroundings):
     """A server that a command starts: engine, words after the program, and what surrounds them.
 
-    ``program``: the words that start it; ``image`` and ``shares_memory`` (whether its processes may
-    use the host's shared memory) of a container, None outside; ``repeated``: whether the words
-    repeat what the image starts by itself; ``image_by_name``: whether only the name of an image
-    that no table has tells what it starts. ``before``: all words of the command before ``args``,
-    empty inside the text of a shell; ``assigned``: variables that stand before those; ``workdir``
-    and ``mounts``: the folder a container runs in, where it says so, and places that it mounts.
+    ``program``: the words that start it; ``repeated``: whether they repeat what the image starts by
+    itself; ``image_by_name``: whether only the name of an image that no table has tells what it
+    starts. ``before``: all words of the command before ``args``, empty inside the text of a shell;
+    ``assigned``: variables that stand before those.
     """
 
     engine: str
     program: tuple[str, ...]
     args: tuple[str, ...]
     env: Mapping[str, str]
-    image: str | None = None
-    shares_memory: bool | None = None
-    gpus: str | None = None
     repeated: bool = False
     image_by_name: bool = False
     before: tuple[str, ...] = ()
     assigned: Mapping[str, str] = field(default_factory=dict)
-    workdir: str | None = None
-    mounts: tuple[str, ...] = ()
 
     @property
     def visible_devices(self) -> int | None:
@@ -143,12 +161,11 @@ def _sandbox_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[L
     )
     for n, word in enumerate(words[start:], start):
         if word.endswith(_SANDBOX_FILES) or word.startswith(_SANDBOX_PLACES):
-            image, inner = _sandbox_image(word), words[n + 1 :]
-            instance = "instance" in words[start:n]  # its name stands before the words
-            if "run" in words[start:n]:
-                container = Container(image, (), inner[instance:], env)
-            else:
-                container = Container(image, inner[:1], inner[1:], env)
+            entrypoint, args = words[n + 1 : n + 2], words[n + 2 :]
+            if "run" in words[start:n]:  # of an instance its name stands before the words
+                entrypoint, args = (), words[n + 1 + ("instance" in words[start:n]) :]
+            image = _sandbox_image(word)
+            container = Container(image=image, entrypoint=entrypoint, args=args, env=env)
             yield from launches_in(container, depth)
             return
 
@@ -193,15 +210,13 @@ def _program_name(word: str) -> str:
 
 
 @cache
-def _start_patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
+def _start_patterns() -> dict[str, list[tuple[str, tuple[str, ...]]]]:
     """Engines and the words that start them, by the word that is looked for; the longest first."""
-    rows = [
-        (start.words[1] if start.words[0] == "-m" else start.words[0], name, start.words)
-        for name, g in grammars().items()
-        for start in g.launch
-    ]
-    rows.sort(key=lambda row: -len(row[2]))
-    return {key: tuple((name, words) for k, name, words in rows if k == key) for key, _, _ in rows}
+    starts = [(name, start) for name, grammar in grammars().items() for start in grammar.launch]
+    patterns: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    for name, start in sorted(starts, key=lambda row: -len(row[1].words)):
+        patterns.setdefault(start.program, []).append((name, start.words))
+    return patterns
 
 
 def _match_program(words: tuple[str, ...], env: Env) -> Launch | None:
@@ -255,27 +270,11 @@ def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator
     yield from launches_in(container, depth)
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
-    """The contents of a container: its image with the words given to it, and what it may reach.
-
-    ``entrypoint`` stands in for the image's own. ``gpus`` as ``docker run --gpus`` takes them.
-    """
-
-    image: str
-    entrypoint: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    shares_memory: bool | None = None
-    gpus: str | None = None
-    workdir: str | None = None
-    mounts: tuple[str, ...] = ()
-
-
 def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
     """The servers in a container: what its words start, or what the image starts by itself."""
     env, words = dict(container.env), (*container.entrypoint, *container.args)
-    engine, start = image_start(container.image)
+    image = container.image or ""
+    engine, start = image_start(image)
     launch = _match_program(words, env)
     if start and not container.entrypoint:
         if launch is None:
@@ -283,18 +282,11 @@ def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
         else:
             launch = replace(launch, repeated=True)
     elif not (engine or launch or container.entrypoint) and _is_arguments(container.args):
-        image_program = engine_by_name(container.image)
+        image_program = engine_by_name(image)
         launch = image_program and Launch(*image_program, container.args, env, image_by_name=True)
-    launches = [launch] if launch else _shell_servers(words, env, depth)
-    for server in launches:
-        yield replace(
-            server,
-            image=container.image,
-            shares_memory=container.shares_memory,
-            gpus=container.gpus,
-            workdir=container.workdir,
-            mounts=container.mounts,
-        )
+    around = {part.name: getattr(container, part.name) for part in fields(Surroundings)}
+    for server in [launch] if launch else _shell_servers(words, env, depth):
+        yield replace(server, **around)
 
 
 def _is_arguments(args: tuple[str, ...]) -> bool:
@@ -318,23 +310,18 @@ def _run_options(
 ) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
     """Options of ``docker run`` by name, the image, and the words after it."""
     options: dict[str, list[str]] = {}
-    n = 0
-    while n < len(words):
-        word = words[n]
-        n += 1
+    rest = iter(words)
+    for word in rest:
         if word.startswith("{{"):
             continue  # a template's place for options
         if not word.startswith("-"):
-            return options, word, words[n:]
+            return options, word, tuple(rest)
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
             name, equals, value = _split_short_options(word)
-        if name in _SWITCHES or name == "":
-            continue
-        if not equals:
-            value = words[n] if n < len(words) else ""
-            n += 1
-        options.setdefault(_LONG.get(name, name), []).append(value)
+        if name and name not in _SWITCHES:
+            value = value if equals else next(rest, "")
+            options.setdefault(_LONG.get(name, name), []).append(value)
     return options, None, ()
 
 

@@ -18,7 +18,6 @@ from recipe_core.commands.launches import Launch
 from recipe_core.commands.render import Rendered, program_words
 from recipe_core.commands.verdict import OK, Case, View
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import ReleaseTable
 from recipe_core.engines.options import Meaning
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory
@@ -78,23 +77,22 @@ def whole_command(launch: Launch, words: Words) -> Rendered | None:
     return Rendered((*before, *words), dict(launch.assigned) if launch.before else {})
 
 
-def find_attempts(view: View, read: Callable[[Launch, ReleaseTable], Case]) -> list[Attempt]:
+def find_attempts(view: View, reread: Callable[[Case, Words], Case]) -> list[Attempt]:
     """Return what is worth trying for a command that does not surely start; nothing for any other.
 
-    ``read``: makes a case of a launch with other words.
+    ``reread``: reads a case with other words after its program.
     """
     if OK[view.verdict]:
         return []
     case, out, options = view.case, list[Attempt](), dict[str, Any]()
-    judged = case.arguments.judged
     if view.refused_words:
         mended = mend_words(case.arguments)
         if mended is None:
             return []  # what is wrong is not in the words alone
         words, options = mended
-        case = view.mended = read(replace(case.launch, args=words), judged)
+        case = view.mended = reread(case, words)
         out.append(Attempt(view, case, {}, options))
-    table, means = judged.table.by_name, grammars()[case.launch.engine].means
+    table, means = case.arguments.judged.table.by_name, grammars()[case.launch.engine].means
     names = {meaning: name for name, meaning in reversed(means.items())}
     if case.meant.attention_dp:
         names.pop("max_batched_tokens", None)  # which does not count there as in estimates
@@ -103,7 +101,7 @@ def find_attempts(view: View, read: Callable[[Launch, ReleaseTable], Case]) -> l
             continue
         settings = {names[meaning]: value for meaning, value in values.items()}
         words = set_options(case.arguments, settings)
-        changed = read(replace(case.launch, args=words), judged)
+        changed = reread(case, words)
         flags = {table[name].flag: value for name, value in settings.items()}
         fields = {
             f"{'workload' if meaning == 'max_context' else 'candidate'}.{meaning}": value

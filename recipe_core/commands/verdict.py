@@ -90,11 +90,12 @@ OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
 
 @dataclass(slots=True)
 class Case:
-    """One command, read.
+    """One command, read, and what to judge it on.
 
     ``elastic``: why a lack of memory in the estimate may not stop it; empty where it does.
     """
 
+    context: CommandContext
     launch: Launch
     arguments: Arguments
     meant: Meant
@@ -111,13 +112,13 @@ class Case:
         used, is_rank = self.meant.devices, rank is not None and rank[0] in self.arguments.values
         return used // self.meant.candidate["dp"] if used and is_rank else used
 
-    def head(self, context: CommandContext) -> dict[str, Any]:
+    def head(self) -> dict[str, Any]:
         """Engine, table of options and model, which every answer names."""
         spec, judged = engine(self.launch.engine), self.arguments.judged
         return {
             "engine": {"name": spec.name, "version": judged.version or spec.version},
             "judged_with": judged.to_json(),
-            "model": context.model or self.meant.model,
+            "model": self.context.model or self.meant.model,
         }
 
 
@@ -128,11 +129,11 @@ class Unknown:
     case: Case
     error: RecipeError
 
-    def answer(self, context: CommandContext) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         return {
             "ok": None,
             "verdict": "unknown",
-            **self.case.head(context),
+            **self.case.head(),
             **self.error.to_json(),
             "findings": self.case.findings.to_json(),
             "unread": self.case.arguments.unread,
@@ -206,7 +207,7 @@ class View:
     def columns(self) -> Mapping[str, Any]:
         return self.plan.columns
 
-    def answer(self, context: CommandContext) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         """The verdict as plain values."""
         case, request, verdict = self.case, self.problem.request, self.verdict
         estimate = self.plan.estimate(self.row)
@@ -216,16 +217,16 @@ class View:
             "ok": OK[verdict],
             "verdict": verdict,
             "start_probability": estimate.memory.start_probability,
-            **case.head(context),
+            **case.head(),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
             "candidate": self.plan.candidate(self.row),
             "reasons": [*estimate.reasons, *self.refused_words, *doubt],
             "findings": case.findings.to_json(),
-            "waste": self.waste(context.optimize),
+            "waste": self.waste(case.context.optimize),
             "estimate": estimate.to_json(),
             "start_bytes": estimate.memory.start_bytes,
-            "better": self.better(context.optimize, needed=OK[verdict] is not True),
+            "better": self.better(case.context.optimize, needed=OK[verdict] is not True),
             "changes": self.changes,
             "unread": case.arguments.unread,
         }

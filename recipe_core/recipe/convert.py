@@ -80,16 +80,16 @@ def convert_to_recipe(
         NoAnswer: when its split cannot run on that hardware.
     """
     published = source if isinstance(source, Published) else Published(command=source)
-    case = read_command(published.command)
-    for finding in case.findings:
-        if finding.level == "error" and finding.code not in ("unknown", "stray"):
-            hint = "Correct it first; `recipe check` lists everything that is wrong."
-            raise InputError(str(finding), field="command", hint=hint)
     if published.nodes and context.nodes is None:
         context = context.model_copy(update={"nodes": published.nodes})
     if published.model and context.model is None:
         context = context.model_copy(update={"model": published.model})
-    ready = prepare_command(case, context, folders=folders)
+    case = read_command(published.command, context)
+    for finding in case.findings:
+        if finding.level == "error" and finding.code not in ("unknown", "stray"):
+            hint = "Correct it first; `recipe check` lists everything that is wrong."
+            raise InputError(str(finding), field="command", hint=hint)
+    ready = prepare_command(case, folders=folders)
     exact = len(ready.cases) == 1
     split = (
         describe_serving_cases(ready.setting, ready.cases, np.array([0]))[0]

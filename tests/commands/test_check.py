@@ -12,7 +12,7 @@ from recipe_core.base.errors import NoAnswer, RecipeError
 from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import check_items, check_values, items_of, parse_item
-from recipe_core.commands.judge import check_commands, judge_command
+from recipe_core.commands.judge import Item, judge_command, judge_items
 from recipe_core.commands.launches import first_launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import render_commands
@@ -367,7 +367,8 @@ def test_refused_words_and_keys_are_left_out_or_replaced():
 
 def test_batches_say_the_same_as_single_checks():
     commands = [MINIMAX, *PUBLISHED, *COMMANDS]
-    many = check_commands(commands, H200, folders=False)
+    usual = H200.model_dump(exclude_none=True)
+    many = judge_items([Item("", command) for command in commands], usual, folders=False)
     for command, [answer] in zip(commands, many, strict=True):
         alone = check(command, H200)
         changed = [change for change in alone["changes"] if "options" in change]

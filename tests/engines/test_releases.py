@@ -14,7 +14,7 @@ import yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.units import GIB
 from recipe_core.commands.context import CommandContext
-from recipe_core.commands.judge import check_commands, judge_command
+from recipe_core.commands.judge import Item, judge_command, judge_items
 from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
@@ -167,7 +167,7 @@ def test_a_value_that_only_another_releases_switch_refuses_keeps_no_server_from_
 
 def test_many_commands_are_judged_each_by_its_release():
     commands = [in_image(f"vllm/vllm-openai:v{v}", FLASH) for v in ("0.25.0", "0.32.0")]
-    found = check_commands(commands, CommandContext.of(hardware="b200-sxm:8"))
+    found = judge_items([Item("", text) for text in commands], {"hardware": "b200-sxm:8"})
     first, second = (answers[0] for answers in found)
     assert (first["ok"], second["ok"]) == (True, False)
     assert first["candidate"]["engine_version"] == "0.25.0"

@@ -161,10 +161,10 @@ def test_a_command_is_read_and_written_again(stream, receive):
     words = relaunch(found.recipe).processes[0].argv
     for candidate in (
         judge_command(command, ground, folders=False)["candidate"],
-        read_command(list(words)).meant.candidate,
+        read_command(list(words), ground).meant.candidate,
     ):
         assert [candidate[field] for field in SLOW] == [stream or 1, receive or 1]
-    case = read_command("sglang serve --model-path m --stream-interval 0")
+    case = read_command("sglang serve --model-path m --stream-interval 0", ground)
     assert "range" in [finding.code for finding in case.meant.findings]
 
 

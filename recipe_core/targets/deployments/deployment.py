@@ -352,9 +352,8 @@ def with_notes(place: Place, *notes: str) -> Place:
 
 def starts_engine(text: str) -> bool:
     """Return whether a text has a word that starts an engine, in whatever way."""
-    words = (
-        start.words[1] if start.words[0] == "-m" else " ".join(start.words)
-        for grammar in grammars().values()
-        for start in grammar.launch
+    starts = (start for grammar in grammars().values() for start in grammar.launch)
+    return any(
+        (start.program if start.words[0] == "-m" else " ".join(start.words)) in text
+        for start in starts
     )
-    return any(word in text for word in words)

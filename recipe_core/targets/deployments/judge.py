@@ -13,7 +13,8 @@ from typing import Any
 from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.context import CommandContext
-from recipe_core.commands.files import SUFFIXES, Item, check_items, items_of, judge_items
+from recipe_core.commands.files import SUFFIXES, check_items, items_of
+from recipe_core.commands.judge import Item, judge_items
 from recipe_core.engines.grammar import grammars
 from recipe_core.models.catalog import catalog_ids, in_catalog
 from recipe_core.targets.deployments.deployment import DeployedEngine, DeploymentFile
@@ -188,9 +189,5 @@ def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iter
 def _engine_words() -> tuple[str, ...]:
     """Words of files that may start an engine."""
     images = (name for grammar in grammars().values() for name in grammar.images)
-    programs = (
-        start.words[1] if start.words[0] == "-m" else start.words[0]
-        for grammar in grammars().values()
-        for start in grammar.launch
-    )
+    programs = (start.program for grammar in grammars().values() for start in grammar.launch)
     return (*_WORDS, *dict.fromkeys(programs), *images)
