@@ -15,13 +15,13 @@ from recipe_core.commands.unknown_words import (
     closest,
     explain_unknown,
     options_begun_by,
-    release_of_change,
 )
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
     ReleaseTable,
     option_replacement,
     pinned_release_table,
+    release_of_change,
 )
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine

@@ -1,4 +1,4 @@
-"""Commands in files: scripts, lists of one a line, code blocks of Markdown, JSON lines."""
+"""Commands in files: lists of one a line, code blocks of Markdown, JSON lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from recipe_core.engines.grammar import programs
 from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.plans.plans import estimate_batch
 
-SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
+SUFFIXES = (".txt", ".md", ".jsonl")
 
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)")
 _JOINED = re.compile(r"\\[ \t]*\r?\n")
@@ -28,9 +28,9 @@ def items_of(file: Path, source: str) -> Iterator[Item]:
             if line.strip():
                 yield _parse_json_line(f"{source}:{number}", line)
         return
-    split = {".md": _code_blocks, ".txt": _command_lines}.get(file.suffix)
-    for at, part in split(text) if split else [(1, text)]:
-        yield Item(f"{source}:{at}", part)
+    split = _code_blocks if file.suffix == ".md" else _command_lines
+    for line_number, part in split(text):
+        yield Item(f"{source}:{line_number}", part)
 
 
 def _command_lines(text: str) -> Iterator[tuple[int, str]]:

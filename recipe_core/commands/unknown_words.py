@@ -9,13 +9,11 @@ from typing import NamedTuple
 
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
-    first_release_with,
-    first_release_without,
     option_replacement,
+    release_of_change,
     releases,
 )
 from recipe_core.engines.options import Option, OptionTable, option_table
-from recipe_core.engines.release import release_key
 
 # More words than any command has.
 _ALL = 1 << 20
@@ -63,16 +61,6 @@ def _words_elsewhere(name: str, flag: str) -> int:
     if option is not None and option.type == "switch":
         return 0
     return _ALL if option is not None and option.many else 1
-
-
-def release_of_change(name: str, version: str, flag: str, key: str | None = None) -> str:
-    """Say when a lacking flag or key came or went, to end a sentence; empty if unknown."""
-    first, last = first_release_with(name, flag, key), first_release_without(name, flag, key)
-    if first is not None and release_key(version) < release_key(first):
-        return f"; it came with {first}"
-    if last is not None and release_key(version) >= release_key(last):
-        return f"; it went with {last}"
-    return ""
 
 
 def closest(text: str, names: Sequence[str]) -> str | None:

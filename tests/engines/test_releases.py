@@ -18,13 +18,12 @@ from recipe_core.commands.judge import Item, judge_command, judge_items
 from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
-    first_release_with,
-    first_release_without,
     memory_release,
     newest_release_table,
     option_replacement,
     option_successor,
     pinned_release_table,
+    release_of_change,
     release_table,
     releases,
 )
@@ -193,9 +192,9 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
 
 def test_when_options_and_keys_came_and_went():
     for which, name, words, release in table("releases", "came_and_left"):
-        assert {"came": first_release_with, "left": first_release_without}[which](
-            name, *words
-        ) == release
+        verb, version = {"came": ("came", 0), "left": ("went", -1)}[which]
+        said = release_of_change(name, releases(name)[version], *words)
+        assert f"{verb} with {release}" in said if release else verb not in said
     # what differs gives the older rows again
     newer, older, changes = table("releases", "differing").values()
     assert option_differences(newer, older) == changes

@@ -12,8 +12,10 @@ from typing import Any, Literal
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.provenance import Sourced
+from recipe_core.commands.arguments import read_arguments
 from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.launches import Container, Launch, launches_in
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.engines.grammar import grammars
 from recipe_core.hardware.cluster import device_names, device_profile
@@ -298,18 +300,9 @@ def engines_in(
 
 
 def _names_folder(launch: Launch) -> bool:
-    first = next((word for word in launch.args[:1] if not word.startswith("-")), None)
-    flags = {"--model", "--model-path", "--model-id", "--model-url"}
-    model_values = [
-        value
-        for word, value in zip(launch.args, (*launch.args[1:], ""), strict=True)
-        if word in flags
-    ]
-    model_values += [
-        word.partition("=")[2] for word in launch.args if word.partition("=")[0] in flags
-    ]
-    names = [name for name in (first, *model_values) if name]
-    return all(name.startswith(("/", "$", "{")) for name in names)
+    arguments = read_arguments(launch.engine, launch.args, program=launch.program)
+    model = Meant(arguments).model
+    return model is None or model.startswith(("/", "$", "{"))
 
 
 def unread_reason(image: str, words: Iterable[str]) -> str | None:

@@ -29,7 +29,6 @@ MAX_FILES = 20_000
 MAX_ENGINES = 5_000
 # Folders that hold other people's files, or none that are read.
 SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", "__pycache__"})
-_LISTS = tuple(suffix for suffix in SUFFIXES if suffix not in SCRIPTS)
 # Words of deployment files besides those that start an engine, and its images.
 _WORDS = ("modelURL", "InferenceService")
 
@@ -139,7 +138,7 @@ def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[I
         raise InputError(f"{folder} is not a folder.", field="dir", hint="Check the path.")
     files = list(_command_files(folder))
     if not files:
-        suffixes = ", ".join((*SCRIPTS, *DOCUMENTS, *_LISTS))
+        suffixes = ", ".join((*SCRIPTS, *DOCUMENTS, *SUFFIXES))
         message = f"{folder} holds no file of commands."
         raise InputError(message, field="dir", hint=f"Known suffixes: {suffixes}.")
     for file in files:
@@ -152,7 +151,7 @@ def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[I
 
 def _command_files(folder: Path) -> Iterator[Path]:
     """Files that may hold commands, sorted; no link is followed, to a folder or to a file."""
-    suffixes, number = {*SCRIPTS, *DOCUMENTS, *_LISTS}, 0
+    suffixes, number = {*SCRIPTS, *DOCUMENTS, *SUFFIXES}, 0
     for place, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
@@ -168,7 +167,7 @@ def _command_files(folder: Path) -> Iterator[Path]:
 
 
 def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Item]:
-    if file.suffix.casefold() in _LISTS:
+    if file.suffix.casefold() in SUFFIXES:
         kind = file.suffix.removeprefix(".")
         for item in items_of(file, source):
             yield item if item.error else replace(item, about={"kind": kind})
