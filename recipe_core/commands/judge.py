@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.arguments import Words, is_open, read_arguments
+from recipe_core.commands.arguments import Arguments, Words, is_open
 from recipe_core.commands.checks import (
     by_pinned,
     check_files,
@@ -194,7 +194,7 @@ def _list_words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _read_case(launch: Launch, judged: ReleaseTable, context: CommandContext) -> Case:
-    arguments = read_arguments(launch.engine, launch.args, judged, launch.program, launch.env)
+    arguments = Arguments(launch.engine, launch.args, judged, launch.program, launch.env)
     case = Case(context, launch, arguments, Meant(arguments, launch.env))
     check_files(case)
     check_surroundings(case)

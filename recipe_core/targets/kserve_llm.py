@@ -12,7 +12,7 @@ from typing import Any
 
 from recipe_core.base import texts
 from recipe_core.base.errors import NoAnswer
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.launch.process import Process, engine_words
 from recipe_core.targets import kserve, kubernetes, pod, rdma
@@ -145,7 +145,7 @@ def _parallelism_degrees(unit: Unit) -> dict[str, Any]:
     words = engine_words(unit.leader[0].argv)
     if words[: len(PROGRAM)] != PROGRAM or len(unit.leader) > 1:
         raise NoAnswer("each of its pods must run a single engine process.", hint=OTHER)
-    split = Meant(read_arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate
+    split = Meant(Arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate
     nodes, tp, pp, dp = len(unit.pods), split["tp"], split["pp"], split["dp"]
     degrees: dict[str, Any] = {"tensor": tp}
     derived_nodes = 1

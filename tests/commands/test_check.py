@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import check_items, check_values, items_of, parse_item
 from recipe_core.commands.judge import Item, judge_command, judge_items
@@ -217,7 +217,7 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
     except NoAnswer:
         return
     launch, files = first_launch(rendered[0].argv), rendered[0].files
-    arguments = read_arguments(launch.engine, launch.args)
+    arguments = Arguments(launch.engine, launch.args)
     meant = Meant(arguments)
     options = [finding.option for finding in arguments.findings]
     assert options == ["--config"] * len(files)

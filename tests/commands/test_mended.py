@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.edits import mend_words, set_options
 from recipe_core.commands.judge import judge_command
@@ -63,7 +63,7 @@ MISPLACED = {"vllm": f"{API_SERVER} {{}}", "sglang": "python -m sglang.launch_se
 
 def read(words):
     launch = first_launch(tuple(words))
-    return launch, read_arguments(launch.engine, launch.args, None, launch.program)
+    return launch, Arguments(launch.engine, launch.args, None, launch.program)
 
 
 def is_inside(words, others):

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.provenance import Sourced
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.launches import Container, Launch, launches_in
 from recipe_core.commands.option_meanings import Meant
@@ -300,7 +300,7 @@ def engines_in(
 
 
 def _names_folder(launch: Launch) -> bool:
-    arguments = read_arguments(launch.engine, launch.args, program=launch.program)
+    arguments = Arguments(launch.engine, launch.args, program=launch.program)
     model = Meant(arguments).model
     return model is None or model.startswith(("/", "$", "{"))
 
