@@ -53,13 +53,13 @@ def parse_option_value(option: Option, text: str) -> Any:
             return float(text)
         if option.type == "int":
             scaled = _SCALED.fullmatch(text) if option.scaled else None
-            return _scaled_number(*scaled.groups()) if scaled else int(text)
+            return _expand_number(*scaled.groups()) if scaled else int(text)
     except (ValueError, OverflowError, InputError):
         return None
     return text
 
 
-def _scaled_number(number: str, letter: str) -> int:
+def _expand_number(number: str, letter: str) -> int:
     """A number of thousands (k), of kibis (K), and so on."""
     base = 1000 if letter.islower() else 1024
     return int(float(number) * base ** ("kmgt".index(letter.lower()) + 1))

@@ -27,8 +27,9 @@ from recipe_core.estimates.rules.own_options import effects_of
 from recipe_core.models.spec import ModelSpec
 from recipe_core.request.serving_workload import MediaItems
 
+# ``v0.9.1`` and ``v0.4.6-cu124`` of the project, ``rocm7.0_vllm_0.11.1`` of others' builds
 _TAG = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4}[^-]*)(-.*)?", re.DOTALL)
-_INSIDE = re.compile(r"(?<![\d.])\d{1,4}\.\d{1,4}\.\d{1,4}(?![\d.])")
+_INSIDE = re.compile(r"(?<![\d.])(\d{1,4}\.\d{1,4}\.\d{1,4})(?![\d.])")
 _MOVING = re.compile(r"latest(-.*)?")
 
 
@@ -39,41 +40,28 @@ def running_release(launch: Launch, release: str | None = None) -> ReleaseTable:
     the newest release with a table; a build that is not the engine's own project's for one that may
     differ from the release it names.
     """
-    start = grammars()[launch.engine].start_of(launch.program)
+    name, grammar = launch.engine, grammars()[launch.engine]
+    start = grammar.start_of(launch.program)
     if start is not None and start.around:
-        return replace(release_table(launch.engine, release), exact=False)
+        return replace(release_table(name, release), exact=False)
     if release is not None:
-        return release_table(launch.engine, release)
+        return release_table(name, release)
     if launch.image is None:
-        return pinned_release_table(launch.engine)
-    tag = image_tag(launch.image.partition("@")[0])
-    official = image_is_of(launch.image, grammars()[launch.engine].official)
-    if (tag is None and "@" not in launch.image) or (tag and _MOVING.fullmatch(tag)):
-        return (
-            newest_release_table(launch.engine) if official else release_table(launch.engine, None)
-        )
-    return release_table(
-        launch.engine, _release_in_tag(launch, tag or "", official), official=official
-    )
+        return pinned_release_table(name)
+    image, _, digest = launch.image.partition("@")
+    official, tag = image_is_of(image, grammar.official), image_tag(image) or ""
+    if _MOVING.fullmatch(tag) or not (tag or digest):
+        return newest_release_table(name) if official else release_table(name, None)
+    inside = _TAG.fullmatch(tag) if official else _INSIDE.search(tag)
+    # an image that does not carry the engine's name has versions of its own
+    is_release = inside is not None and (official or name in image.partition(":")[0])
+    return release_table(name, inside[1] if inside and is_release else None, official=official)
 
 
 def by_pinned(launch: Launch) -> ReleaseTable:
     """Return what a command runs, judged by the pinned release, which a recipe of it will start."""
     current, table = running_release(launch), pinned_release_table(launch.engine).table
     return replace(current, table=table, exact=current.exact and current.table is table)
-
-
-def _release_in_tag(launch: Launch, tag: str, official: bool) -> str | None:
-    """A release in a tag: ``v0.9.1``, ``v0.4.6-cu124``, ``rocm7.0_vllm_0.11.1`` of others' builds.
-
-    An image that does not carry the engine's name has versions of its own.
-    """
-    if official:
-        start = _TAG.fullmatch(tag)
-        return start[1] if start else None
-    inside = _INSIDE.search(tag)
-    is_engine = launch.engine in (launch.image or "").partition(":")[0]
-    return inside[0] if inside and is_engine else None
 
 
 def check_release(case: Case, release: str | None) -> None:
@@ -208,7 +196,7 @@ _ENDING = re.compile(r"\.(jinja2?|json|ya?ml|toml|py|txt|csv|pem|crt|key|model|b
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
-def check_files(case: Case) -> None:
+def check_named_files(case: Case) -> None:
     """Warn of each relative path of a file that has to be where the server runs.
 
     Silent where a mount of the container covers the path, or its image is known to hold it.

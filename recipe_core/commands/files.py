@@ -9,8 +9,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.judge import Item, judge_items
-from recipe_core.engines.grammar import programs
+from recipe_core.commands.judge import Item, judge_items, no_engine
 from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.plans.plans import estimate_batch
 
@@ -86,15 +85,10 @@ def check_items(
     """
     for item, verdicts in zip(items, judge_items(items, usual), strict=True):
         if one_each:
-            verdicts = verdicts[:1] or [_no_engine()]
+            verdicts = verdicts[:1] or [no_engine().to_json()]
         for number, answer in enumerate(verdicts, 1):
             place = item.source if len(verdicts) == 1 else f"{item.source}#{number}"
             yield {"source": place, **item.about, **_short_verdict(answer)}
-
-
-def _no_engine() -> dict[str, Any]:
-    hint = f"Known: {programs()}."
-    return InputError("no known engine in the command.", field="command", hint=hint).to_json()
 
 
 def _short_verdict(answer: dict[str, Any]) -> dict[str, Any]:
@@ -122,13 +116,8 @@ def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str,
     requests = (value for value, is_command in zip(values, commands, strict=True) if not is_command)
     estimates = iter(estimate_batch(requests))
     for is_command in commands:
-        if is_command:
-            yield next(verdicts)
-            continue
-        answer = next(estimates)
-        if "error" not in answer:
-            answer = _of_request(answer)
-        yield answer
+        answer = next(verdicts if is_command else estimates)
+        yield answer if is_command or "error" in answer else _of_request(answer)
 
 
 def _of_request(answer: dict[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.arguments import Arguments, Words, is_open
 from recipe_core.commands.checks import (
     by_pinned,
-    check_files,
+    check_named_files,
     check_release,
     check_rules,
     check_surroundings,
@@ -30,7 +30,7 @@ from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandC
 from recipe_core.commands.launches import Launch, find_launches, first_launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.remedies import find_attempts
-from recipe_core.commands.verdict import Case, Unknown, View, plan_together
+from recipe_core.commands.verdict import Case, Unknown, View, plan_commands
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import programs
 from recipe_core.engines.option_releases import ReleaseTable, memory_release
@@ -138,12 +138,17 @@ def _first_case(
 ) -> Case:
     cases = _read_cases(command, context, pinned=pinned)
     if not cases:
-        hint = f"Known: {programs()}."
-        raise InputError("no known engine in the command.", field="command", hint=hint)
+        raise no_engine()
     if len(cases) > 1:
         message = f"the command starts {len(cases)} servers; the first is judged."
         cases[0].findings.say("note", "several", message)
     return cases[0]
+
+
+def no_engine() -> InputError:
+    """Return the error of a command that starts no known engine."""
+    hint = f"Known: {programs()}."
+    return InputError("no known engine in the command.", field="command", hint=hint)
 
 
 def _read_cases(
@@ -196,7 +201,7 @@ def _list_words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 def _read_case(launch: Launch, judged: ReleaseTable, context: CommandContext) -> Case:
     arguments = Arguments(launch.engine, launch.args, judged, launch.program, launch.env)
     case = Case(context, launch, arguments, Meant(arguments, launch.env))
-    check_files(case)
+    check_named_files(case)
     check_surroundings(case)
     return case
 
@@ -237,7 +242,7 @@ def _judge_cases(cases: list[Case], models: Models, *, alone: bool = False) -> l
         except RecipeError as error:
             verdicts.append(Unknown(case, error))
     for views in groups.values():
-        plan_together(views, alone=alone)
+        plan_commands(views, alone=alone)
     return verdicts
 
 

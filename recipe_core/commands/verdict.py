@@ -140,7 +140,7 @@ class Unknown:
         }
 
 
-def plan_together(views: Sequence[View], *, alone: bool = False) -> None:
+def plan_commands(views: Sequence[View], *, alone: bool = False) -> None:
     """Estimate commands that share a setting as rows of one plan, and all other splits with them.
 
     Those are of each command's devices and keep its share of memory; ``alone`` leaves them out.
@@ -163,7 +163,7 @@ def plan_together(views: Sequence[View], *, alone: bool = False) -> None:
 class View:
     """One command as columns: its own split, or all that agree with it where degrees are open.
 
-    ``plan``: where `plan_together` put it, ``row``: of its own split there, ``splits``: the rows of
+    ``plan``: where `plan_commands` put it, ``row``: of its own split there, ``splits``: the rows of
     all splits of its devices. ``mended``: the command without what its engine refuses; ``changes``:
     the fewest words after which it starts.
     """

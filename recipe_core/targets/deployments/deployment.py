@@ -56,7 +56,7 @@ class DeployedEngine:
 
     ``where``: its place in the file in words, and the ``line``; ``model``: what its volume or its
     model field holds, where the command names only a folder; ``release``: of the engine that the
-    file installs; ``replicas``: copies that it starts. ``unset``: variables without a value.
+    file installs; ``replicas``: copies that it starts.
     """
 
     where: str
@@ -66,7 +66,11 @@ class DeployedEngine:
     model: str | None = None
     release: str | None = None
     replicas: int = 1
-    unset: tuple[str, ...] = ()
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Variables without a value."""
+        return unset_in((*self.launch.args, *self.launch.program))
 
     def ground(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return what to judge it on: ``overrides`` of the user before what the file says."""
@@ -293,8 +297,7 @@ def engines_in(
     for number, launch in enumerate(launches, 1):
         name = where if len(launches) == 1 else f"{where} #{number}"
         model_here = model if model and _names_folder(launch) else None
-        unset = unset_in((*launch.args, *launch.program))
-        yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas, unset=unset)
+        yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas)
     if not launches and (why := unread_reason(container.image, words)):
         yield UnreadPart(where, line, why)
 
