@@ -12,7 +12,6 @@ from recipe_core.base import texts
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.images import image_folder, image_is_of, image_tag
 from recipe_core.commands.launches import Launch
-from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.verdict import Case
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
@@ -114,7 +113,7 @@ def check_surroundings(case: Case) -> None:
         words = " ".join(launch.program)
         hint = f"Leave {words} out, or set --entrypoint."
         case.findings.say("error", "repeated-program", f"the image starts {words} by itself.", hint)
-    candidate = case.meant.candidate
+    candidate = case.candidate
     ranks = (candidate.get("tp") or 1) * (candidate.get("pp") or 1)
     if launch.shares_memory is False and ranks > 1:
         message = "several ranks share memory through /dev/shm, which is small in a container."
@@ -129,8 +128,8 @@ def media_of(case: Case, model: ModelSpec) -> tuple[dict[str, Any], int]:
     out: dict[str, Any] = {}
     context = case.context
     read = tuple(tower.modality for tower in model.towers)
-    if any(modality in case.meant.without for modality in read):
-        out["modalities"] = [name for name in read if name not in case.meant.without]
+    if any(modality in case.without for modality in read):
+        out["modalities"] = [name for name in read if name not in case.without]
     if context.images is None:
         return out, 0
     if "image" not in out.get("modalities", read):
@@ -145,14 +144,14 @@ def media_of(case: Case, model: ModelSpec) -> tuple[dict[str, Any], int]:
 def command_setting(shared: Setting, case: Case) -> Setting:
     """The setting of a command: its own options, graphs that it captures, encoders as held."""
     spec = shared.engine
-    if case.meant.candidate.get("eager"):
+    if case.candidate.get("eager"):
         spec = spec.without_graphs()
-    if case.meant.whole_encoders:
+    if case.whole_encoders:
         spec = spec.with_whole_encoders()
     effects = replace(
-        effects_of(spec, case.meant.own_options, case.launch.env, shared.model),
+        effects_of(spec, case.own_options, case.env, shared.model),
         sequences_open=spec.memory.compressed_pools is not None
-        and "max_num_seqs" not in case.meant.candidate,
+        and "max_num_seqs" not in case.candidate,
     )
     if spec is shared.engine and effects == shared.effects:
         return shared
@@ -164,9 +163,9 @@ def take_all_devices(case: Case) -> None:
 
     That is what its container shows it, else all of a node; one device where neither is known.
     """
-    unless, values = grammars()[case.launch.engine].all_devices, case.arguments.values
-    degree = "pp" if engine(case.launch.engine).split.pipeline else "tp"
-    if unless is None or degree not in case.meant.unstated:
+    unless, values = case.grammar.all_devices, case.arguments.values
+    degree = "pp" if engine(case.engine).split.pipeline else "tp"
+    if unless is None or degree not in case.unstated:
         return
     if any(str(values.get(name)) in off for name, off in unless.items()):
         return
@@ -174,14 +173,14 @@ def take_all_devices(case: Case) -> None:
     if devices is None:
         message = "takes every device it sees; judged on one."
         hint = "Set --gpus to the devices that it sees."
-        case.findings.say("note", "devices", f"{engine(case.launch.engine).title} {message}", hint)
-    case.meant.candidate[degree] = devices or 1
+        case.findings.say("note", "devices", f"{engine(case.engine).title} {message}", hint)
+    case.candidate[degree] = devices or 1
 
 
 def elasticity(case: Case) -> str:
     """Say why a lack of memory in the estimate may not stop a server; empty where it does."""
-    grammar, title = grammars()[case.launch.engine], engine(case.launch.engine).title
-    if grammar.automatic and grammar.automatic.weights in case.meant.left_to_engine:
+    grammar, title = case.grammar, engine(case.engine).title
+    if grammar.automatic and grammar.automatic.weights in case.left_to_engine:
         flag = f"--{grammar.automatic.weights.replace('_', '-')}"
         return f"without {flag}, {title} leaves layers that do not fit in the host's memory."
     caches = {name for name, meaning in grammar.means.items() if meaning == "kv_dtype"}
@@ -203,7 +202,7 @@ def check_named_files(case: Case) -> None:
     """
     launch, arguments = case.launch, case.arguments
     for name, missing in grammars()[launch.engine].files.items():
-        if (option := arguments.judged.table.by_name.get(name)) is None:
+        if (option := arguments.table.by_name.get(name)) is None:
             continue
         for path in _relative_paths(arguments.values.get(name)):
             for place, hint in _missing_file(launch, path):
@@ -252,48 +251,48 @@ def _folder_holds(folder: str, path: str) -> bool:
     return path == folder or path.startswith(f"{folder.rstrip('/')}/")
 
 
-def check_rules(meant: Meant, model: ModelSpec) -> None:
+def check_rules(case: Case, model: ModelSpec) -> None:
     """Check what an engine does when it starts."""
-    for name in grammars()[meant.engine].rules:
-        _RULES[name](meant, model)
+    for name in case.grammar.rules:
+        _RULES[name](case, model)
 
 
-def _batched_covers_seqs(meant: Meant, _: ModelSpec) -> None:
-    tokens = meant.candidate.get("max_batched_tokens")
-    sequences = meant.candidate.get("max_num_seqs")
+def _batched_covers_seqs(case: Case, _: ModelSpec) -> None:
+    tokens = case.candidate.get("max_batched_tokens")
+    sequences = case.candidate.get("max_num_seqs")
     if tokens and sequences and tokens < sequences:
         message = (
             f"a step of {tokens:,} tokens is less than one for each of {sequences:,} sequences."
         )
-        meant.findings.say("error", "limits", message, "Raise the tokens.")
+        case.findings.say("error", "limits", message, "Raise the tokens.")
 
 
-def _unchunked_covers_context(meant: Meant, model: ModelSpec) -> None:
-    tokens = meant.candidate.get("max_batched_tokens")
-    longest = meant.max_context if isinstance(meant.max_context, int) else model.max_context
-    if not meant.chunked and tokens and tokens < longest:
+def _unchunked_covers_context(case: Case, model: ModelSpec) -> None:
+    tokens = case.candidate.get("max_batched_tokens")
+    longest = case.max_context if isinstance(case.max_context, int) else model.max_context
+    if not case.chunked and tokens and tokens < longest:
         step = f"without chunked prefill a step of {tokens:,} tokens"
-        meant.findings.say("error", "limits", f"{step} is less than a request of {longest:,}.")
+        case.findings.say("error", "limits", f"{step} is less than a request of {longest:,}.")
 
 
-def _experts_to_share(meant: Meant, model: ModelSpec) -> None:
-    if meant.shares_experts and not model.is_moe:
+def _experts_to_share(case: Case, model: ModelSpec) -> None:
+    if case.shares_experts and not model.is_moe:
         message = f"{model.name} has no experts to share."
-        meant.findings.say("error", "no-experts", message, "Leave expert parallelism out.")
+        case.findings.say("error", "no-experts", message, "Leave expert parallelism out.")
 
 
-def _balanced_needs_shared(meant: Meant, _: ModelSpec) -> None:
-    if meant.balanced and not meant.shares_experts:
-        meant.findings.say("error", "balanced", "balancing experts needs expert parallelism.")
+def _balanced_needs_shared(case: Case, _: ModelSpec) -> None:
+    if case.balanced and not case.shares_experts:
+        case.findings.say("error", "balanced", "balancing experts needs expert parallelism.")
 
 
-def _replicas_on_one_node(meant: Meant, _: ModelSpec) -> None:
-    if (meant.nodes or 1) > 1 and meant.candidate.get("dp", 1) > 1 and not meant.attention_dp:
-        message = f"replicas (dp {meant.candidate['dp']}) do not span {meant.nodes} nodes."
-        meant.findings.say("error", "replicas", message)
+def _replicas_on_one_node(case: Case, _: ModelSpec) -> None:
+    if (case.nodes or 1) > 1 and case.candidate.get("dp", 1) > 1 and not case.attention_dp:
+        message = f"replicas (dp {case.candidate['dp']}) do not span {case.nodes} nodes."
+        case.findings.say("error", "replicas", message)
 
 
-_RULES: dict[str, Callable[[Meant, ModelSpec], None]] = {
+_RULES: dict[str, Callable[[Case, ModelSpec], None]] = {
     "batched-covers-seqs": _batched_covers_seqs,
     "unchunked-covers-context": _unchunked_covers_context,
     "experts-to-share": _experts_to_share,

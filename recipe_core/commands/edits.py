@@ -23,7 +23,7 @@ def set_options(arguments: Arguments, values: Mapping[str, Any]) -> Words:
 
     A switch is only turned on, by its flag alone (True).
     """
-    table, parts = arguments.judged.table.by_name, arguments.parts
+    table, parts = arguments.table.by_name, arguments.parts
     settings = {name: (table[name].flag, value) for name, value in values.items()}
     instead = {
         n: [settings[part.option]] for n, part in enumerate(parts) if part.option in settings
@@ -84,7 +84,7 @@ def mend_words(arguments: Arguments) -> tuple[Words, dict[str, Any]] | None:
 
 def _replace_part(arguments: Arguments, part: Part, error: Finding) -> list[Setting] | None:
     """Return what stands for a part that is refused; None where that part is not."""
-    table, texts = arguments.judged.table, part.texts
+    table, texts = arguments.table, part.texts
     if error.code == "model-place":
         return [(part.flag, part.words[0])]
     if error.code == "unknown":
@@ -141,7 +141,7 @@ def _nested_key(part: Part) -> str:
 
 
 def _succeeding_keys(arguments: Arguments, option: Option, value: dict[str, Any]) -> dict[str, Any]:
-    table = arguments.judged.table
+    table = arguments.table
     out = {key: inner for key, inner in value.items() if key in option.keys}
     for key in [key for key in value if key not in out]:
         after = option_successor(table.engine, option.flag, table, key=key)

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.arguments import Arguments, Words, is_open
+from recipe_core.commands.arguments import Words, is_open
 from recipe_core.commands.checks import (
     by_pinned,
     check_named_files,
@@ -28,7 +28,6 @@ from recipe_core.commands.checks import (
 )
 from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandContext, Models
 from recipe_core.commands.launches import Launch, find_launches, first_launch
-from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.remedies import find_attempts
 from recipe_core.commands.verdict import Case, Unknown, View, plan_commands
 from recipe_core.commands.words import MAX_CHARACTERS, read_script
@@ -199,8 +198,7 @@ def _list_words(command: str | Sequence[str]) -> tuple[str, ...] | None:
 
 
 def _read_case(launch: Launch, judged: ReleaseTable, context: CommandContext) -> Case:
-    arguments = Arguments(launch.engine, launch.args, judged, launch.program, launch.env)
-    case = Case(context, launch, arguments, Meant(arguments, launch.env))
+    case = Case(context, launch, judged)
     check_named_files(case)
     check_surroundings(case)
     return case
@@ -252,8 +250,7 @@ def prepare_command(case: Case, *, folders: bool = True) -> View:
 
 
 def _prepare_case(case: Case, models: Models) -> View:
-    meant, context = case.meant, case.context
-    name = context.model or meant.model
+    context, name = case.context, case.context.model or case.model
     if not name:
         hint = "Write it after serve, or as --model."
         raise InputError("the command names no model.", field="command", hint=hint)
@@ -262,21 +259,21 @@ def _prepare_case(case: Case, models: Models) -> View:
         raise InputError(message, field="command", hint="Name it with --model.")
     model = models.named(name)
     take_all_devices(case)
-    meant.settle(model)
+    case.settle(model)
     for note in model.notes:
         if note.startswith(BY_NAME):
             case.findings.say("note", "by-name", note)
-    config = {**model.config, **meant.config, "_name_or_path": name}
+    config = {**model.config, **case.config, "_name_or_path": name}
     request = {
-        "model": config if meant.config else name,
+        "model": config if case.config else name,
         "hardware": _command_hardware(case),
         "workload": _command_workload(case, model),
         "objective": {"optimize": context.optimize},
-        "candidate": {"engine": meant.engine, **meant.candidate},
+        "candidate": {"engine": case.engine, **case.candidate},
     }
-    if meant.kv_offload is not None:
-        request["options"] = {"kv_offload": meant.kv_offload}
-    check_rules(meant, model)
+    if case.kv_offload is not None:
+        request["options"] = {"kv_offload": case.kv_offload}
+    check_rules(case, model)
     case.elastic = elasticity(case)
     problem = _resolve_command(case, request, models)
     return View(case, problem, *_command_columns(case, problem))
@@ -302,24 +299,24 @@ def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> Ser
 def _command_hardware(case: Case) -> dict[str, Any]:
     context, chip = case.context, device_profile(case.context.device)
     node = chip.node
-    used, per_node = case.meant.devices, context.per_node or node.devices
-    nodes = context.nodes or case.meant.nodes or 1
-    states_none = context.nodes is None and case.meant.nodes is None and context.per_node is None
+    used, per_node = case.devices, context.per_node or node.devices
+    nodes = context.nodes or case.nodes or 1
+    states_none = context.nodes is None and case.nodes is None and context.per_node is None
     fits_one_node = fits_node(chip, fabric(node.fabric), per_node)
     if nodes == 1 and not fits_one_node and per_node % node.devices == 0:
         # Sixteen devices of a kind that no node holds more than eight of are two nodes.
         nodes, per_node = per_node // node.devices, node.devices
     elif states_none and used and used > per_node:
         nodes = -(-used // per_node)
-    if nodes != (context.nodes or case.meant.nodes or 1):
+    if nodes != (context.nodes or case.nodes or 1):
         message = f"judged on {nodes} nodes of {per_node} devices."
         case.findings.say(
             "note", "nodes", message, "Set --gpus and --nodes to the hardware you have."
         )
-    if context.nodes and case.meant.nodes and context.nodes != case.meant.nodes:
-        message = f"the command is for {case.meant.nodes} nodes; only {context.nodes} available."
-        if context.nodes > case.meant.nodes:
-            message = f"the command is for {case.meant.nodes} nodes, not {context.nodes}."
+    if context.nodes and case.nodes and context.nodes != case.nodes:
+        message = f"the command is for {case.nodes} nodes; only {context.nodes} available."
+        if context.nodes > case.nodes:
+            message = f"the command is for {case.nodes} nodes, not {context.nodes}."
         case.findings.say("error", "nodes", message)
     visible, needed = case.launch.visible_devices, case.server_devices
     if visible is not None and needed is not None and nodes == 1 and needed > visible:
@@ -333,9 +330,9 @@ def _command_workload(case: Case, model: ModelSpec) -> dict[str, Any]:
 
     A context of "auto" is as long as the load needs.
     """
-    context, longest = case.context, case.meant.max_context
+    context, longest = case.context, case.max_context
     limit = longest if isinstance(longest, int) and longest > 0 else model.max_context
-    task = case.meant.served_task(model)
+    task = case.served_task(model)
     workload: dict[str, Any] = {
         "input_tokens": context.input_tokens or max(1, min(DEFAULT_INPUT, limit // 2))
     }
@@ -352,7 +349,7 @@ def _command_workload(case: Case, model: ModelSpec) -> dict[str, Any]:
         case.findings.say("error", "too-long", message)
     if longest != "auto":
         workload["max_context"] = max(limit, tokens)
-    draft = case.meant.draft
+    draft = case.draft
     if draft is not None and isinstance(draft["tokens"], int) and context.acceptance is not None:
         speculative = {"tokens": draft["tokens"], "acceptance": context.acceptance}
         speculative |= {name: draft[name] for name in ("method", "model") if draft.get(name)}
@@ -370,8 +367,8 @@ def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Case
 
     Where it leaves degrees open, those of every split that agrees with it.
     """
-    fields, device = {"engine": case.meant.engine, **case.meant.candidate}, problem.cluster.device
-    spec = requested_engine(case.meant.engine, problem.cluster)
+    fields, device = {"engine": case.engine, **case.candidate}, problem.cluster.device
+    spec = requested_engine(case.engine, problem.cluster)
     release = memory_release(spec, case.arguments.judged.version)
     if release is not None:
         spec = spec.at(release, served_context(problem.workload, problem.model))

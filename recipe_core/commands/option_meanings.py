@@ -108,7 +108,7 @@ class Meant:
 
     def _flag(self, name: str) -> str:
         """The flag of an option; one that the release lacks as the pinned one has it."""
-        tables = self.arguments.judged.table, engine(self.engine).options
+        tables = self.arguments.table, engine(self.engine).options
         return next(table.by_name[name].flag for table in tables if name in table.by_name)
 
     def _value(self, meaning: Meaning) -> Any:

@@ -17,7 +17,6 @@ from recipe_core.commands.edits import mend_words, set_options
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.render import Rendered, program_words
 from recipe_core.commands.verdict import OK, Case, View
-from recipe_core.engines.grammar import grammars
 from recipe_core.engines.options import Meaning
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory
@@ -92,9 +91,9 @@ def find_attempts(view: View, reread: Callable[[Case, Words], Case]) -> list[Att
         words, options = mended
         case = view.mended = reread(case, words)
         out.append(Attempt(view, case, {}, options))
-    table, means = case.arguments.judged.table.by_name, grammars()[case.launch.engine].means
+    table, means = case.arguments.table.by_name, case.grammar.means
     names = {meaning: name for name, meaning in reversed(means.items())}
-    if case.meant.attention_dp:
+    if case.attention_dp:
         names.pop("max_batched_tokens", None)  # which does not count there as in estimates
     for values in _memory_values(view):
         if not values.keys() <= names.keys():
@@ -124,7 +123,7 @@ def _memory_values(view: View) -> list[Values]:
         return []
     workload = view.problem.workload
     shortest: int | None = workload.prompt_tokens + workload.output_tokens
-    if view.case.meant.max_context == "auto":
+    if view.case.max_context == "auto":
         shortest = None
     for probability in (sure, PROBABLY):
         if starts_with(setting, case, probability)[0]:

@@ -12,12 +12,11 @@ from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
 from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
-from recipe_core.commands.findings import Findings
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import Rendered, render_commands
 from recipe_core.compression.required import row_estimate_json
-from recipe_core.engines.grammar import grammars
+from recipe_core.engines.option_releases import ReleaseTable
 from recipe_core.engines.options import OPTIONS
 from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.columns import stack_columns
@@ -88,37 +87,31 @@ KEPT = tuple(option.name for option in OPTIONS if option.fixed)
 OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
 
 
-@dataclass(slots=True)
-class Case:
-    """One command, read, and what to judge it on.
+class Case(Meant):
+    """A server that a command starts: what it means, and what to judge it on.
 
     ``elastic``: why a lack of memory in the estimate may not stop it; empty where it does.
     """
 
-    context: CommandContext
-    launch: Launch
-    arguments: Arguments
-    meant: Meant
-    elastic: str = ""
-
-    @property
-    def findings(self) -> Findings:
-        return self.arguments.findings
+    def __init__(self, context: CommandContext, launch: Launch, judged: ReleaseTable) -> None:
+        self.context, self.launch, self.elastic = context, launch, ""
+        args, program, env = launch.args, launch.program, launch.env
+        super().__init__(Arguments(launch.engine, args, judged, program, env), env)
 
     @property
     def server_devices(self) -> int | None:
         """Devices of this server, which may be one data-parallel rank; None for an open degree."""
-        rank = grammars()[self.launch.engine].rank
-        used, is_rank = self.meant.devices, rank is not None and rank[0] in self.arguments.values
-        return used // self.meant.candidate["dp"] if used and is_rank else used
+        used, rank = self.devices, self.grammar.rank
+        is_rank = rank is not None and rank[0] in self.arguments.values
+        return used // self.candidate["dp"] if used and is_rank else used
 
     def head(self) -> dict[str, Any]:
         """Engine, table of options and model, which every answer names."""
-        spec, judged = engine(self.launch.engine), self.arguments.judged
+        spec, judged = engine(self.engine), self.arguments.judged
         return {
             "engine": {"name": spec.name, "version": judged.version or spec.version},
             "judged_with": judged.to_json(),
-            "model": self.context.model or self.meant.model,
+            "model": self.context.model or self.model,
         }
 
 
@@ -181,13 +174,13 @@ class View:
     @property
     def splits_key(self) -> tuple[Any, ...]:
         """Commands of one setting with the same key have the same other splits."""
-        limits = tuple(self.case.meant.candidate.get(name) for name in KEPT)
+        limits = tuple(self.case.candidate.get(name) for name in KEPT)
         hardware = self.problem.request.hardware
         return (self.problem.workload, hardware.per_node, hardware.nodes, limits)
 
     def every_split(self) -> Cases:
         """Every split of the command's devices that keeps what it says beside the split."""
-        candidate = self.case.meant.candidate
+        candidate = self.case.candidate
         fixed = {name: candidate[name] for name in KEPT if candidate.get(name) is not None}
         return every_split(self.problem, self.setting, CandidateRequest.model_validate(fixed))
 
@@ -330,8 +323,8 @@ class View:
 
     def _commands(self, row: int) -> list[Rendered]:
         case, problem = self.mended or self.case, self.problem
-        model = str(case.meant.model)
-        setting, table = self.plan.setting(row), case.arguments.judged.table.version
+        model = str(case.model)
+        setting, table = self.plan.setting(row), case.arguments.table.version
         spec = setting.engine.with_options_of(table)
         deployment = Deployment(
             setting=replace(setting, cluster=problem.cluster, engine=spec),
@@ -340,7 +333,7 @@ class View:
             cache_tokens=count_cache_tokens(self.plan, row),
             served_name=model_short_name(model),
         )
-        longest = "auto" if case.meant.max_context == "auto" else None
+        longest = "auto" if case.max_context == "auto" else None
         return render_commands(
             deployment, model, case.arguments.values, case.launch.program, longest=longest
         )

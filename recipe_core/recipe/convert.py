@@ -94,7 +94,7 @@ def convert_to_recipe(
     split = (
         describe_serving_cases(ready.setting, ready.cases, np.array([0]))[0]
         if exact
-        else case.meant.candidate
+        else case.candidate
     )
     request = _request_of_split(ready.problem.request, split)
     computed = decide(request, folders=folders).started()
