@@ -20,7 +20,6 @@ from recipe_core.engines.option_releases import (
     pinned_release_table,
     release_table,
 )
-from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.rules.own_options import effects_of
 from recipe_core.models.spec import ModelSpec
@@ -69,7 +68,7 @@ def check_release(case: Case, release: str | None) -> None:
     ``release``: the one that the user states.
     """
     launch, judged, say = case.launch, case.arguments.judged, case.findings.say
-    title, table = engine(launch.engine).title, judged.table.version
+    title, table = case.spec.title, judged.table.version
     basis = f"judged with the options of {title} {table}"
     if launch.image is None and release is None and judged.exact:
         return
@@ -95,7 +94,7 @@ def check_release(case: Case, release: str | None) -> None:
             gap = f"what {holder} changes of {title} {table}"
         message = f"{gap} is not known; {basis}: what they lack or refuse is a warning."
         say("note", "version", message, None if release else "State the release: --engine-version.")
-    elif judged.version != engine(launch.engine).version:
+    elif judged.version != case.spec.version:
         place = "the image holds" if release is None else "stated:"
         say("note", "version", f"{place} {title} {judged.version}; {basis}.")
 
@@ -106,7 +105,7 @@ def check_surroundings(case: Case) -> None:
     if launch.image is None:
         return
     if launch.image_by_name:
-        title = engine(launch.engine).title
+        title = case.spec.title
         message = f"{launch.image} is not known; read by its name as an image of {title}."
         case.findings.say("note", "image", message)
     if launch.repeated:
@@ -164,7 +163,7 @@ def take_all_devices(case: Case) -> None:
     That is what its container shows it, else all of a node; one device where neither is known.
     """
     unless, values = case.grammar.all_devices, case.arguments.values
-    degree = "pp" if engine(case.engine).split.pipeline else "tp"
+    degree = "pp" if case.spec.split.pipeline else "tp"
     if unless is None or degree not in case.unstated:
         return
     if any(str(values.get(name)) in off for name, off in unless.items()):
@@ -173,22 +172,8 @@ def take_all_devices(case: Case) -> None:
     if devices is None:
         message = "takes every device it sees; judged on one."
         hint = "Set --gpus to the devices that it sees."
-        case.findings.say("note", "devices", f"{engine(case.engine).title} {message}", hint)
+        case.findings.say("note", "devices", f"{case.spec.title} {message}", hint)
     case.candidate[degree] = devices or 1
-
-
-def elasticity(case: Case) -> str:
-    """Say why a lack of memory in the estimate may not stop a server; empty where it does."""
-    grammar, title = case.grammar, engine(case.engine).title
-    if grammar.automatic and grammar.automatic.weights in case.left_to_engine:
-        flag = f"--{grammar.automatic.weights.replace('_', '-')}"
-        return f"without {flag}, {title} leaves layers that do not fit in the host's memory."
-    caches = {name for name, meaning in grammar.means.items() if meaning == "kv_dtype"}
-    stored = {name: case.arguments.values.get(name) for name in caches}
-    for name, value in stored.items():
-        if value is not None and value not in grammar.words.get(name, {value: None}):
-            return f"a {value} cache is counted as one of the model's own format, which is larger."
-    return ""
 
 
 _ENDING = re.compile(r"\.(jinja2?|json|ya?ml|toml|py|txt|csv|pem|crt|key|model|bin|pt)$")
@@ -201,7 +186,7 @@ def check_named_files(case: Case) -> None:
     Silent where a mount of the container covers the path, or its image is known to hold it.
     """
     launch, arguments = case.launch, case.arguments
-    for name, missing in grammars()[launch.engine].files.items():
+    for name, missing in case.grammar.files.items():
         if (option := arguments.table.by_name.get(name)) is None:
             continue
         for path in _relative_paths(arguments.values.get(name)):

@@ -21,7 +21,6 @@ from recipe_core.commands.checks import (
     check_rules,
     check_surroundings,
     command_setting,
-    elasticity,
     media_of,
     running_release,
     take_all_devices,
@@ -274,7 +273,6 @@ def _prepare_case(case: Case, models: Models) -> View:
     if case.kv_offload is not None:
         request["options"] = {"kv_offload": case.kv_offload}
     check_rules(case, model)
-    case.elastic = elasticity(case)
     problem = _resolve_command(case, request, models)
     return View(case, problem, *_command_columns(case, problem))
 

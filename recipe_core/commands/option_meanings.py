@@ -47,6 +47,7 @@ class Meant:
     def __init__(self, arguments: Arguments, env: Mapping[str, str] | None = None) -> None:
         self.engine, self.env, self.findings = arguments.engine, env or {}, arguments.findings
         self.arguments, self.grammar = arguments, grammars()[arguments.engine]
+        self.spec = engine(arguments.engine)
         self.by_meaning = self._by_meaning()
         self.candidate: dict[str, Any] = {}
         self.model = self._model()
@@ -108,7 +109,7 @@ class Meant:
 
     def _flag(self, name: str) -> str:
         """The flag of an option; one that the release lacks as the pinned one has it."""
-        tables = self.arguments.table, engine(self.engine).options
+        tables = self.arguments.table, self.spec.options
         return next(table.by_name[name].flag for table in tables if name in table.by_name)
 
     def _value(self, meaning: Meaning) -> Any:
@@ -293,7 +294,7 @@ class Meant:
         self._settle_weights(model)
         candidate |= self.usual
         tp, dp, ep = (candidate.get(name) for name in ("tp", "dp", "ep"))
-        together = self.attention_dp or engine(self.engine).split.data_parallel == "engine"
+        together = self.attention_dp or self.spec.split.data_parallel == "engine"
         if together and model.is_moe and tp and dp and dp > 1 and ep == 1:
             candidate["ep"] = tp * dp
             message = f"experts are cut over all {tp * dp} ranks; the estimate shares them"
@@ -327,7 +328,7 @@ class Meant:
         An engine that makes no text embeds whatever model it gets.
         """
         pooled: Task = "embed" if model.generates else model.task
-        if "generate" not in engine(self.engine).tasks:
+        if "generate" not in self.spec.tasks:
             return pooled
         if self.task is None or (self.task == "embed" and not model.generates):
             return model.task

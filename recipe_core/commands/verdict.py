@@ -18,7 +18,6 @@ from recipe_core.commands.render import Rendered, render_commands
 from recipe_core.compression.required import row_estimate_json
 from recipe_core.engines.option_releases import ReleaseTable
 from recipe_core.engines.options import OPTIONS
-from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.starts import start_errors
@@ -88,13 +87,10 @@ OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
 
 
 class Case(Meant):
-    """A server that a command starts: what it means, and what to judge it on.
-
-    ``elastic``: why a lack of memory in the estimate may not stop it; empty where it does.
-    """
+    """A server that a command starts: what it means, and what to judge it on."""
 
     def __init__(self, context: CommandContext, launch: Launch, judged: ReleaseTable) -> None:
-        self.context, self.launch, self.elastic = context, launch, ""
+        self.context, self.launch = context, launch
         args, program, env = launch.args, launch.program, launch.env
         super().__init__(Arguments(launch.engine, args, judged, program, env), env)
 
@@ -105,11 +101,26 @@ class Case(Meant):
         is_rank = rank is not None and rank[0] in self.arguments.values
         return used // self.candidate["dp"] if used and is_rank else used
 
+    @property
+    def elastic(self) -> str:
+        """Say why a lack of memory may not stop the server; empty where it does."""
+        automatic, title = self.grammar.automatic, self.spec.title
+        if automatic and automatic.weights in self.left_to_engine:
+            flag = f"--{automatic.weights.replace('_', '-')}"
+            return f"without {flag}, {title} leaves layers that do not fit in the host's memory."
+        caches = [name for name, meaning in self.grammar.means.items() if meaning == "kv_dtype"]
+        for name in caches:
+            value = self.arguments.values.get(name)
+            if value is not None and value not in self.grammar.words.get(name, {value: None}):
+                cache = f"a {value} cache is counted as one of the model's own format"
+                return f"{cache}, which is larger."
+        return ""
+
     def head(self) -> dict[str, Any]:
         """Engine, table of options and model, which every answer names."""
-        spec, judged = engine(self.engine), self.arguments.judged
+        judged = self.arguments.judged
         return {
-            "engine": {"name": spec.name, "version": judged.version or spec.version},
+            "engine": {"name": self.engine, "version": judged.version or self.spec.version},
             "judged_with": judged.to_json(),
             "model": self.context.model or self.model,
         }
@@ -194,7 +205,8 @@ class View:
         if len(ranked := self.ranked(rows)):
             return int(ranked[0])
         shortfall = self.columns["shortfall_bytes"][rows]
-        return rows.start + int(np.argmin(np.nan_to_num(shortfall, nan=np.inf)))
+        start: int = rows.start
+        return start + int(np.argmin(np.nan_to_num(shortfall, nan=np.inf)))
 
     @property
     def columns(self) -> Mapping[str, Any]:

@@ -16,8 +16,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.images import image_tag
 from recipe_core.commands.judge import prepare_command, read_command
 from recipe_core.commands.verdict import Case
-from recipe_core.engines.grammar import LIMITS, grammars
-from recipe_core.engines.spec import engine
+from recipe_core.engines.grammar import LIMITS
 from recipe_core.launch.process import Launch
 from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.recipe.build import Additions, make_recipe
@@ -137,7 +136,7 @@ def _option_flag(name: str) -> str:
 def _unread_parts(case: Case) -> Iterator[Lost]:
     """Words of no option, values left open, and what no estimate covers."""
     if case.arguments.unread:
-        spec = engine(case.launch.engine)
+        spec = case.spec
         words = " ".join(case.arguments.unread)
         yield Lost(words, f"not an option of {spec.title} {spec.version}")
     for name, text in case.arguments.open.items():
@@ -154,7 +153,7 @@ def _carried_options(
 
     ``computed`` is what the split alone is started with.
     """
-    grammar = grammars()[case.launch.engine]
+    grammar = case.grammar
     # Stated by the model, the candidate, the load, or the place of a process.
     split = {name for name, meaning in grammar.means.items() if meaning not in LIMITS}
     settled = {*_NAMED, *split, *grammar.placed, *computed.options}
@@ -228,7 +227,7 @@ def _carried_image(
 
 def _changed_options(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
-    means = grammars()[case.launch.engine].means
+    means = case.grammar.means
     for name, value in case.arguments.values.items():
         if name in _PLACED or means.get(name) == "model":
             continue

@@ -298,7 +298,7 @@ def engines_in(
         name = where if len(launches) == 1 else f"{where} #{number}"
         model_here = model if model and _names_folder(launch) else None
         yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas)
-    if not launches and (why := unread_reason(container.image, words)):
+    if not launches and (why := unread_reason(container.image or "", words)):
         yield UnreadPart(where, line, why)
 
 
