@@ -16,6 +16,7 @@ from recipe_core.commands.unknown_words import (
     explain_unknown,
     options_begun_by,
 )
+from recipe_core.commands.words import Words
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
     ReleaseTable,
@@ -25,8 +26,6 @@ from recipe_core.engines.option_releases import (
 )
 from recipe_core.engines.options import Option
 from recipe_core.engines.spec import engine
-
-Words = tuple[str, ...]
 
 # Unknown names of one command for which the nearest known one is looked for.
 SUGGESTIONS = 40

@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from recipe_core.commands.arguments import Arguments, Part, Words
+from recipe_core.commands.arguments import Arguments, Part
 from recipe_core.commands.findings import Finding
+from recipe_core.commands.words import Words
 from recipe_core.engines.option_releases import option_successor
 from recipe_core.engines.options import Option, OptionTable
 

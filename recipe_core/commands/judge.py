@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.arguments import Words, is_open
+from recipe_core.commands.arguments import is_open
 from recipe_core.commands.checks import (
     by_pinned,
     check_named_files,
@@ -29,7 +29,7 @@ from recipe_core.commands.context import DEFAULT_INPUT, DEFAULT_OUTPUT, CommandC
 from recipe_core.commands.launches import Launch, find_launches, first_launch
 from recipe_core.commands.remedies import find_attempts
 from recipe_core.commands.verdict import Case, Unknown, View, plan_commands
-from recipe_core.commands.words import MAX_CHARACTERS, read_script
+from recipe_core.commands.words import MAX_CHARACTERS, Words, read_script
 from recipe_core.engines.grammar import programs
 from recipe_core.engines.option_releases import ReleaseTable, memory_release
 from recipe_core.estimates.columns.serving import Cases, Setting

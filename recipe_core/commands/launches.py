@@ -13,7 +13,7 @@ from functools import cache
 from itertools import pairwise
 
 from recipe_core.commands.images import engine_by_name, image_start
-from recipe_core.commands.words import Script, Words, read_script
+from recipe_core.commands.words import Command, Script, Words, read_script
 from recipe_core.engines.grammar import grammars
 
 # Shells inside shells that are read.
@@ -73,8 +73,8 @@ class Surroundings:
 class Container(Surroundings):
     """A container and the words given to it; ``entrypoint`` stands in for the image's own."""
 
-    entrypoint: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
+    entrypoint: Words = ()
+    args: Words = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -89,12 +89,12 @@ class Launch(Surroundings):
     """
 
     engine: str
-    program: tuple[str, ...]
-    args: tuple[str, ...]
+    program: Words
+    args: Words
     env: Mapping[str, str]
     repeated: bool = False
     image_by_name: bool = False
-    before: tuple[str, ...] = ()
+    before: Words = ()
     assigned: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -125,12 +125,12 @@ def find_launches(script: Script, depth: int = 0) -> tuple[list[Launch], list[st
     return launches, programs
 
 
-def first_launch(words: tuple[str, ...], env: Mapping[str, str] | None = None) -> Launch | None:
+def first_launch(words: Words, env: Mapping[str, str] | None = None) -> Launch | None:
     """The server that words start, None when they start none."""
-    return next(_command_servers(Words(words, dict(env or {})), {}, 0), None)
+    return next(_command_servers(Command(words, dict(env or {})), {}, 0), None)
 
 
-def _command_servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
+def _command_servers(command: Command, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
     words = _skip_keywords(command.words)
     if not words or _program_name(words[0]) in _MENTIONED:
         return
@@ -154,7 +154,7 @@ def _command_servers(command: Words, script_env: dict[str, str], depth: int) -> 
         yield from _shell_servers(words, env, depth)
 
 
-def _sandbox_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _sandbox_servers(words: Words, env: Env, depth: int) -> Iterator[Launch]:
     """The servers in an image that Apptainer runs, with the variables around it."""
     start = next(
         (n for n, word in enumerate(words) if _program_name(word) in _SANDBOXES), len(words)
@@ -180,7 +180,7 @@ def _sandbox_image(word: str) -> str:
     return f"{name}:{tag}" if mark else stem
 
 
-def _step_image(words: tuple[str, ...]) -> str | None:
+def _step_image(words: Words) -> str | None:
     """The image that ``srun`` starts a step in (pyxis writes # after a registry)."""
     for word, following in zip(words, (*words[1:], ""), strict=True):
         name, equals, value = word.partition("=")
@@ -189,9 +189,7 @@ def _step_image(words: tuple[str, ...]) -> str | None:
     return None
 
 
-def _place_in_command(
-    launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str]
-) -> Launch:
+def _place_in_command(launch: Launch, words: Words, assigned: Mapping[str, str]) -> Launch:
     """With the words and variables of its command before its own, where these are its last."""
     size = len(words) - len(launch.args)
     if words[size:] != launch.args:
@@ -199,7 +197,7 @@ def _place_in_command(
     return replace(launch, before=words[:size], assigned=dict(assigned))
 
 
-def _skip_keywords(words: tuple[str, ...]) -> tuple[str, ...]:
+def _skip_keywords(words: Words) -> Words:
     """Without keywords of the shell that may stand before a command."""
     skip = next((n for n, word in enumerate(words) if word not in _KEYWORDS), 0)
     return words[skip:]
@@ -210,16 +208,16 @@ def _program_name(word: str) -> str:
 
 
 @cache
-def _start_patterns() -> dict[str, list[tuple[str, tuple[str, ...]]]]:
+def _start_patterns() -> dict[str, list[tuple[str, Words]]]:
     """Engines and the words that start them, by the word that is looked for; the longest first."""
     starts = [(name, start) for name, grammar in grammars().items() for start in grammar.launch]
-    patterns: dict[str, list[tuple[str, tuple[str, ...]]]] = {}
+    patterns: dict[str, list[tuple[str, Words]]] = {}
     for name, start in sorted(starts, key=lambda row: -len(row[1].words)):
         patterns.setdefault(start.program, []).append((name, start.words))
     return patterns
 
 
-def _match_program(words: tuple[str, ...], env: Env) -> Launch | None:
+def _match_program(words: Words, env: Env) -> Launch | None:
     """The first engine's program among the words, with the variables assigned before it."""
     set_before: dict[str, str] = {}
     for n, word in enumerate(words):
@@ -237,7 +235,7 @@ def _match_program(words: tuple[str, ...], env: Env) -> Launch | None:
     return None
 
 
-def _shell_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _shell_servers(words: Words, env: Env, depth: int) -> Iterator[Launch]:
     """Servers in the text that a shell is given: ``bash -c "…"``."""
     shell = next((n for n, word in enumerate(words) if _program_name(word) in _SHELLS), None)
     if shell is None or depth >= MAX_DEPTH:
@@ -249,7 +247,7 @@ def _shell_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Lau
             return
 
 
-def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _container_servers(words: Words, env: Env, depth: int) -> Iterator[Launch]:
     """The servers in a container of ``docker run``."""
     options, image, args = _run_options(words)
     if image is None:
@@ -289,7 +287,7 @@ def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
         yield replace(server, **around)
 
 
-def _is_arguments(args: tuple[str, ...]) -> bool:
+def _is_arguments(args: Words) -> bool:
     return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
 
 
@@ -306,8 +304,8 @@ def _mounted_places(options: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def _run_options(
-    words: tuple[str, ...],
-) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
+    words: Words,
+) -> tuple[dict[str, list[str]], str | None, Words]:
     """Options of ``docker run`` by name, the image, and the words after it."""
     options: dict[str, list[str]] = {}
     rest = iter(words)

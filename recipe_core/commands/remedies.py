@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.commands.arguments import Words, is_open
+from recipe_core.commands.arguments import is_open
 from recipe_core.commands.edits import mend_words, set_options
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.render import Rendered, program_words
 from recipe_core.commands.verdict import OK, Case, View
+from recipe_core.commands.words import Words
 from recipe_core.engines.options import Meaning
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import serving_memory

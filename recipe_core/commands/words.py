@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 
 from recipe_core.base.errors import InputError
 
@@ -45,11 +46,14 @@ _WHOLE_LIST = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _DECLARE = frozenset({"export", "declare", "local", "readonly", "set", "setenv"})
 
 
+Words = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
-class Words:
+class Command:
     """One simple command: its words, and the variables that are set for it alone."""
 
-    words: tuple[str, ...]
+    words: Words
     env: dict[str, str]
 
 
@@ -60,7 +64,7 @@ class Script:
     ``loose_ends``: lines that end in a backslash and a blank.
     """
 
-    commands: tuple[Words, ...]
+    commands: tuple[Command, ...]
     env: dict[str, str]
     loose_ends: int = 0
 
@@ -76,10 +80,8 @@ def read_script(text: str, env: Mapping[str, str] | None = None) -> Script:
         InputError: when it is longer than ``MAX_CHARACTERS`` or a quote is not closed.
     """
     if len(text) > MAX_CHARACTERS:
-        raise InputError(
-            f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.",
-            field="command",
-        )
+        size = f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read"
+        raise InputError(f"the command has {size}.", field="command")
     if "\0" in text:
         raise InputError("the command holds a NUL character.", field="command")
     return _Reader(text, dict(env or {})).read()
@@ -89,7 +91,7 @@ def read_script(text: str, env: Mapping[str, str] | None = None) -> Script:
 class _Reader:
     text: str
     env: dict[str, str] = field(default_factory=dict)
-    commands: list[Words] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     word: list[str] | None = None
     dropping: bool = False  # the next word is where a redirection goes
@@ -179,7 +181,7 @@ class _Reader:
         match kind:
             case "quoted":
                 return _INSIDE.sub(
-                    lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), token["quoted"]
+                    lambda m: m[1].replace("\n", "") if m[1] else self._value(m, 2), token["quoted"]
                 )
             case "variable":
                 variable = _VARIABLE.fullmatch(token["variable"])
@@ -188,10 +190,6 @@ class _Reader:
                 return token[kind]
             case _:
                 return token.group()
-
-    @staticmethod
-    def _escaped(character: str) -> str:
-        return "" if character == "\n" else character
 
     def _value(self, token: re.Match[str], first: int) -> str:
         """Say what the text itself gives a variable, or its default; else as it is written."""
@@ -213,14 +211,14 @@ class _Reader:
         self._end_word()
         self.dropping = False
         words, self.words = self.words, []
-        start = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
-        set_here, rest = dict(map(self._assigned, words[:start])), words[start:]
+        set_here = dict(map(self._assigned, takewhile(_ASSIGNMENT.match, words)))
+        rest = tuple(dropwhile(_ASSIGNMENT.match, words))
         if not rest:
             self.env |= set_here
         elif rest[0] in _DECLARE:
             self.env |= dict(self._assigned(word) for word in rest[1:] if _ASSIGNMENT.match(word))
         else:
-            self.commands.append(Words(tuple(rest), set_here))
+            self.commands.append(Command(rest, set_here))
 
     def _past_documents(self, at: int) -> int:
         """Past the lines that follow ``<<END``, up to END."""
