@@ -45,7 +45,7 @@ class Place:
     notes: tuple[str, ...] = ()
 
     def ground(self) -> dict[str, Any]:
-        """As fields of `recipe_core.commands.context.Ground`."""
+        """As fields of `recipe_core.commands.context.CommandContext`."""
         values = {"hardware": self.device, "gpus": self.per_node, "nodes": self.nodes}
         return {name: value for name, value in values.items() if value is not None}
 
