@@ -1,4 +1,4 @@
-"""What there is to say about a command: one list, from its words to its verdict."""
+"""Findings about a command: one list, from its words to its verdict."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ class Meant:
         self._read_experts()
         for meaning in _AS_STATED:
             self._set(meaning, self._limit(meaning))
-        stated = {**arguments.values, **arguments.open}
+        names = {*arguments.values, *arguments.open}
         self.usual = {
             name: usual
             for name, usual in USUAL.items()
-            if name in self.by_meaning and self.by_meaning[name] not in stated
+            if name in self.by_meaning and self.by_meaning[name] not in names
         }
         self.stored: tuple[str, tuple[str, ...]] | None = None
         self._read_dtypes()
@@ -95,10 +95,10 @@ class Meant:
 
     def _by_meaning(self) -> dict[Meaning, str]:
         """The option with each meaning: of several the first that the command states."""
-        stated = {**self.arguments.values, **self.arguments.open}
+        names = {*self.arguments.values, *self.arguments.open}
         out: dict[Meaning, str] = {}
         for name, meaning in self.grammar.means.items():
-            if meaning not in out or (name in stated and out[meaning] not in stated):
+            if meaning not in out or (name in names and out[meaning] not in names):
                 out[meaning] = name
         return out
 
