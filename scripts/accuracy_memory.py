@@ -17,7 +17,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.engines.spec import engine, release_key
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.serving.logged_cache import COUNTED_RIGHT
+from recipe_core.estimates.serving.cache import COUNTED_RIGHT
 from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plan import Plan

@@ -312,9 +312,7 @@ class _Reading:
 
     def _unmodelled(self) -> None:
         values = self.arguments.values
-        offload = requested_offload(self.grammar.offload, values, self.env)
-        self.out.kv_offload = offload.tiers if offload else None
-        modelled = offload.options if offload else frozenset()
+        self.out.kv_offload, modelled = requested_offload(self.grammar.offload, values, self.env)
         self.out.own_options = {
             name: value for name, value in values.items() if name not in modelled
         }

@@ -11,7 +11,7 @@ from recipe_core.accuracy.technique import Making
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.types import Task
 from recipe_core.base.units import GIB
-from recipe_core.engines.memory import Through
+from recipe_core.engines.memory import Through, Tier
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.estimates.columns.serving import WIDE, ReuseCurve, Setting
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
@@ -162,25 +162,21 @@ def offload_of(offload: KvOffload | None, spec: Engine) -> Offload | None:
         return None
     ways: list[Through] = [*spec.kv_offload]
     through = offload.through or (ways[0] if ways else None)
-    device = offload.host_gib_per_device
-    return Offload(
-        through,
-        spec.kv_offload.get(through) if through else None,
-        host_bytes=None if offload.host_gib is None else offload.host_gib * GIB,
-        host_bytes_per_device=None if device is None else device * GIB,
-        disk=_kv_store(offload.disk, f"{FIELD}.disk.tier"),
-        remote=_kv_store(offload.remote, f"{FIELD}.remote.tier"),
-    )
+    per_device = offload.host_gib is None
+    host_gib = offload.host_gib_per_device if per_device else offload.host_gib
+    asked: list[tuple[Tier, KvStore | None]] = [("disk", offload.disk), ("remote", offload.remote)]
+    stores = tuple(_kv_store(tier, store) for tier, store in asked if store is not None)
+    connector = spec.kv_offload.get(through) if through else None
+    return Offload(through, connector, (host_gib or 0.0) * GIB, per_device, stores)
 
 
-def _kv_store(store: KvStore | None, field: str) -> Store | None:
-    if store is None:
-        return None
+def _kv_store(tier: Tier, store: KvStore) -> Store:
     try:
-        tier = storage_tier(store.tier)
+        storage = storage_tier(store.tier)
     except HardwareError as error:
+        field = f"{FIELD}.{tier}.tier"
         raise HardwareError(error.message, field=field, hint=error.hint) from error
-    return Store(tier, store.gib * GIB, store.path, store.url)
+    return Store(tier, storage, store.gib * GIB, store.path, store.url)
 
 
 def requested_engine(name: str | None, place: Cluster, task: Task = "generate") -> Engine:

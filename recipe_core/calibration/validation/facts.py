@@ -19,7 +19,7 @@ from recipe_core.base.units import gib
 from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.columns.corrections import assumed_version, version_in_text
-from recipe_core.estimates.serving.logged_cache import logged_requests, logged_tokens, logs_less
+from recipe_core.estimates.serving.cache import logged_requests, logged_tokens, logs_less
 from recipe_core.models.catalog import in_catalog
 from recipe_core.plans.plan import Plan
 from recipe_core.request.serving_workload import LOADS
