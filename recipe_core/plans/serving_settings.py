@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -164,19 +165,20 @@ def offload_of(offload: KvOffload | None, spec: Engine) -> Offload | None:
     through = offload.through or (ways[0] if ways else None)
     per_device = offload.host_gib is None
     host_gib = offload.host_gib_per_device if per_device else offload.host_gib
-    asked: list[tuple[Tier, KvStore | None]] = [("disk", offload.disk), ("remote", offload.remote)]
-    stores = tuple(_kv_store(tier, store) for tier, store in asked if store is not None)
+    stores = (*_kv_store("disk", offload.disk), *_kv_store("remote", offload.remote))
     connector = spec.kv_offload.get(through) if through else None
     return Offload(through, connector, (host_gib or 0.0) * GIB, per_device, stores)
 
 
-def _kv_store(tier: Tier, store: KvStore) -> Store:
+def _kv_store(tier: Tier, store: KvStore | None) -> Iterator[Store]:
+    if store is None:
+        return
     try:
         storage = storage_tier(store.tier)
     except HardwareError as error:
         field = f"{FIELD}.{tier}.tier"
         raise HardwareError(error.message, field=field, hint=error.hint) from error
-    return Store(tier, storage, store.gib * GIB, store.path, store.url)
+    yield Store(tier, storage, store.gib * GIB, store.path, store.url)
 
 
 def requested_engine(name: str | None, place: Cluster, task: Task = "generate") -> Engine:

@@ -93,7 +93,7 @@ def kinds_of(model: ModelSpec) -> frozenset[str]:
                 "windows": mixer.window is not None,
                 "latents": isinstance(mixer, LatentAttention),
             }
-            out |= {kind for kind, there in has.items() if there}
+            out |= {kind for kind, present in has.items() if present}
     return frozenset(out)
 
 

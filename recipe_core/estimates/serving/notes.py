@@ -213,7 +213,7 @@ def _held_notes(setting: Setting, cases: Cases) -> Iterator[Sentence]:
 
 
 def _logged_note(e: Estimates) -> Sentence:
-    """What the log of each case will say, where its cache holds clearly more."""
+    """The lines of each case's log, where its cache holds clearly more."""
     setting, cases, pool_bytes = e.setting, e.cases, e.memory.kv_cache_bytes
     requests = logged_requests(setting, cases, pool_bytes)
     tokens = logged_tokens(setting, cases, pool_bytes)
@@ -477,10 +477,10 @@ def _launch_note(prompts: Float, parts: Parts) -> Sentence:
 
 def _batch_step_note(cases: Cases) -> Sentence:
     tokens = prompt_chunks(cases, chunked=True)[0] * cases.load / active_replicas(cases)
-    steps, most = np.ceil(tokens / cases.max_batched_tokens), cases.max_batched_tokens
+    steps, limit = np.ceil(tokens / cases.max_batched_tokens), cases.max_batched_tokens
     return (
         (steps > 1) & (steps < MANY_STEPS),
         lambda i: (
-            f"The prompts of a batch take {steps[i]:,.0f} steps of at most {most[i]:,.0f} tokens."
+            f"The prompts of a batch take {steps[i]:,.0f} steps of at most {limit[i]:,.0f} tokens."
         ),
     )

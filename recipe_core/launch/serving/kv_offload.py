@@ -22,7 +22,7 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class OffloadLaunch:
-    """What an engine is started with: options, variables of its processes, files, modules."""
+    """The words of a launch: options, variables of its processes, files, modules."""
 
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
