@@ -55,8 +55,8 @@ def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
     gaps = [a - b for a, b in zip(base, best, strict=True)]
     mean, pairs = fmean(gaps), len(gaps)
     half = T_95[pairs - 2] * stdev(gaps) / math.sqrt(pairs)
-    ratios = map(math.exp, (mean, mean - half, mean + half))
-    return Gain(pairs, *ratios, noise_share=math.expm1(stdev(base)))
+    ratio, low, high = map(math.exp, (mean, mean - half, mean + half))
+    return Gain(pairs, ratio, low, high, math.expm1(stdev(base)))
 
 
 def alternating_order(repeats: int) -> list[str]:
