@@ -277,12 +277,12 @@ class _Tuning:
 def tune(
     bundle: Path,
     budget: Budget | None = None,
+    machine: Machine | None = None,
     *,
     goal: str | None = None,
     resume: bool = False,
     output: Path | None = None,
     seed: int = SEED,
-    machine: Machine | None = None,
 ) -> Tuned:
     """Search around a bundle's recommended point; ``output`` gets the better recipe's bundle.
 

@@ -99,12 +99,10 @@ def tune_command(
     _require_signed([bundle], public_key)
     budget = Budget(trials, minutes, repeats, patience, splits, timeout_s=timeout)
     try:
-        machine = Machine(_echo_progress)
         outcome = tune(
-            bundle, budget, goal=objective, resume=resume, output=output, machine=machine
+            bundle, budget, Machine(_echo_progress), goal=objective, resume=resume, output=output
         )
     except KeyboardInterrupt:
         _echo_progress("interrupted; nothing was left running. Go on with: recipe tune --resume")
         raise typer.Exit(INTERRUPTED) from None
-    written = output if outcome.recipe is not None else None
-    emit(outcome.to_json()) if as_json else typer.echo(tune_text(outcome, written))
+    emit(outcome.to_json()) if as_json else typer.echo(tune_text(outcome, output))
