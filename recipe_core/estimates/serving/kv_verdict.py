@@ -6,19 +6,19 @@ loads, queues on links, copies that steps wait for and hits all count, as the es
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.units import significant
 from recipe_core.engines.memory import Tier
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import build_parts
 from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache, Verdict
 from recipe_core.estimates.serving.kv_tiers import Cached, TierUse
+from recipe_core.estimates.serving.notes import note_where, place_notes
 from recipe_core.estimates.serving.rates import Serving, active_replicas
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NOTICED = 0.02
 # The least that a change counts beside one the other way, as a share of that.
 WEIGHS = 0.2
+# Shares that are said: of prompt tokens that a tier finds, of a link's time.
+FOUND, BUSY = 0.0005, 0.7
 
 
 def prefix_caches(e: Estimates) -> list[PrefixCache | None]:
@@ -75,7 +77,7 @@ def _tier_rows(before: Serving, tiered: Estimates, cached: Cached, tier: Tier) -
         throughput_change=faster,
         step_slowdown=slowdown,
         verdict=map(_tier_verdict, gains.tolist()),
-        because=[" ".join(_verdict_reasons(use, slowdown, i)) for i in range(len(tiered))],
+        because=_verdict_reasons(use, slowdown),
     )
 
 
@@ -99,20 +101,18 @@ def _tier_verdict(shares: Sequence[float]) -> Verdict:
     return "hurts" if worse else "neutral"
 
 
-def _verdict_reasons(use: TierUse, slowdown: Float, i: int) -> Iterator[str]:
-    """Yield what decides: hits, a token loaded against computed, drives, steps."""
-    added, written, busy = use.hit_added[i], use.written_share[i], use.busy[i]
-    load_s, compute_s = use.load_s_per_token[i], use.recompute_s_per_token[i]
-    if added < 0.0005:
-        yield "It finds nothing that is not found above it."
-    else:
-        yield f"It finds {significant(100 * added)} % of the prompts' tokens."
-        slower = "less than" if load_s < compute_s else "no less than"
-        loads, computes = (f"{significant(value * 1e6)} µs" for value in (load_s, compute_s))
-        yield f"A token loads in {loads}, {slower} the {computes} to compute it."
-    if written < 1:
-        yield f"Its drives can only write {written:.0%} of the blocks."
-    if busy > 0.7:
-        yield f"Its link is busy {busy:.0%} of the time."
-    if slowdown[i] > NOTICED:
-        yield f"Moving blocks takes {slowdown[i]:.1%} of the devices' time."
+def _verdict_reasons(use: TierUse, slowdown: Float) -> list[str]:
+    """Say what decides: hits, a token loaded against computed, drives, steps."""
+    load_s, compute_s, finds = use.load_s_per_token, use.recompute_s_per_token, use.hit_added
+    token = {"load": 1e6 * load_s, "compute": 1e6 * compute_s}
+    token["than"] = np.where(load_s < compute_s, "less than", "no less than")
+    notes = (
+        note_where("tier-nothing", finds < FOUND),
+        note_where("tier-finds", ~(finds < FOUND), percent=100 * finds, **token),
+        note_where("tier-writes", use.written_share < 1, share=use.written_share),
+        note_where("tier-busy", use.busy > BUSY, share=use.busy),
+        note_where("tier-moves", slowdown > NOTICED, share=slowdown),
+    )
+    out: list[list[str]] = [[] for _ in slowdown]
+    place_notes(out, np.arange(len(out)), notes)
+    return [" ".join(sentences) for sentences in out]

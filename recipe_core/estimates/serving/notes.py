@@ -7,16 +7,15 @@ sentences are in ``notes.yaml``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
-from recipe_core.base.data_files import DataFile, DataRow
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.units import gib, seconds_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
@@ -71,9 +70,7 @@ class _File(DataRow):
     sentences: Mapping[str, str]
 
 
-@cache
-def _sentences() -> Mapping[str, str]:
-    return DataFile(FILE, "notes").read_as(_File).sentences
+_TABLE = DataTable[str](DataFile(FILE, "notes"), _File, "sentences", "sentence")
 
 
 def _count_text(count: float, noun: str) -> str:
@@ -101,11 +98,11 @@ class _Number(float):
 
 def say_note(name: str, **values: Any) -> str:
     """Write a sentence of ``notes.yaml``."""
-    return _sentences()[name].format(**values)
+    return _TABLE.rows[name].format(**values)
 
 
 @dataclass(frozen=True, slots=True)
-class _Note:
+class Note:
     """A sentence of the cases ``where`` it holds, everywhere or by case.
 
     ``values``: for all cases, as an array of them, or as what gives the value of a case.
@@ -128,21 +125,23 @@ def _value_at(value: Any, i: int) -> Any:
     return _Number(value) if isinstance(value, float) else value
 
 
-def _note_where(name: str, where: Bool | bool = True, **values: Any) -> _Note:
-    return _Note(name, where, values)
+def note_where(name: str, where: Bool | bool = True, **values: Any) -> Note:
+    """A note of the cases ``where`` it holds; see ``Note``."""
+    return Note(name, where, values)
 
 
 def estimate_notes(e: Estimates, running: Estimates, feasible: Bool) -> list[list[str]]:
     """The sentences of each case; ``feasible``: whether it runs, ``running``: those that do."""
     shared, price = [*_shared_notes(e)], e.setting.cluster.price_note
     out = [[*shared, *([f"{doubt}."] if doubt else [])] for doubt in e.doubts(np.arange(len(e)))]
-    _place_notes(out, np.arange(len(e)), _case_notes(e, feasible))
+    place_notes(out, np.arange(len(e)), _case_notes(e, feasible))
     if len(running):
-        _place_notes(out, np.flatnonzero(feasible), _running_notes(running))
+        place_notes(out, np.flatnonzero(feasible), _running_notes(running))
     return [[*sentences, *([price] if price else [])] for sentences in out]
 
 
-def _place_notes(out: list[list[str]], places: Int, notes: Iterator[_Note]) -> None:
+def place_notes(out: list[list[str]], places: Int, notes: Iterable[Note]) -> None:
+    """Add notes to the sentences of the cases that they are of; their first is at ``places[0]``."""
     for note in notes:
         for i in np.flatnonzero(np.broadcast_to(note.where, len(places))).tolist():
             out[places[i]].append(note.say(i))
@@ -192,19 +191,19 @@ def _about_towers(setting: Setting) -> Iterator[str]:
 # What waits, and what caches hold and find
 
 
-def _case_notes(e: Estimates, feasible: Bool) -> Iterator[_Note]:
+def _case_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     """Yield what is said of cases that run and of others."""
     if e.pools is None:
         yield from _queue_notes(e, feasible)
     else:
         prefill, decode = e.pools.prefill_per_s, e.pools.decode_per_s
         pool = np.where(prefill < decode, "prefill", "decode")
-        yield _note_where("pools", pool=pool, prefill=prefill, decode=decode)
+        yield note_where("pools", pool=pool, prefill=prefill, decode=decode)
     mixers = [layer.attention for layer, _ in e.setting.model.kinds]
     heads = max((a.kv_heads for a in mixers if a is not None and a.kv_values_per_head), default=0)
     if heads:
         times, heads_text = e.cases.tp // heads, "1 KV head" if heads == 1 else f"{heads} KV heads"
-        yield _note_where("copies", times > 1, times=times, heads=heads_text, tp=e.cases.tp)
+        yield note_where("copies", times > 1, times=times, heads=heads_text, tp=e.cases.tp)
     if logs_less(e.setting, e.cases):
         yield _logged_note(e)
     if "stream" in e.serving.prefill:
@@ -213,7 +212,7 @@ def _case_notes(e: Estimates, feasible: Bool) -> Iterator[_Note]:
         yield from _cache_notes(e)
 
 
-def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[_Note]:
+def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     """Say how many requests wait, and how many more the cache would have to hold."""
     setting, cases, memory = e.setting, e.cases, e.memory
     limit = resident_limit(setting, cases, memory) * cases.replicas
@@ -221,8 +220,8 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[_Note]:
     over = memory.total_bytes > memory.usable_bytes
     does = "starts" if setting.mode == "static" else "starts and queues"
     waits = (cases.load > limit) & (setting.mode in ("closed", "offline"))
-    yield _note_where("queue", waits, limit=limit, load=cases.load)
-    yield _note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
+    yield note_where("queue", waits, limit=limit, load=cases.load)
+    yield note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
     needed = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     values = {
         "head": np.where(feasible, f"The split {does}: the", "The"),
@@ -231,11 +230,11 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[_Note]:
         "total": memory.total_bytes,
         "usable": memory.usable_bytes,
     }
-    yield _note_where("full-length", queues & ~over, **values)
-    yield _note_where("full-length-over", queues & over, **values)
+    yield note_where("full-length", queues & ~over, **values)
+    yield note_where("full-length-over", queues & over, **values)
 
 
-def _logged_note(e: Estimates) -> _Note:
+def _logged_note(e: Estimates) -> Note:
     """The lines of each case's log, where its cache holds clearly more."""
     pool_bytes, context = e.memory.kv_cache_bytes, e.cases.max_context
     requests = logged_requests(e.setting, e.cases, pool_bytes)
@@ -245,65 +244,65 @@ def _logged_note(e: Estimates) -> _Note:
     values = {"engine": e.setting.engine.title, "held": e.memory.kv_cache_tokens}
     values |= {"context": context, "requests": requests}
     if tokens is None:
-        return _note_where("logged-requests", holds_more, **values)
+        return note_where("logged-requests", holds_more, **values)
     why = np.where(
         tokens < by_requests,
         "the first shares blocks out evenly, to layers with windows too",
         "it charges every request for the tokens in flight",
     )
-    return _note_where("logged-tokens", holds_more, tokens=tokens, why=why, **values)
+    return note_where("logged-tokens", holds_more, tokens=tokens, why=why, **values)
 
 
-def _interval_notes(e: Estimates) -> Iterator[_Note]:
+def _interval_notes(e: Estimates) -> Iterator[Note]:
     """Yield notes on waits of requests and tokens for steps the engine skips."""
     ttft_s, cases, prefill = e.serving.ttft_s, e.cases, e.serving.prefill
     receive_s, stream_s, sent = prefill["receive"], prefill["stream"], cases.stream_interval
     times = {"ttft": ttft_s, "looks": cases.recv_interval, "sent": sent}
-    yield _note_where("receive", receive_s > 0, before=ttft_s - receive_s, **times)
-    yield _note_where("stream", stream_s > 0, before=ttft_s - stream_s, **times)
+    yield note_where("receive", receive_s > 0, before=ttft_s - receive_s, **times)
+    yield note_where("stream", stream_s > 0, before=ttft_s - stream_s, **times)
     group, every_s = np.minimum(sent, cases.output_tokens), sent * e.serving.tpot_s
-    yield _note_where("stream-groups", (sent > 1) & (stream_s == 0), sent=group, every=every_s)
+    yield note_where("stream-groups", (sent > 1) & (stream_s == 0), sent=group, every=every_s)
 
 
-def _cache_notes(e: Estimates) -> Iterator[_Note]:
+def _cache_notes(e: Estimates) -> Iterator[Note]:
     """Yield the share that each case finds, and where."""
     cached, reuse = e.cached, e.setting.reuse
     if cached is None:
         return
     if reuse is not None:
         device, whose = cached.device, "all replicas" if reuse.affinity else "a replica"
-        yield _note_where("reuse", whose=whose, free=device.seen_tokens, hit=device.hit)
+        yield note_where("reuse", whose=whose, free=device.seen_tokens, hit=device.hit)
         if cached.tiers:
-            yield _note_where("tiers", tiers=" and ".join(cached.tiers), hit=cached.hit)
+            yield note_where("tiers", tiers=" and ".join(cached.tiers), hit=cached.hit)
     if e.setting.offload is not None and e.setting.cluster.device.node.host_memory_bytes is None:
-        yield _note_where("host-unknown")
+        yield note_where("host-unknown")
     if reuse is None:
-        yield _note_where("no-reuse")
+        yield note_where("no-reuse")
 
 
 # What binds a split that runs
 
 
-def _running_notes(e: Estimates) -> Iterator[_Note]:
+def _running_notes(e: Estimates) -> Iterator[Note]:
     setting, cases, served, weights = e.setting, e.cases, e.serving, e.memory.weights_bytes
     yield _link_note(cases, served)
     # ranks without a request step all the same where they hold experts
     active = active_replicas(cases) if setting.mode != "open" else cases.replicas
     idle = cases.replicas - active
-    yield _note_where(
+    yield note_where(
         "idle-ranks", cases.shares_experts & (idle > 0), idle=idle, ranks=cases.replicas
     )
     use = setting.engine.memory
     buffers = use.context_parallel_bytes.value - use.context_single_bytes.value
     outweigh = has_collectives(cases) & (weights < buffers)
-    yield _note_where("buffers", outweigh, buffers=buffers, weights=weights)
+    yield note_where("buffers", outweigh, buffers=buffers, weights=weights)
     if not setting.model.generates:
-        yield _note_where("pooled")
+        yield note_where("pooled")
     elif e.pools is None:  # the steps of two pools are of two kinds
         yield from _step_notes(setting, cases, served)
 
 
-def _link_note(cases: Cases, served: Serving) -> _Note:
+def _link_note(cases: Cases, served: Serving) -> Note:
     """Time on links, where it is a good part of a step."""
     times = [_on_links(parts) for parts in (served.decode, served.prefill)]
     shares = np.array([np.sum([*parts.values()], axis=0) / work_s for work_s, parts in times])
@@ -316,7 +315,7 @@ def _link_note(cases: Cases, served: Serving) -> _Note:
         texts = [(name, part[i]) for name, part in parts if part[i] > 0.05 * work_s[i]]
         return ", ".join(f"{seconds_text(part_s)} for {_LINKS[name]}" for name, part_s in texts)
 
-    return _note_where(
+    return note_where(
         "links",
         share >= LINKED,
         seconds=share * work_s,
@@ -358,20 +357,20 @@ def _mean_steps(setting: Setting, cases: Cases, decoding: Float) -> _Steps:
     return _Steps(decode.sequences, prompts, (decode, with_prompts))
 
 
-def _step_notes(setting: Setting, cases: Cases, served: Serving) -> Iterator[_Note]:
+def _step_notes(setting: Setting, cases: Cases, served: Serving) -> Iterator[Note]:
     """Yield what is said of steps: batches, prompts that share them, formats, launches."""
     if setting.mode == "static" and setting.engine.chunked_prefill:
         limit = cases.max_batched_tokens
         tokens = prompt_chunks(cases, chunked=True)[0] * cases.load / active_replicas(cases)
         count = np.ceil(tokens / limit)
-        yield _note_where(
+        yield note_where(
             "batch-steps", (count > 1) & (count < MANY_STEPS), steps=count, limit=limit
         )
     steps = _mean_steps(setting, cases, served.decoding)
     prompts, ahead_s = steps.prompts, served.prefill.get("prompts_ahead")
     if ahead_s is not None:
         long = (prompts > SHARED) & (ahead_s > AHEAD * served.ttft_s)
-        yield _note_where("shared-steps", long, prompts=prompts, ahead=ahead_s)
+        yield note_where("shared-steps", long, prompts=prompts, ahead=ahead_s)
     waits = "launch" in served.prefill and bool((served.prefill["launch"] > 0).any())
     if waits or setting.weight_dtype not in WIDE:
         parts = steps.parts(setting, cases)
@@ -379,12 +378,12 @@ def _step_notes(setting: Setting, cases: Cases, served: Serving) -> Iterator[_No
             yield _narrow_format_note(setting, cases, steps, parts)
         launch_s, step_s = parts[1]["launch"], total(parts[1])
         long = launch_s > LAUNCHED * step_s
-        yield _note_where("launch", long, launch=launch_s, step=step_s, prompts=prompts)
+        yield note_where("launch", long, launch=launch_s, step=step_s, prompts=prompts)
 
 
 def _narrow_format_note(
     setting: Setting, cases: Cases, steps: _Steps, parts: tuple[Parts, ...]
-) -> _Note:
+) -> Note:
     """Steps that take longer than with 16-bit weights.
 
     Kernels of narrow formats start later and scale values, which small matrices do not make up for.
@@ -409,7 +408,7 @@ def _narrow_format_note(
             if step_s[i] > SLOWER * wide_s[i]
         )
 
-    return _note_where(
+    return note_where(
         "narrow",
         np.any([step_s > SLOWER * wide_s for step_s, wide_s in pairs], axis=0),
         narrow=setting.weight_dtype,
