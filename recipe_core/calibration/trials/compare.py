@@ -183,7 +183,7 @@ def coarsest_format_class(*recipes: Recipe) -> str:
     """The coarsest class of number formats that any of the recipes computes in."""
     order, classes = [*_TABLE.rows], _TABLE.document.formats
     names = [name for recipe in recipes for name in stored_formats(recipe)]
-    return max((classes.get(name, order[-1]) for name in names), key=order.index)
+    return order[max(order.index(classes.get(name, order[-1])) for name in names)]
 
 
 def stored_formats(recipe: Recipe) -> tuple[str, str]:
