@@ -50,10 +50,10 @@ class Physics(Generic[S, C, E]):
     quantities: Mapping[str, Callable[[E], Any]]
     rules: Callable[[S, C], Sequence[Refusal]]
     search_rules: Callable[[S, C], Sequence[Refusal]]
-    place_rules: Callable[[S, C], Sequence[Refusal]]
     uncertain: Callable[[S, str], Uncertain | None]
-    correlations: Callable[[], Mapping[str, Mapping[str, float]]]
-    left: Callable[[E, str], Float | None]
+    place_rules: Callable[[S, C], Sequence[Refusal]] = lambda _setting, _cases: ()
+    correlations: Callable[[], Mapping[str, Mapping[str, float]]] = dict
+    left: Callable[[E, str], Float | None] = lambda _estimates, _metric: None
 
 
 def columns_of(part: str, *names: str) -> dict[str, Callable[[Any], Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import training_data
-from recipe_core.engines.training_programs import LAUNCH_RULES, Bound, Launches, training_engine
+from recipe_core.engines.training_programs import LAUNCH_RULES, Launches, training_engine
 from recipe_core.estimates.columns.training import (
     OFFLOADS,
     RECOMPUTE,
@@ -88,9 +88,6 @@ class LaunchFacts:
             if hasattr(holder, name):
                 return getattr(holder, name)
         raise LAUNCH_RULES.problem("", f"{name!r} is no fact of a launch", "Name one that is.")
-
-    def bound(self, bound: Bound) -> Any:
-        return self[bound] if isinstance(bound, str) else bound
 
     def coded(self, name: str, words: tuple[Any, ...]) -> tuple[Any, ...]:
         """Words as they stand in a fact: codes, where it is a column of codes."""

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float
-from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
-from recipe_core.plans.limits import bounded_figures
+from recipe_core.base.arrays import Bool
+from recipe_core.plans.limits import LIMITS, breaks_limit
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_least_loads
 from recipe_core.plans.table import PlanTable
@@ -42,36 +41,13 @@ def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
     ``bound``: None is no bound. Where the load is searched it follows the limits on time: then
     those splits keep another bound on a time than the plan's that keep it at their smallest load.
     """
-    limit = limits_by_name()[plan.measures[name].limit or ""]
-    if limit.timed and bound != getattr(plan.request.objective.limits, limit.name):
+    moved, limits = limits_by_name()[plan.measures[name].limit or ""], plan.request.objective.limits
+    if moved.timed and bound != getattr(limits, moved.name):
         plan = plan_least_loads(plan)
-    keeps_rest = _keeps_other_limits(plan, name)
-    if bound is None:
-        return int(keeps_rest.sum())
-    values, bound = _bounded_values(plan, name), bound / limit.factor
-    keep = values >= bound if limit.at_least else values <= bound
-    return int((keeps_rest & np.isfinite(values) & keep).sum())
-
-
-def _keeps_other_limits(plan: Plan, name: str) -> Bool:
-    """Rows that run and keep every stated limit but that on a metric."""
+    limits = plan.request.objective.limits.model_copy(update={moved.name: bound})
     keep = plan.runs.copy()
-    for measure, metric in plan.measures.items():
-        if metric.limit is None or measure == name:
-            continue
-        limit = limits_by_name()[metric.limit]
-        bound = limit.bound(plan.request.objective.limits)
-        if bound is None:
-            continue
-        values = _bounded_values(plan, measure)
-        if limit.priced or limit.column == ACCURACY:  # what nobody knows keeps no limit
-            keep &= np.isfinite(values)
-        with np.errstate(invalid="ignore"):
-            keep &= ~(values < bound) if limit.at_least else ~(values > bound)
-    return keep
-
-
-def _bounded_values(plan: Plan, name: str) -> Float:
-    """Return what a limit on a metric bounds, SI: the metric, or a simulated percentile of it."""
-    limit = plan.measures[name].limit
-    return plan.raw(name) if limit is None else bounded_figures(plan, limits_by_name()[limit].code)
+    for rule in LIMITS.values():
+        if rule.bound(limits) is not None:
+            broken = [breaks_limit(rule, block, limits) for block in plan.blocks]
+            keep &= ~np.concatenate(broken)
+    return int(keep.sum())

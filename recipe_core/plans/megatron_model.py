@@ -48,7 +48,8 @@ class MegatronModels(DataRow):
     ``arguments``: by class of this project, of its attributes; ``lacking``: attributes that have
     none, as they end "a model with …". ``always``: values of arguments that hold for every model.
     ``activations``: arguments of activations, null for one that needs none.
-    ``read``: fields of which a part is told in its own way, by the part.
+    ``read``: fields of which a part is told in its own way, by the part. ``routers``: what
+    families of a router allow.
     """
 
     schema_version: Literal[1]
@@ -59,6 +60,7 @@ class MegatronModels(DataRow):
     always: dict[str, Any]
     activations: dict[str, str | None]
     families: dict[str, Family]
+    routers: dict[str, dict[str, tuple[Any, ...]]]
     refused: dict[str, str]
     neutral: dict[str, tuple[str, ...]]
     sizes: tuple[str, ...]
@@ -251,7 +253,7 @@ def _field_items(config: Config, family: Family) -> Items:
     """Every field has an argument, an allowed value, or no bearing on what is trained."""
     models = megatron_models()
     arguments = {**models.fields, **family.fields}
-    allowed = {**models.allowed, **family.allowed}
+    allowed = {**models.allowed, **models.routers.get(family.router or "", {}), **family.allowed}
     elsewhere = {*models.wordless, family.norm}
     yield from {**models.always, **family.always}.items()
     for name, value in config.items():
@@ -344,8 +346,6 @@ def _routing_items(model: ModelSpec, config: Config, family: Family) -> Items:
     yield from _part_items(experts)
     yield "moe_router_score_function", family.router
     yield "moe_router_dtype", "fp32"  # as transformers computes weights of experts
-    if config.get("scoring_func", family.router) != family.router:
-        yield f"scoring_func {config['scoring_func']!r}"
     yield from _router_weight_items(config, family, experts.top_k)
     yield from _router_group_items(config, family, experts.top_k)
     yield from _balance_items(config, family)
@@ -356,8 +356,6 @@ def _router_weight_items(config: Config, family: Family, top_k: int) -> Items:
     normalised = bool(config.get("norm_topk_prob"))
     if family.router == "sigmoid":
         yield "moe_router_enable_expert_bias", True
-        if not normalised:
-            yield "norm_topk_prob False beside sigmoid scores"
     elif not normalised:
         yield "moe_router_pre_softmax", True
     elif top_k == 1:
@@ -370,8 +368,6 @@ def _router_group_items(config: Config, family: Family, top_k: int) -> Items:
     usual = "noaux_tc" if family.router == "sigmoid" else "greedy"
     method, groups = config.get("topk_method", usual), config.get("n_group", 1)
     limited = config.get("topk_group", 1)
-    if method not in (usual, *(("group_limited_greedy",) if usual == "greedy" else ())):
-        yield f"topk_method {method!r}"
     if groups == 1 or method == "greedy":
         return
     if not _is_count(groups) or not _is_count(limited) or top_k // limited != _SUMMED.get(method):

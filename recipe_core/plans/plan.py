@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from recipe_core.estimates.results import Estimate
-    from recipe_core.plans.remedies import Change, Flip
+    from recipe_core.plans.flips import Flip
+    from recipe_core.plans.remedies import Change
 
 # Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how
 # many there are.
@@ -77,7 +78,7 @@ class Plan(PlanTable):
 
         The request planned again with price, lengths and load moved.
         """
-        from recipe_core.plans.remedies import find_flips
+        from recipe_core.plans.flips import find_flips
 
         return find_flips(self)
 

@@ -39,8 +39,7 @@ def search_plan(problem: Problem[Any], candidate: CandidateRequest | None = None
     Without one, what all splits of a training plan share (framework, precision, offload) is the
     request's.
     """
-    kind = problem_kind(problem)
-    return Plan(kind, *kind.search_cases(kind, problem, candidate))
+    return Plan.of_search(problem_kind(problem), problem, candidate)
 
 
 def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
@@ -57,8 +56,7 @@ def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
 
 def plan_stated(problem: Problem[Any], candidate: CandidateRequest) -> Plan | None:
     """The plan of the one split that a candidate states in full; None where it does not."""
-    pair = find_stated_case(problem, candidate)
-    return None if pair is None else plan_cases(problem, *pair)
+    return Plan.of_stated(problem_kind(problem), problem, candidate)
 
 
 def find_stated_case(problem: Problem[Any], candidate: CandidateRequest) -> tuple[Any, Any] | None:

@@ -1,6 +1,6 @@
 """Changes to a request, each really planned.
 
-Such that help a plan with nothing feasible, or one refused split; and such that flip a decision.
+Such that help a plan with nothing feasible, or one refused split.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
 from recipe_core.plans.limits import LIMITS, bounded_figures, stated_limits
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.splits import broken_rules, row_key, row_request
-from recipe_core.plans.table import PlanTable, replan, replan_stated
+from recipe_core.plans.table import PlanTable, replan_best, replan_stated
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.split_key import split_name
@@ -29,10 +29,14 @@ from recipe_core.request.split_key import split_name
 AT_MOST = 3
 # The lowest confidence that a request may ask for.
 LEAST_CONFIDENCE = 0.5
-# Share by which a price per device and hour is moved.
-PRICE = 0.2
 # Feasible rows with the nearest degrees whose other choices are compared.
 CLOSE = 50
+
+# Options of which a split has the one value.
+_OF_SPLIT = {
+    "options.weight_dtypes": "candidate.weight_dtype",
+    "options.kv_dtypes": "candidate.kv_dtype",
+}
 
 # What follows from a split rather than makes it another.
 _ENGINE_LIMITS = ("shard", *COLUMNS, "batch_window_ms", "instances")
@@ -114,7 +118,9 @@ def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
 
 def _finer_format_change(plan: PlanTable) -> list[Change]:
     """The smallest number formats that keep the limit on accuracy; none where others are broken."""
-    after = (_best_after(plan, fields) for fields in plan.spec.cures.finer_formats(plan))
+    row = rows_beyond_limits(plan)[0]
+    finer = plan.spec.cures.row_reliefs(plan, row, broken_rules(plan, row) & {"limit-accuracy"})
+    after = (_best_after(plan, fields) for fields in finer)
     return [change for change in [next(filter(None, after), None)] if change is not None]
 
 
@@ -192,12 +198,11 @@ def _best_after(
 
     ``bundled``: one of which a bundle can be made.
     """
-    try:
-        after = replan(plan, change(plan.request, fields))
-    except RecipeError:
+    found = replan_best(plan, fields)
+    if found is None:
         return None
-    row = after.best_row
-    if row is None or after.uncertain[row]:
+    after, row = found
+    if after.uncertain[row]:
         return None
     if _loses_bundle(plan, after) or (bundled and after.spec.launch_note(after)):
         return None
@@ -246,13 +251,13 @@ def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
 
 
 def _runs_after(plan: PlanTable, row: int, fields: Mapping[str, Any]) -> bool:
+    carried = {name: fields[option][0] for option, name in _OF_SPLIT.items() if option in fields}
     try:
-        request = change(row_request(plan, row), {**fields, **plan.spec.cures.carried(fields)})
+        request = change(row_request(plan, row), {**fields, **carried})
         after = replan_stated(plan, request)
     except RecipeError:
         return False
-    starts = after is not None and after.feasible[0] and not after.uncertain[0]
-    return after is not None and bool(starts) and not _loses_bundle(plan, after)
+    return after is not None and bool(after.certain[0]) and not _loses_bundle(plan, after)
 
 
 def nearest_feasible(plan: PlanTable, row: int) -> int | None:
@@ -288,98 +293,38 @@ def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     return out
 
 
-# What a decision depends on
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """One thing moved: the fields as they then are, the best split then, and whether it is another.
-
-    ``candidate`` is None when nothing is feasible any more.
-    """
-
-    title: str
-    fields: Mapping[str, Any]
-    candidate: dict[str, Any] | None
-    flips: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"what": …, "set": {field: value}, "candidate": {…}, "flips": …}``."""
-        return {
-            "what": self.title,
-            "set": dict(self.fields),
-            "candidate": self.candidate,
-            "flips": self.flips,
-        }
-
-
-def find_flips(plan: PlanTable) -> list[Flip]:
-    """Each move with the best split after it; nothing for a plan without a feasible one."""
-    if plan.best_row is None:
-        return []
-    identity = plan.spec.cures.identity
-    first = identity(plan, plan.best_row)
-    out = []
-    for name, fields in _plan_moves(plan):
-        try:
-            after = replan(plan, change(plan.request, fields))
-            row = after.best_row
-        except RecipeError:
-            row = None
-        if row is None:
-            out.append(Flip(name, fields, None, flips=True))
-        else:
-            moved = identity(after, row) != first
-            out.append(Flip(name, fields, after.candidate(row), flips=moved))
-    return out
-
-
-def _plan_moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
-    """Move the price, and what the kind of workload knows, by name.
-
-    The price where it may change the choice: on one cluster it does not.
-    """
-    price = plan.problem.cluster.usd_per_device_hour
-    if price is not None and len(plan.problem.clusters) > 1:
-        for share in (-PRICE, PRICE):
-            moved = round(price * (1 + share), 6)
-            fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
-            yield f"price {share:+.0%}", fields
-    yield from plan.spec.cures.moves(plan)
-
-
 # labels of changes
 
-_CHANGES: Mapping[str, Callable[[Any], str]] = {
-    "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
-    "options.engines": lambda value: f"Use {value[0]}",
-    "candidate.stream_interval": lambda value: f"Stream tokens {value} at a time",
+_CHANGES: Mapping[str, str | Callable[[Any], str]] = {
+    "options.weight_dtypes": "Use {0[0]} weights",
+    "options.engines": "Use {0[0]}",
+    "candidate.stream_interval": "Stream tokens {} at a time",
     "candidate.scheduler_recv_interval": lambda value: (
         "Check for requests " + ("in every step" if value == 1 else f"every {value:,} steps")
     ),
     "candidate.batch_window_ms": lambda value: f"Wait {significant(value)} ms to fill a batch",
-    "candidate.instances": lambda value: f"Run {value:,} instances a device",
+    "candidate.instances": "Run {:,} instances a device",
     "candidate.offload": lambda value: (
         f"Keep {value}{'' if value == 'parameters' else ' states'} in host memory"
     ),
-    "candidate.engine": lambda value: f"Train with {value}",
+    "candidate.engine": "Train with {}",
     "workload.method": lambda value: f"Use {METHODS.get(value, value)}",
     "workload.data_format": lambda value: f"Train on {DATA_TITLES.get(value, value)}",
-    "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
-    "workload.phases": lambda _: "Train without phases",
-    "workload.document_tokens": lambda _: "Leave the length of documents out",
-    "hardware.per_node": lambda value: f"Use {value} devices per node",
-    "hardware.nodes": lambda value: f"Use {value} nodes",
-    "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
-    "workload.input_tokens": lambda value: f"Send prompts of {value:,} tokens",
-    "workload.output_tokens": lambda value: f"Generate {value:,} tokens",
-    "workload.concurrency": lambda value: f"Keep {value:,} requests in flight",
-    "workload.batch": lambda value: f"Use a batch of {value:,}",
+    "workload.tokens": "Train on {:,.0f} tokens",
+    "workload.phases": "Train without phases",
+    "workload.document_tokens": "Leave the length of documents out",
+    "hardware.per_node": "Use {} devices per node",
+    "hardware.nodes": "Use {} nodes",
+    "workload.max_context": "Serve at most {:,} tokens",
+    "workload.input_tokens": "Send prompts of {:,} tokens",
+    "workload.output_tokens": "Generate {:,} tokens",
+    "workload.concurrency": "Keep {:,} requests in flight",
+    "workload.batch": "Use a batch of {:,}",
     "workload.request_rate": lambda value: f"Send {significant(value)} requests per second",
-    "workload.sequence_length": lambda value: f"Train on sequences of {value:,} tokens",
-    "workload.global_batch": lambda value: f"Use a global batch of {value:,} sequences",
-    "workload.optimizer": lambda value: f"Use {value}",
-    "options.kv_dtypes": lambda value: f"Keep the cache in {value[0]}",
+    "workload.sequence_length": "Train on sequences of {:,} tokens",
+    "workload.global_batch": "Use a global batch of {:,} sequences",
+    "workload.optimizer": "Use {}",
+    "options.kv_dtypes": "Keep the cache in {0[0]}",
 }
 
 
@@ -397,4 +342,5 @@ def _change_text(field: str, value: Any) -> str:
     limit = limits_by_name().get(field.removeprefix("objective.limits."))
     if limit is not None and value is not None:
         return limit.change_text(value)
-    return _CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}"
+    text = _CHANGES.get(field, f"Set {field} to {{}}")
+    return text.format(value) if isinstance(text, str) else text(value)

@@ -54,14 +54,23 @@ class CandidateColumn:
     read: Callable[[Any, ModelSpec], float] | None = None
     value: Callable[[float, ModelSpec], Any] | None = None
 
+    def number(self, value: Any, model: ModelSpec) -> Any:
+        """The column's number of a value."""
+        return value if self.read is None else self.read(value, model)
+
     def stated_values(
-        self, model: ModelSpec, columns: Cases, rows: Int, usual: float | None
+        self, model: ModelSpec, columns: Any, rows: Int, usual: float | list[float] | None
     ) -> Iterator[tuple[int, Any]]:
-        """The rows that say the field, by their places, and the value of each."""
+        """The rows that say the field, by their places, and the value of each.
+
+        ``usual``: the number at which it is left out, of all rows or of each.
+        """
+        # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
         numbers = getattr(columns, self.column)[rows].tolist()
         beside = getattr(columns, self.beside)[rows].tolist() if self.beside else numbers
         for place, number in enumerate(numbers):
-            if (self.beside and not beside[place]) or number == usual:
+            left_out = usual[place] if isinstance(usual, list) else usual
+            if (self.beside and not beside[place]) or number == left_out:
                 continue
             if self.value is None:
                 yield place, int(number) if self.integral else number
@@ -117,7 +126,7 @@ def read_columns(
         if entry.part == part and entry.field in usual:
             value = getattr(candidate, entry.field)
             value = usual[entry.field] if value is None else value
-            out[entry.column] = value if entry.read is None else entry.read(value, model)
+            out[entry.column] = entry.number(value, model)
     return out
 
 
@@ -136,7 +145,6 @@ def describe_serving_cases(shared: Setting, columns: Cases, rows: Int) -> list[d
     out: list[dict[str, Any]] = [dict(fields) for _ in rows]
     intervals, architecture = engine.intervals, shared.cluster.device.architecture
     always = intervals.options if intervals and intervals.chosen_on(architecture) else ()
-    # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
     for entry in CANDIDATE_COLUMNS:
         if entry.field in BATCHING and engine.batcher is None:
             continue

@@ -16,7 +16,7 @@ from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memor
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
 from recipe_core.plans.evaluation import repeat_blocks
-from recipe_core.plans.kind import DEGREES, Block, Kind, Ranking, Shown
+from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.plans.serving_remedies import CURES
 from recipe_core.plans.serving_search import (
@@ -25,11 +25,10 @@ from recipe_core.plans.serving_search import (
     search_serving,
     simulate_cases,
 )
-from recipe_core.plans.serving_settings import mode_load
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import goals_of, metrics_of
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.split_key import SPLIT_FIELDS, key_cluster, key_load
+from recipe_core.request.split_key import SPLIT_FIELDS
 
 # Requests of a replica that are simulated without being asked for, in the estimate of one
 # candidate.
@@ -38,6 +37,9 @@ TAILS = (50.0, 95.0, 99.0)
 # Share of accuracy that is added to what is lost before goals are weighed: about the noise of a
 # published score, so that losing the first two percent counts as much as twice the cost.
 AS_GOOD = 0.02
+
+# What makes a split beside its degrees.
+_SPLIT = ("replicas", "prefill", *SPLIT_FIELDS)
 
 LISTED: tuple[str, ...] = (
     *("gpus", "output", "per_gpu", "tpot", "ttft"),
@@ -237,23 +239,8 @@ def count_cache_tokens(table: PlanTable, row: int) -> int:
     return int(min(full, max(memory.kv_cache_tokens[k], tokens)))
 
 
-def _find_serving_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
-    if "kv_dtype" not in split:
-        return None
-    agree = [table.columns[name] == split.get(name, 1) for name in DEGREES]
-    agree.append(prefill_pools(table) == ("prefill" in split))
-    if table.request.options.loads:
-        load = key_load(key)
-        load = mode_load(table.problem.workload) if load is None else load
-        agree.append(np.isclose(table.columns["load"], load, rtol=1e-9))
-    cluster = key_cluster(key)
-    for row in map(int, np.flatnonzero(np.all(agree, axis=0))):
-        candidate = table.candidate(row)
-        pools = all(candidate.get(name) == split.get(name) for name in ("replicas", "prefill"))
-        same = all(candidate[name] == split[name] for name in SPLIT_FIELDS)
-        if pools and same and table.clusters_of_rows[row] == cluster:
-            return row
-    return None
+def _is_same_split(candidate: Mapping[str, Any], split: Mapping[str, Any]) -> bool:
+    return all(candidate.get(name) == split.get(name) for name in _SPLIT)
 
 
 def _serving_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
@@ -307,11 +294,8 @@ SERVING = Kind(
     split_columns=_serving_split_columns,
     describe=_describe_cases,
     workload=_workload_of,
-    find=_find_serving_row,
+    is_same_split=_is_same_split,
     memory=_serving_memory,
     held_memory=_serving_memory_held,
     detailed=detail_serving_estimate,
-    trim_reasons=lambda _table, rows: rows,
-    launch_note=lambda _table: None,
-    unlaunchable=lambda _table, _row: [],
 )

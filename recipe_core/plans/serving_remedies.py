@@ -1,4 +1,4 @@
-"""Changes of a serving request that may help, and what its decision may depend on."""
+"""Changes of a serving request that may help."""
 
 from __future__ import annotations
 
@@ -15,18 +15,11 @@ from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.estimates.serving.starts import longest_context, start_errors
 from recipe_core.models.tensors import bytes_per_value
 from recipe_core.models.variants import model_variants
-from recipe_core.plans.kind import Cures, Fields
-from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.kind import DEGREES, Cures, Fields
 from recipe_core.plans.serving_columns import INTERVALS
-from recipe_core.plans.serving_settings import cached_as, requested_engine
-from recipe_core.plans.splits import broken_rules
+from recipe_core.plans.serving_settings import cached_as
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
-
-# How far mean lengths (as a share), the load (as a factor) and a limit on a time (as a share) are
-# moved.
-LENGTH, LOAD, LIMIT = 0.5, 2.0, 0.2
 
 
 def _serving_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
@@ -34,16 +27,11 @@ def _serving_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
 
     Weights that the engine converts itself, a shorter context, more devices.
     """
-    request, workload, model = table.request, table.problem.workload, table.problem.model
+    request, workload = table.request, table.problem.workload
     device = table.problem.cluster.device
-    options = request.options
-    if model.quantization is None:
-        engines = [
-            requested_engine(name, table.problem.cluster) for name in options.engines or (None,)
-        ]
-        online = {dtype for spec in engines for dtype in spec.online_weight_dtypes}
-        for dtype in sorted(online & set(device.weight_dtypes) - set(options.weight_dtypes)):
-            yield "weights", {"options.weight_dtypes": (dtype,)}
+    online = {dtype for block in table.blocks for dtype in online_formats(block.setting)}
+    for dtype in sorted(online - {*request.options.weight_dtypes}):
+        yield "weights", {"options.weight_dtypes": (dtype,)}
     shortest = workload.prompt_tokens + workload.output_tokens
     if workload.max_context is not None and workload.max_context > shortest:
         longest = _longest_sure_context(table, shortest)
@@ -108,80 +96,38 @@ def _keep_accuracy(table: PlanTable, row: int) -> Iterator[Fields]:
             yield loaded | narrower
 
 
+def online_formats(setting: Setting) -> list[str]:
+    """Other weight formats that the engine makes of the request's own weights while it loads."""
+    able = setting.engine.online_weight_dtypes if setting.model.quantization is None else ()
+    formats = setting.cluster.device.weight_dtypes
+    return [dtype for dtype in able if dtype in formats and dtype != setting.weight_dtype]
+
+
+def catalog_formats(setting: Setting) -> dict[str, str]:
+    """Other weight formats that the catalog has the model in, with the first checkpoint of each."""
+    out: dict[str, str] = {}
+    for name, dtype in model_variants(setting.model.name).items():
+        if dtype in setting.cluster.device.weight_dtypes and dtype != setting.weight_dtype:
+            out.setdefault(dtype, name)
+    return out
+
+
 def _wider_formats(setting: Setting, floor: float) -> list[tuple[str, str | None]]:
     """Weight formats that keep at least a share of accuracy, the smallest first.
 
     With the catalog's checkpoint to be loaded for each; None where the engine makes the format of
     the request's own while it loads.
     """
-    catalogued = model_variants(setting.model.name)
-    out: dict[str, str | None] = {}
-    for name, dtype in catalogued.items():
-        out.setdefault(dtype, name)
-    if setting.model.quantization is None:
-        out |= dict.fromkeys(setting.engine.online_weight_dtypes)
-    able = [dtype for dtype in out if dtype in setting.cluster.device.weight_dtypes]
-    shares = {dtype: accuracy_of(replace(setting, weight_dtype=dtype)).value for dtype in able}
-    enough = [dtype for dtype in able if math.isfinite(shares[dtype]) and shares[dtype] >= floor]
+    out = {**catalog_formats(setting), **dict.fromkeys(online_formats(setting))}
+    # an unknown share keeps nothing
+    enough = [d for d in out if accuracy_of(replace(setting, weight_dtype=d)).value >= floor]
     order = sorted(enough, key=lambda dtype: (bytes_per_value(dtype), dtype in WIDE))
-    return [(dtype, out[dtype]) for dtype in order if dtype != setting.weight_dtype]
+    return [(dtype, out[dtype]) for dtype in order]
 
 
-def _finer_formats(table: PlanTable) -> Iterator[Fields]:
-    """Changes of number formats that keep a limit on accuracy, where the nearest row breaks it.
-
-    The smallest formats first.
-    """
-    row = nearest_row(table)
-    if row is not None and "limit-accuracy" in broken_rules(table, row):
-        yield from _keep_accuracy(table, row)
-
-
-def _carry(fields: Fields) -> Fields:
-    names = {"weight_dtypes": "weight_dtype", "kv_dtypes": "kv_dtype"}
-    return {
-        f"candidate.{of_split}": fields[f"options.{option}"][0]
-        for option, of_split in names.items()
-        if f"options.{option}" in fields
-    }
-
-
-def _serving_moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
-    """Move lengths, and the load or the limits on times, down and up."""
-    workload = table.problem.workload
-    for name in ("input_tokens", "output_tokens"):
-        for sign in (-1, 1):
-            tokens = max(round(getattr(workload, name) * (1 + sign * LENGTH)), 1)
-            yield f"{name.replace('_', ' ')} {sign * LENGTH:+.0%}", {f"workload.{name}": tokens}
-    yield from _move_limits(table) if table.request.load_searched else _move_loads(table)
-
-
-def _move_limits(table: PlanTable) -> Iterator[tuple[str, Fields]]:
-    """Limits on times, each tightened and loosened: they set the load that is searched."""
-    limits = table.request.objective.limits
-    for rule in LIMITS.values():
-        if not rule.timed or (limit := getattr(limits, rule.name)) is None:
-            continue
-        for sign in (-1, 1):
-            moved = float(f"{limit * (1 + sign * LIMIT):.6g}")
-            field = f"objective.limits.{rule.name}"
-            yield f"limit on {rule.label} {sign * LIMIT:+.0%}", {field: moved}
-
-
-def _move_loads(table: PlanTable) -> Iterator[tuple[str, Fields]]:
-    workload = table.problem.workload
-    load = LOADS[workload.mode]
-    for factor in (1 / LOAD, LOAD):
-        now = getattr(workload, load)
-        moved = now * factor if workload.mode == "open" else max(round(now * factor), 1)
-        if moved != now:
-            yield f"{load.replace('_', ' ')} × {factor:g}", {f"workload.{load}": moved}
-
-
-def _serving_identity(table: PlanTable, row: int) -> tuple[Any, ...]:
-    candidate, place = table.candidate(row), table.setting(row).cluster
-    names = ("engine", "tp", "pp", "dp", "ep", "cp", "weight_dtype", "kv_dtype")
-    return (place.device.digest, *(candidate[name] for name in names))
+def _moved_fields(table: PlanTable) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    load = () if table.request.load_searched else (LOADS[table.problem.workload.mode],)
+    return ("input_tokens", "output_tokens"), load
 
 
 def _memory_cures(table: PlanTable, row: int) -> Iterator[Fields]:
@@ -192,10 +138,7 @@ def _memory_cures(table: PlanTable, row: int) -> Iterator[Fields]:
     longest = longest_context(setting, case, shortest, start_errors().sure)
     if longest is not None:
         yield {"workload.max_context": longest}
-    if setting.model.quantization is None:
-        for dtype in setting.engine.online_weight_dtypes:
-            if dtype in setting.cluster.device.weight_dtypes and dtype != setting.weight_dtype:
-                yield {"options.weight_dtypes": (dtype,)}
+    yield from ({"options.weight_dtypes": (dtype,)} for dtype in online_formats(setting))
 
 
 def _context_cures(table: PlanTable, _: int) -> Iterator[Fields]:
@@ -243,9 +186,6 @@ CURES = Cures(
     remedies=_serving_remedies,
     row_cures=_cure_serving_row,
     row_reliefs=_relieve_row,
-    carried=_carry,
-    finer_formats=_finer_formats,
-    launches=lambda _table: iter(()),
-    moves=_serving_moves,
-    identity=_serving_identity,
+    moved=_moved_fields,
+    identity=("engine", *DEGREES, "weight_dtype", "kv_dtype"),
 )

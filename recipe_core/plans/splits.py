@@ -10,10 +10,12 @@ import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.plans.evaluation import EvaluatedCases
+from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.table import PlanTable
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import key_split, split_key
+from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.split_key import key_cluster, key_load, key_split, split_key
 
 
 def row_keys(table: PlanTable, rows: Sequence[int] | Int) -> list[str]:
@@ -31,7 +33,17 @@ def row_key(table: PlanTable, row: int) -> str:
 def find_row(table: PlanTable, key: str) -> int | None:
     """The row that a key names, None when the plan has no such split."""
     split = key_split(key)
-    return None if split is None else table.spec.find(table, key, split)
+    if split is None or not len(table):
+        return None
+    agree = [table.columns[name] == split.get(name, 1) for name in DEGREES]
+    agree.append(table.clusters_of_rows == key_cluster(key))
+    if table.request.options.loads:
+        workload = table.problem.workload
+        load = key_load(key) or getattr(workload, LOADS[workload.mode]) or 1
+        agree.append(np.isclose(table.columns["load"], load, rtol=1e-9))
+    rows = np.flatnonzero(np.all(agree, axis=0))
+    same = (table.spec.is_same_split(candidate, split) for candidate in table.candidates(rows))
+    return next((row for row, is_same in zip(rows.tolist(), same, strict=True) if is_same), None)
 
 
 def row_request(table: PlanTable, row: int) -> PlanRequest:

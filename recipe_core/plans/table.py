@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.errors import RecipeError
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.confidence import confidence
@@ -20,6 +21,8 @@ from recipe_core.plans.evaluation import EvaluatedCases, repeat_blocks
 from recipe_core.plans.kind import Block, Kind
 from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import rank_rows, score_rows
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 
 Answer = TypeVar("Answer")
@@ -38,6 +41,21 @@ class PlanTable:
         self.blocks = tuple(blocks)
         self.shown = spec.shown(self)
         self.measures = self.shown.measures
+
+    @classmethod
+    def of_search(
+        cls, kind: Kind, problem: Problem[Any], candidate: CandidateRequest | None = None
+    ) -> Self:
+        """Every case of a problem that agrees with what ``candidate`` states."""
+        return cls(kind, *kind.search_cases(kind, problem, candidate))
+
+    @classmethod
+    def of_stated(
+        cls, kind: Kind, problem: Problem[Any], candidate: CandidateRequest
+    ) -> Self | None:
+        """The one split that a candidate states in full; None where it does not."""
+        pair = kind.find_case(kind, problem, candidate)
+        return None if pair is None else cls(kind, problem, kind.judge_cases(kind, problem, *pair))
 
     def __len__(self) -> int:
         return sum(len(block) for block in self.blocks)
@@ -227,17 +245,25 @@ class PlanTable:
 
 def replan(table: AnyTable, request: PlanRequest) -> AnyTable:
     """The plan of another request of the same kind."""
-    kind = table.spec
-    return type(table)(kind, *kind.search_cases(kind, _resolve_again(table, request), None))
+    return type(table).of_search(table.spec, _resolve_again(table, request))
+
+
+def replan_best(table: AnyTable, fields: Mapping[str, Any]) -> tuple[AnyTable, int] | None:
+    """The plan after edits to its request (dotted fields and values), with its best row.
+
+    None where the request is then refused, or nothing is feasible.
+    """
+    try:
+        after = replan(table, change(table.request, fields))
+        return None if after.best_row is None else (after, after.best_row)
+    except RecipeError:
+        return None
 
 
 def replan_stated(table: AnyTable, request: PlanRequest) -> AnyTable | None:
     """The plan of the one split that another request states in full; None where it does not."""
-    kind, problem = table.spec, _resolve_again(table, request)
-    pair = kind.find_case(kind, problem, problem.candidate)
-    if pair is None:
-        return None
-    return type(table)(kind, problem, kind.judge_cases(kind, problem, *pair))
+    problem = _resolve_again(table, request)
+    return type(table).of_stated(table.spec, problem, problem.candidate)
 
 
 def _resolve_again(table: PlanTable, request: PlanRequest) -> Problem[Any]:
