@@ -11,8 +11,8 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import count_keeping
 from recipe_core.plans.splits import is_known
 from recipe_core.plans.training_settings import framework_labels
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of

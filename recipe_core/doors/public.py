@@ -17,7 +17,8 @@ from recipe_core.compression.required import add_compression, detail_row_estimat
 from recipe_core.estimates.columns import scopes
 from recipe_core.estimates.columns.scopes import correct_by_default
 from recipe_core.plans import plans
-from recipe_core.plans.plan import Plan, Split
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.splits import Split
 from recipe_core.request.schema import PlanRequest, asks_for_any
 
 if TYPE_CHECKING:

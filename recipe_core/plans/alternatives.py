@@ -26,7 +26,6 @@ from recipe_core.plans.rank import is_row_priced, log_score
 from recipe_core.plans.remedies import Change
 from recipe_core.plans.serving_remedies import catalog_formats, online_formats
 from recipe_core.plans.splits import row_key
-from recipe_core.plans.table import replan_best
 from recipe_core.request.edit import select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
 
@@ -172,10 +171,10 @@ def _plan_edits(plan: Plan, best: int) -> Iterator[Alternative]:
     edits = (*_surer_edits(plan, best), *_format_edits(plan, best), *_device_edits(plan, best))
     for kind, title, edit in edits:
         fields = {**without_split, **edit}
-        found = replan_best(plan, fields)
-        if found is None:
+        best_plan = plan.replan_best(fields)
+        if best_plan is None:
             continue
-        after, row = found
+        after, row = best_plan
         if (after.queues[row] and not plan.queues[best]) or (
             after.uncertain[row] and not plan.uncertain[best]
         ):

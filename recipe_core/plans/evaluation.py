@@ -22,7 +22,7 @@ from recipe_core.estimates.serving.simulate import Simulation
 
 if TYPE_CHECKING:
     from recipe_core.estimates.results import Estimate
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 
 Bits = NDArray[np.uint64]
@@ -239,13 +239,13 @@ def _rule_bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
     return out
 
 
-def repeat_blocks(plan: PlanTable, value: Callable[[Any], Any]) -> Any:
+def repeat_blocks(plan: Plan, value: Callable[[Any], Any]) -> Any:
     """A value of each block, for each of its rows."""
     sizes = [len(block) for block in plan.blocks]
     return np.repeat(np.array([value(block) for block in plan.blocks]), sizes)
 
 
-def band_ends(plan: PlanTable, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+def band_ends(plan: Plan, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
     """Low and high ends of the 80 % band around a measure of some rows, SI.
 
     Those of accuracy rest on published figures. NaN where unknown, certain, or refused.

@@ -1,15 +1,17 @@
-"""What a decision depends on: the request planned again with one thing of it moved."""
+"""Flips of a decision: the request planned again with one thing of it moved."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipe_core.plans.kind import Fields
 from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.table import PlanTable, replan_best
+
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
 
 # Shares by which the price of a device and hour, lengths, and limits on times are moved.
 PRICE, LENGTH, LIMIT = 0.2, 0.5, 0.2
@@ -39,27 +41,28 @@ class Flip:
         }
 
 
-def find_flips(plan: PlanTable) -> list[Flip]:
+def find_flips(plan: Plan) -> list[Flip]:
     """Each move with the best split after it; nothing for a plan without a feasible one."""
     if plan.best_row is None:
         return []
     first = row_identity(plan, plan.best_row)
     out = []
     for name, fields in _plan_moves(plan):
-        found = replan_best(plan, fields)
-        split = None if found is None else found[0].candidate(found[1])
-        out.append(Flip(name, fields, split, found is None or row_identity(*found) != first))
+        best_plan = plan.replan_best(fields)
+        split = None if best_plan is None else best_plan[0].candidate(best_plan[1])
+        moved = best_plan is None or row_identity(*best_plan) != first
+        out.append(Flip(name, fields, split, flips=moved))
     return out
 
 
-def row_identity(plan: PlanTable, row: int) -> tuple[Any, ...]:
+def row_identity(plan: Plan, row: int) -> tuple[Any, ...]:
     """Return what makes a row another choice: its device, and what its kind counts."""
     split = plan.candidate(row)
     names = plan.spec.cures.identity
     return (plan.setting(row).cluster.device.digest, *(split.get(name) for name in names))
 
 
-def _plan_moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _plan_moves(plan: Plan) -> Iterator[tuple[str, Fields]]:
     """Move the price, lengths, and the load or the limits that set it, down and up, by name.
 
     The price where it may change the choice: on one cluster it does not.
@@ -83,7 +86,7 @@ def _plan_moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
         yield from _move_limits(plan)
 
 
-def _move_limits(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _move_limits(plan: Plan) -> Iterator[tuple[str, Fields]]:
     """Limits on times, each tightened and loosened: they set the load that is searched."""
     for rule, share in product(LIMITS.values(), (-LIMIT, LIMIT)):
         limit = getattr(plan.request.objective.limits, rule.name)

@@ -14,7 +14,7 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import Goal, Metric
 
 if TYPE_CHECKING:
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 Block = EvaluatedCases[Any, Any, Any]
 # What a split is cut by, of both kinds.
@@ -50,10 +50,10 @@ class Ranking:
     software: of a setting, to which the common part belongs: device, engine and version.
     """
 
-    precedence: Callable[[PlanTable], tuple[Any, ...]]
-    simplicity: Callable[[PlanTable], tuple[Any, ...]]
+    precedence: Callable[[Plan], tuple[Any, ...]]
+    simplicity: Callable[[Plan], tuple[Any, ...]]
     errors: Callable[[Any], tuple[Float, Float]]
-    moves: Callable[[PlanTable, Int], Float]
+    moves: Callable[[Plan, Int], Float]
     software: Callable[[Any], tuple[str, ...]]
 
 
@@ -71,12 +71,12 @@ class Cures:
     decision may depend on. identity: fields of a candidate whose values make a row another choice.
     """
 
-    remedies: Callable[[PlanTable], Iterator[tuple[str, Fields]]]
-    row_cures: Callable[[PlanTable, int, frozenset[str]], Iterator[Fields]]
-    moved: Callable[[PlanTable], tuple[tuple[str, ...], tuple[str, ...]]]
+    remedies: Callable[[Plan], Iterator[tuple[str, Fields]]]
+    row_cures: Callable[[Plan, int, frozenset[str]], Iterator[Fields]]
+    moved: Callable[[Plan], tuple[tuple[str, ...], tuple[str, ...]]]
     identity: tuple[str, ...]
-    row_reliefs: Callable[[PlanTable, int, frozenset[str]], Iterator[Fields]] = _no_changes
-    launches: Callable[[PlanTable], Iterator[Fields]] = _no_changes
+    row_reliefs: Callable[[Plan, int, frozenset[str]], Iterator[Fields]] = _no_changes
+    launches: Callable[[Plan], Iterator[Fields]] = _no_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,29 +104,27 @@ class Kind:
     """Setting and case of a candidate that states its split in full, else None."""
     judge_cases: Callable[[Kind, Any, Any, Any], list[Any]]
     """Cases of one setting, one after another."""
-    shown: Callable[[PlanTable], Shown]
+    shown: Callable[[Plan], Shown]
     is_uncertain: Callable[[Float], Bool]
     """Probabilities of a start between the bounds that tell whether it does."""
     names_of: Callable[[Any], Mapping[str, str]]
     """Names that tell settings on one cluster apart: engine, formats."""
     titles_of: Callable[[Any], Mapping[str, str]]
-    split_columns: Callable[[PlanTable], Mapping[str, Any]]
+    split_columns: Callable[[Plan], Mapping[str, Any]]
     """Columns that tell rows apart beside the table's: device, engine, formats …"""
-    describe: Callable[[PlanTable, Block, Int], list[dict[str, Any]]]
+    describe: Callable[[Plan, Block, Int], list[dict[str, Any]]]
     """Splits of some cases of a block, as the contract writes them."""
-    workload: Callable[[PlanTable, int], Any]
+    workload: Callable[[Plan, int], Any]
     """The workload of a row, under its load."""
     is_same_split: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
     """Whether a candidate is what a key names, where degrees, cluster and load agree."""
-    memory: Callable[[PlanTable, Sequence[int]], dict[str, Float]]
-    held_memory: Callable[[PlanTable, Sequence[int]], dict[str, Float]]
-    detailed: Callable[[PlanTable, int], Any]
+    memory: Callable[[Plan, Sequence[int]], dict[str, Float]]
+    held_memory: Callable[[Plan, Sequence[int]], dict[str, Float]]
+    detailed: Callable[[Plan, int], Any]
     """The estimate of a row with everything that is left out where many are listed."""
     shown_as: Mapping[str, str] = field(default_factory=dict)
     add_columns: Callable[[dict[str, Any]], None] = lambda _columns: None
-    overloaded: Callable[[PlanTable], Bool] = lambda table: np.zeros(len(table), dtype=np.bool_)
-    trim_reasons: Callable[[PlanTable, list[list[str]]], list[list[str]]] = lambda _table, rows: (
-        rows
-    )
-    launch_note: Callable[[PlanTable], str | None] = lambda _table: None
-    unlaunchable: Callable[[PlanTable, int], list[str]] = lambda _table, _row: []
+    overloaded: Callable[[Plan], Bool] = lambda table: np.zeros(len(table), dtype=np.bool_)
+    trim_reasons: Callable[[Plan, list[list[str]]], list[list[str]]] = lambda _table, rows: rows
+    launch_note: Callable[[Plan], str | None] = lambda _table: None
+    unlaunchable: Callable[[Plan, int], list[str]] = lambda _table, _row: []

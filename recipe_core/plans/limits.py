@@ -21,7 +21,7 @@ from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest
 
 if TYPE_CHECKING:
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 Cases = EvaluatedCases[Any, Any, Any]
 
@@ -45,7 +45,7 @@ def bounded_values(rule: Limit, cases: Cases, percentile: float | None) -> Float
     return np.where(np.isfinite(simulated), simulated, mean)
 
 
-def bounded_figures(plan: PlanTable, code: str) -> Float:
+def bounded_figures(plan: Plan, code: str) -> Float:
     """The figure of every row that a limit bounds: a mean, or the percentile of the limits."""
     rule, percentile = LIMITS[code], plan.request.objective.limits.percentile
     return np.concatenate([bounded_values(rule, block, percentile) for block in plan.blocks])
@@ -57,7 +57,7 @@ def limit_excess(rule: Limit, values: Float, limits: Limits) -> Float:
     return 1 / np.maximum(ratio, 1e-12) if rule.at_least else ratio
 
 
-def stated_limits(plan: PlanTable) -> list[str]:
+def stated_limits(plan: Plan) -> list[str]:
     """Codes of the limits that the objective states."""
     limits = plan.request.objective.limits
     return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]

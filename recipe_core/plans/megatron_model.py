@@ -145,7 +145,7 @@ def _model_items(model: ModelSpec) -> Items:
     yield from _attention_items(model)
     yield from _block_items(model, config, family)
     yield from _field_items(config, family)
-    yield from _rotary_items(config, _has_latent_layers(model))
+    yield from _rotary_items(config, has_latent_layers(model))
     if model.is_moe:
         yield from _routing_items(model, config, family)
 
@@ -176,7 +176,7 @@ def _total_items(model: ModelSpec) -> Items:
         yield "more than one input per layer"
 
 
-def _has_latent_layers(model: ModelSpec) -> bool:
+def has_latent_layers(model: ModelSpec) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.kinds)
 
 
@@ -185,7 +185,7 @@ def _attention_items(model: ModelSpec) -> Items:
     grouped = [kind for kind in kinds if isinstance(kind, GroupedAttention)]
     if len(grouped) == len(kinds):
         yield from _grouped_items(model, grouped)
-    elif len(kinds) == 1 and _has_latent_layers(model):
+    elif len(kinds) == 1 and has_latent_layers(model):
         yield "multi_latent_attention", True
         yield from _part_items(*kinds)
     else:

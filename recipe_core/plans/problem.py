@@ -79,7 +79,7 @@ def resolve_problem(
     """
     refuse_other_kind(request)
     own_corrections, corrections = corrections, corrections or standing_corrections()
-    _refuse(
+    refuse_field(
         own_corrections is not None and own_corrections.given and request.is_training,
         "measured runs correct estimates of serving, not of training.",
         "measured",
@@ -104,7 +104,9 @@ def resolve_problem(
     return service
 
 
-def _refuse(is_wrong: object, message: str, field: str, hint: str | None = "Leave it out.") -> None:
+def refuse_field(
+    is_wrong: object, message: str, field: str, hint: str | None = "Leave it out."
+) -> None:
     """Raise InputError about a field where something is wrong with it."""
     if is_wrong:
         raise InputError(message, field=field, hint=hint)
@@ -117,7 +119,7 @@ def _requested_cluster(request: PlanRequest, hardware: HardwareRequest, k: int) 
     """
     field = f"options.hardware.{k - 1}" if k else "hardware"
     largest = MAX_DEVICES[request.workload.kind]
-    _refuse(
+    refuse_field(
         hardware.devices > largest,
         f"per_node × nodes = {hardware.devices:,}; at most {largest:,} devices are planned.",
         f"{field}.nodes",
@@ -144,7 +146,7 @@ def _apply_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, Mo
     """
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
-        _refuse(
+        refuse_field(
             model.is_encoder,
             f"{model.name} is an encoder; training of encoders is not modelled.",
             "model",
@@ -153,7 +155,7 @@ def _apply_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, Mo
         return request, model
     task = workload.task or model.task
     if task == "generate":
-        _refuse(
+        refuse_field(
             model.is_encoder,
             f"{model.name} is an encoder and generates no text.",
             "workload.task",
@@ -192,10 +194,10 @@ def refuse_other_kind(request: PlanRequest) -> None:
     if not training:
         foreign, kinds = TRAINING_FIELDS, "training, not to serving"
     for name in foreign:
-        stated = getattr(candidate, name) is not None
-        _refuse(stated, f"belongs to {kinds}.", f"candidate.{name}")
+        has_value = getattr(candidate, name) is not None
+        refuse_field(has_value, f"belongs to {kinds}.", f"candidate.{name}")
     for field, hint in _serving_only_fields(request) if training else _foreign_limits(request):
-        _refuse(True, f"belongs to {kinds}.", field, hint)
+        refuse_field(True, f"belongs to {kinds}.", field, hint)
 
 
 def _serving_only_fields(request: PlanRequest) -> Iterator[tuple[str, str]]:
@@ -245,7 +247,7 @@ def _check_positions(problem: TrainingProblem) -> None:
     for k, phase in enumerate(workload.phases or ()):
         lengths[f"workload.phases.{k}.sequence_length"] = phase.sequence_length or 0
     for field, length in lengths.items():
-        _refuse(
+        refuse_field(
             length > model.max_context,
             f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
             field,
@@ -256,9 +258,9 @@ def _check_positions(problem: TrainingProblem) -> None:
 def _check_budget(problem: TrainingProblem) -> None:
     """Raise for a limit on a whole run that has no end."""
     for name in run_limits():
-        stated = getattr(problem.request.objective.limits, name) is not None
-        _refuse(
-            stated and problem.workload.tokens is None,
+        has_limit = getattr(problem.request.objective.limits, name) is not None
+        refuse_field(
+            has_limit and problem.workload.tokens is None,
             "bounds a whole run, and workload.tokens does not say how long the run is.",
             f"objective.limits.{name}",
             "State workload.tokens, or leave the limit out.",
@@ -274,13 +276,13 @@ def _check_media(workload: ServingWorkload, model: ModelSpec) -> None:
     for field, modality, part in inputs:
         if part is None:
             continue
-        _refuse(
+        refuse_field(
             model.tower(modality) is None,
             f"{model.name} has no {PARTS[modality]} that is known.",
             f"workload.{field}",
             "Leave it out, or choose a model that reads it.",
         )
-        _refuse(
+        refuse_field(
             workload.modalities is not None and modality not in workload.modalities,
             f"contradicts workload.modalities, which leaves {modality} out.",
             f"workload.{field}",
@@ -297,7 +299,7 @@ def _check_serving(problem: ServingProblem) -> None:
         check_draft(problem, draft, f"options.speculative.{k}")
     if request.options.disaggregated:
         check_pools(problem, "options.disaggregated")
-    _refuse(
+    refuse_field(
         workload.mode != "open" and any(load != int(load) for load in request.options.loads),
         f"mode {workload.mode} counts whole requests.",
         "options.loads",
@@ -318,8 +320,10 @@ def _check_pooled(problem: ServingProblem) -> None:
         "candidate.speculative": problem.candidate.speculative is not None,
     }
     for field, is_stated in absent.items():
-        _refuse(is_stated, f"task {workload.task} has no output tokens after the first.", field)
-    _refuse(
+        refuse_field(
+            is_stated, f"task {workload.task} has no output tokens after the first.", field
+        )
+    refuse_field(
         (workload.prefix_hit or workload.prefix_reuse) and problem.model.is_encoder,
         f"{problem.model.name} is an encoder, which caches no prefix.",
         "workload.prefix_hit" if workload.prefix_hit else "workload.prefix_reuse",
@@ -334,7 +338,7 @@ def check_draft(problem: ServingProblem, draft: Speculative | None, field: str) 
     """
     if draft is None:
         return
-    _refuse(
+    refuse_field(
         draft.method == "mtp" and not problem.model.draft_layers,
         f"{problem.model.name} has no draft layers.",
         f"{field}.method",
@@ -345,8 +349,10 @@ def check_draft(problem: ServingProblem, draft: Speculative | None, field: str) 
 
 def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> None:
     """Raise for a stated split that this version does not model, or that contradicts itself."""
-    _refuse(candidate.eager, "eager execution is not modelled by this version.", "candidate.eager")
-    _refuse(
+    refuse_field(
+        candidate.eager, "eager execution is not modelled by this version.", "candidate.eager"
+    )
+    refuse_field(
         candidate.engine_version is not None and None in (candidate.tp, candidate.pp, candidate.dp),
         "goes with a split stated in full.",
         "candidate.engine_version",
@@ -356,7 +362,7 @@ def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> Non
     if candidate.prefill is not None:
         check_pools(problem, "candidate.prefill")
         return
-    _refuse(
+    refuse_field(
         candidate.replicas is not None,
         "goes with a prefill pool.",
         "candidate.replicas",
@@ -366,7 +372,7 @@ def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> Non
 
 def check_pools(problem: ServingProblem, field: str) -> None:
     """Raise for what a prefill pool of its own does not go with."""
-    _refuse(
+    refuse_field(
         problem.workload.mode == "static",
         "a static batch is not served by two pools.",
         field,
@@ -376,7 +382,7 @@ def check_pools(problem: ServingProblem, field: str) -> None:
 
 
 def _check_means(objective: Objective, subject: str) -> None:
-    _refuse(
+    refuse_field(
         objective.limits.percentile is not None,
         f"percentiles of {subject} are not simulated by this version.",
         "objective.limits.percentile",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
 from recipe_core.plans.limits import LIMITS, bounded_figures, stated_limits
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.splits import broken_rules, row_key, row_request
-from recipe_core.plans.table import PlanTable, replan_best, replan_stated
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.split_key import split_name
+
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
 
 AT_MOST = 3
 # The lowest confidence that a request may ask for.
@@ -94,7 +96,7 @@ def advice_text(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
 # A plan with nothing feasible
 
 
-def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
+def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
     """Up to ``at_most`` changes that let a split in; none where one surely starts.
 
     Looser limits where only those refuse, else what the kind of workload offers: other number
@@ -116,7 +118,7 @@ def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _finer_format_change(plan: PlanTable) -> list[Change]:
+def _finer_format_change(plan: Plan) -> list[Change]:
     """The smallest number formats that keep the limit on accuracy; none where others are broken."""
     row = rows_beyond_limits(plan)[0]
     finer = plan.spec.cures.row_reliefs(plan, row, broken_rules(plan, row) & {"limit-accuracy"})
@@ -124,7 +126,7 @@ def _finer_format_change(plan: PlanTable) -> list[Change]:
     return [change for change in [next(filter(None, after), None)] if change is not None]
 
 
-def looser_limits(plan: PlanTable) -> list[Change]:
+def looser_limits(plan: Plan) -> list[Change]:
     """Limits that would let a row in.
 
     Each alone where that is enough, else all that the nearest row breaks.
@@ -147,7 +149,7 @@ def looser_limits(plan: PlanTable) -> list[Change]:
     return [change for change in planned if change]
 
 
-def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[str, float]:
+def _loosened_limits(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
     """The limits among ``codes`` at the row's own figures, or as it holds them with confidence.
 
     Without those that are unknown.
@@ -169,7 +171,7 @@ def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[s
     return out
 
 
-def _limit_margin(plan: PlanTable, code: str, row: int) -> float:
+def _limit_margin(plan: Plan, code: str, row: int) -> float:
     """Return how many times a row's figure a limit must be to hold with the confidence asked for.
 
     1 where none is.
@@ -182,7 +184,7 @@ def _limit_margin(plan: PlanTable, code: str, row: int) -> float:
     return float(factor_at(errors.factors, score))
 
 
-def buildable_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
+def buildable_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
     """Changes after which a bundle can be made, each really planned; none where one can already."""
     out: list[Change] = []
     for fields in plan.spec.cures.launches(plan):
@@ -191,17 +193,15 @@ def buildable_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _best_after(
-    plan: PlanTable, fields: Mapping[str, Any], *, bundled: bool = False
-) -> Change | None:
+def _best_after(plan: Plan, fields: Mapping[str, Any], *, bundled: bool = False) -> Change | None:
     """The change with the best split after it, None when there is still none.
 
     ``bundled``: one of which a bundle can be made.
     """
-    found = replan_best(plan, fields)
-    if found is None:
+    best_plan = plan.replan_best(fields)
+    if best_plan is None:
         return None
-    after, row = found
+    after, row = best_plan
     if after.uncertain[row]:
         return None
     if _loses_bundle(plan, after) or (bundled and after.spec.launch_note(after)):
@@ -209,7 +209,7 @@ def _best_after(
     return Change(fields, after.candidate(row), row_key(after, row))
 
 
-def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
+def _loses_bundle(plan: Plan, after: Plan) -> bool:
     """Return whether a change leaves estimates only, where a bundle could be made before."""
     return after.spec.launch_note(after) is not None and plan.spec.launch_note(plan) is None
 
@@ -217,7 +217,7 @@ def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
 # One refused split
 
 
-def fixes(plan: PlanTable, row: int, at_most: int = AT_MOST) -> list[Change]:
+def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
     """Changes that let this very split run, then the nearest split that runs already.
 
     None for a row that surely starts.
@@ -236,7 +236,7 @@ def fixes(plan: PlanTable, row: int, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
+def _worth_trying(plan: Plan, row: int) -> Iterator[Fields]:
     """Changes for the rules that a row breaks, the least intrusive first.
 
     Several rules are met together.
@@ -250,17 +250,17 @@ def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
         yield {**limits, **fields}
 
 
-def _runs_after(plan: PlanTable, row: int, fields: Mapping[str, Any]) -> bool:
+def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
     carried = {name: fields[option][0] for option, name in _OF_SPLIT.items() if option in fields}
     try:
         request = change(row_request(plan, row), {**fields, **carried})
-        after = replan_stated(plan, request)
+        after = plan.replan_stated(request)
     except RecipeError:
         return False
     return after is not None and bool(after.certain[0]) and not _loses_bundle(plan, after)
 
 
-def nearest_feasible(plan: PlanTable, row: int) -> int | None:
+def nearest_feasible(plan: Plan, row: int) -> int | None:
     """The row that surely starts with the nearest degrees, by their logarithms.
 
     Of close ones the most alike; None when nothing surely starts.

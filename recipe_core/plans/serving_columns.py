@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import BaseModel
 
 from recipe_core.base.arrays import Int
-from recipe_core.base.errors import InputError
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.options import OPTIONS, STATED, USUAL
 from recipe_core.engines.release import BatchLimits
@@ -24,7 +23,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.kind import DEGREES
-from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.serving_settings import mode_load, offload_of, served_context
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import Speculative
@@ -309,19 +308,19 @@ def _check_batcher(spec: Engine, candidate: CandidateRequest) -> None:
         ("batch_window_ms", 0, batcher.most_window_ms if batcher else None),
         ("instances", 1, batcher.most_instances if batcher else None),
     ):
-        value = getattr(candidate, name)
-        if limit is None and value not in (None, usual):
-            raise InputError(
-                f"{spec.title} {spec.version} forms no batches by a window.",
-                field=f"candidate.{name}",
-                hint="Leave it out, or choose an engine that does (triton-onnxruntime).",
-            )
-        if limit is not None and value is not None and value > limit:
-            raise InputError(
-                f"{spec.title} takes {limit:g} at most, not {value:g}.",
-                field=f"candidate.{name}",
-                hint=f"Set {limit:g} or less.",
-            )
+        value = getattr(candidate, name) or 0
+        refuse_field(
+            limit is None and value not in (0, usual),
+            f"{spec.title} {spec.version} forms no batches by a window.",
+            f"candidate.{name}",
+            "Leave it out, or choose an engine that does (triton-onnxruntime).",
+        )
+        refuse_field(
+            limit is not None and value > limit,
+            f"{spec.title} takes {limit or 0:g} at most, not {value:g}.",
+            f"candidate.{name}",
+            f"Set {limit or 0:g} or less.",
+        )
 
 
 def _refuse_foreign_options(spec: Engine, candidate: CandidateRequest) -> None:
@@ -330,10 +329,10 @@ def _refuse_foreign_options(spec: Engine, candidate: CandidateRequest) -> None:
     offered = {*option_meanings(spec).values()} - {*INTERVALS}
     offered |= {*(spec.intervals.options if spec.intervals else ())}
     for name, usual in USUAL.items():
-        if getattr(candidate, name) not in (None, usual) and name not in offered:
-            missing = "such interval" if name in INTERVALS else f"option for {name}"
-            raise InputError(
-                f"{spec.title} {spec.version} has no {missing}.",
-                field=f"candidate.{name}",
-                hint=f"Leave it out, or set {usual:g}.",
-            )
+        missing = "such interval" if name in INTERVALS else f"option for {name}"
+        refuse_field(
+            getattr(candidate, name) not in (None, usual) and name not in offered,
+            f"{spec.title} {spec.version} has no {missing}.",
+            f"candidate.{name}",
+            f"Leave it out, or set {usual:g}.",
+        )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,11 +18,13 @@ from recipe_core.models.variants import model_variants
 from recipe_core.plans.kind import DEGREES, Cures, Fields
 from recipe_core.plans.serving_columns import INTERVALS
 from recipe_core.plans.serving_settings import cached_as
-from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
 
-def _serving_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+
+def _serving_remedies(table: Plan) -> Iterator[tuple[str, Fields]]:
     """Changes by topic, the least intrusive first.
 
     Weights that the engine converts itself, a shorter context, more devices.
@@ -49,7 +51,7 @@ def _serving_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
         yield "devices", {**fuller, "hardware.nodes": nodes * factor}
 
 
-def _longest_sure_context(table: PlanTable, shortest: int) -> int | None:
+def _longest_sure_context(table: Plan, shortest: int) -> int | None:
     """The longest context, in tokens, with which the first uncertain row surely starts."""
     if not len(table.order) or not table.uncertain[table.order[0]]:
         return None
@@ -58,13 +60,31 @@ def _longest_sure_context(table: PlanTable, shortest: int) -> int | None:
     return longest_context(block.setting, case, shortest, start_errors().sure)
 
 
-def _cure_serving_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
-    for code, suggest in _CURE_OF_RULE.items():
-        if code in codes:
-            yield from suggest(table, row)
+def _cure_serving_row(table: Plan, row: int, codes: frozenset[str]) -> Iterator[Fields]:
+    """By the rules that a row breaks; against those of divisibility only another split helps."""
+    (block, i), workload, setting = table.at(row), table.problem.workload, table.setting(row)
+    if "memory" in codes:  # a shorter context, or weights that the engine converts itself
+        case, shortest = block.cases.take([i]), workload.prompt_tokens + workload.output_tokens
+        longest = longest_context(setting, case, shortest, start_errors().sure)
+        if longest is not None:
+            yield {"workload.max_context": longest}
+        yield from ({"options.weight_dtypes": (dtype,)} for dtype in online_formats(setting))
+    prompt = table.problem.model.max_context - workload.output_tokens
+    if "context" in codes and prompt > 0:
+        yield {"workload.input_tokens": prompt, "workload.max_context": None}
+    if "batch" in codes and table.columns["max_concurrency"][row] >= 1:
+        yield {"workload.batch": int(table.columns["max_concurrency"][row])}
+    served = float(table.raw("output")[row]) / workload.output_tokens
+    if "rate" in codes and math.isfinite(served) and served > 0:
+        yield {"workload.request_rate": float(significant(served * 0.95, 2).replace(",", ""))}
+    if "idle-replicas" in codes and workload.mode in ("closed", "static"):
+        yield {f"workload.{LOADS[workload.mode]}": int(table.candidate(row)["dp"])}
+    if "weight-dtype" in codes:
+        for dtype in setting.cluster.device.weight_dtypes:
+            yield {"options.weight_dtypes": (dtype,)}
 
 
-def _relieve_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
+def _relieve_row(table: Plan, row: int, codes: frozenset[str]) -> Iterator[Fields]:
     """Formats that keep the accuracy; intervals of one step, where a row waits too long."""
     if "limit-accuracy" in codes:
         yield from _keep_accuracy(table, row)
@@ -75,7 +95,7 @@ def _relieve_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[
             yield {f"candidate.{name}": 1 for name in long}
 
 
-def _keep_accuracy(table: PlanTable, row: int) -> Iterator[Fields]:
+def _keep_accuracy(table: Plan, row: int) -> Iterator[Fields]:
     """Number formats that keep the accuracy asked for, the smallest first.
 
     Weights that the engine makes or the catalog has, then the cache as activations are.
@@ -125,67 +145,15 @@ def _wider_formats(setting: Setting, floor: float) -> list[tuple[str, str | None
     return [(dtype, out[dtype]) for dtype in order]
 
 
-def _moved_fields(table: PlanTable) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _moved_serving_fields(table: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     load = () if table.request.load_searched else (LOADS[table.problem.workload.mode],)
     return ("input_tokens", "output_tokens"), load
 
-
-def _memory_cures(table: PlanTable, row: int) -> Iterator[Fields]:
-    """A shorter context, or weights that the engine converts itself."""
-    block, i = table.at(row)
-    workload, setting = table.problem.workload, block.setting
-    case, shortest = block.cases.take([i]), workload.prompt_tokens + workload.output_tokens
-    longest = longest_context(setting, case, shortest, start_errors().sure)
-    if longest is not None:
-        yield {"workload.max_context": longest}
-    yield from ({"options.weight_dtypes": (dtype,)} for dtype in online_formats(setting))
-
-
-def _context_cures(table: PlanTable, _: int) -> Iterator[Fields]:
-    workload, longest = table.problem.workload, table.problem.model.max_context
-    if workload.output_tokens < longest:
-        prompt = longest - workload.output_tokens
-        yield {"workload.input_tokens": prompt, "workload.max_context": None}
-
-
-def _batch_cures(table: PlanTable, row: int) -> Iterator[Fields]:
-    batch = int(table.columns["max_concurrency"][row])
-    if batch >= 1:
-        yield {"workload.batch": batch}
-
-
-def _rate_cures(table: PlanTable, row: int) -> Iterator[Fields]:
-    served = float(table.raw("output")[row]) / table.problem.workload.output_tokens
-    if math.isfinite(served) and served > 0:
-        rate = float(significant(served * 0.95, 2).replace(",", ""))
-        yield {"workload.request_rate": rate}
-
-
-def _idle_cures(table: PlanTable, row: int) -> Iterator[Fields]:
-    mode = table.problem.workload.mode
-    if mode in ("closed", "static"):
-        yield {f"workload.{LOADS[mode]}": int(table.candidate(row)["dp"])}
-
-
-def _format_cures(table: PlanTable, row: int) -> Iterator[Fields]:
-    for dtype in table.setting(row).cluster.device.weight_dtypes:
-        yield {"options.weight_dtypes": (dtype,)}
-
-
-# Cures of a rule, by its code; against rules of divisibility only another split helps.
-_CURE_OF_RULE: dict[str, Callable[[PlanTable, int], Iterator[Fields]]] = {
-    "memory": _memory_cures,
-    "context": _context_cures,
-    "batch": _batch_cures,
-    "rate": _rate_cures,
-    "idle-replicas": _idle_cures,
-    "weight-dtype": _format_cures,
-}
 
 CURES = Cures(
     remedies=_serving_remedies,
     row_cures=_cure_serving_row,
     row_reliefs=_relieve_row,
-    moved=_moved_fields,
+    moved=_moved_serving_fields,
     identity=("engine", *DEGREES, "weight_dtype", "kv_dtype"),
 )

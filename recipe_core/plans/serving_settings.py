@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.accuracy.choice import weight_dtypes
 from recipe_core.accuracy.technique import Making
-from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.errors import HardwareError
 from recipe_core.base.types import Task
 from recipe_core.base.units import GIB
 from recipe_core.engines.memory import Through
@@ -21,7 +21,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.host import storage_tier
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
-from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.size import HALVES, model_on_device
 from recipe_core.request.serving_workload import LOADS, KvOffload, KvStore, ServingWorkload
 
@@ -203,10 +203,10 @@ def serving_settings(problem: ServingProblem) -> list[Setting]:
                     shared = serving_setting(problem, spec, weights, cache, place)
                     out[k, spec.name, shared.weight_dtype, shared.kv_dtype] = shared
     engines = {shared.engine.title: shared.engine for shared in out.values()}
-    if options.batch_windows_ms and not any(spec.batcher for spec in engines.values()):
-        raise InputError(
-            f"no batches are formed by a window ({', '.join(engines)}).",
-            field="options.batch_windows_ms",
-            hint="Leave it out, or name an engine that does (triton-onnxruntime).",
-        )
+    refuse_field(
+        options.batch_windows_ms and not any(spec.batcher for spec in engines.values()),
+        f"no batches are formed by a window ({', '.join(engines)}).",
+        "options.batch_windows_ms",
+        "Leave it out, or name an engine that does (triton-onnxruntime).",
+    )
     return list(out.values())

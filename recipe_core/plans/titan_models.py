@@ -45,7 +45,7 @@ class TitanModel(BaseModel):
         return f"{self.module} {self.flavor}"
 
     def differences(self, shape: Mapping[str, Any]) -> Iterator[str]:
-        """What a model of another shape has otherwise; a config need not state all of ``fields``.
+        """Say where a model's shape is another; a config need not state all of ``fields``.
 
         ``heads 32, not 64``.
         """
@@ -147,7 +147,7 @@ def titan_shape(model: ModelSpec) -> dict[str, Any]:
         for name, value in read_attributes(part, facts.attributes):
             if value is not None:
                 values.setdefault(name, {})[value] = None
-    stated = {name: config.get(field) for name, field in facts.fields.items()}
+    router = {name: config.get(field) for name, field in facts.fields.items()}
     return {
         "layers": len(model.layers),
         "hidden": model.hidden,
@@ -157,8 +157,8 @@ def titan_shape(model: ModelSpec) -> dict[str, Any]:
         "mixers": _repeating_letters("".join(map(_letter, mixers))),
         "dense_layers": dense if routed == sorted(routed) else "among others",
         **{name: next(iter(v)) if len(v) == 1 else [*v] for name, v in values.items()},
-        **stated,
-        "router_score": stated["router_score"] or facts.scores.get(str(config.get("model_type"))),
+        **router,
+        "router_score": router["router_score"] or facts.scores.get(str(config.get("model_type"))),
         **_rope_shape(config),
     }
 

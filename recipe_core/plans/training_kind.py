@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ from recipe_core.plans.launch_rules import (
     ways_out,
 )
 from recipe_core.plans.problem import MAX_DEVICES
-from recipe_core.plans.table import PlanTable
 from recipe_core.plans.training_candidates import describe_training_cases, stated_training_case
 from recipe_core.plans.training_search import judge_training_cases, search_training
 from recipe_core.plans.training_settings import launch_needs
@@ -34,13 +33,16 @@ from recipe_core.request.edit import TRAINING_TOKENS
 from recipe_core.request.metrics import goals_of, metrics_of, time_to_finish
 from recipe_core.request.split_key import TRAINING_FIELDS
 
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
+
 # How many times as many nodes are tried when nothing can run.
 MORE_NODES = (2, 4, 8, 16, 32, 64)
 # States that may be moved to the host beside those that are there.
 _NEXT_STATES = {None: "optimizer", "optimizer": "parameters"}
 
 
-def _training_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _training_remedies(table: Plan) -> Iterator[tuple[str, Fields]]:
     """Another framework, states on the host, up to ``MORE_NODES`` times the nodes.
 
     All on a framework that can launch what is asked, where the plan's cannot.
@@ -48,7 +50,9 @@ def _training_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     names = _other_frameworks(table)
     for name in names:
         yield f"framework {name}", {"candidate.engine": name}
-    refused = bool(names) and all(map(_is_refused, table.blocks))
+    refused = bool(names) and all(
+        any(rule.code == FRAMEWORK for rule in block.outside) for block in table.blocks
+    )
     on_framework = {"candidate.engine": names[0]} if refused else {}
     states = _NEXT_STATES.get(table.problem.candidate.offload)
     if states and table.blocks:
@@ -60,18 +64,14 @@ def _training_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
             yield "nodes", {"hardware.nodes": hardware.nodes * factor, **on_framework}
 
 
-def _is_refused(block: Block) -> bool:
-    return any(rule.code == FRAMEWORK for rule in block.outside)
-
-
-def _cure_training_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
+def _cure_training_row(table: Plan, row: int, codes: frozenset[str]) -> Iterator[Fields]:
     """Changes that may let a refused row run: against memory, states on the host."""
     if "memory" in codes and table.candidate(row).get("offload") is None:
         for states in _NEXT_STATES.values():
             yield from _offload_changes(table, table.setting(row), states)
 
 
-def _other_frameworks(table: PlanTable) -> list[str]:
+def _other_frameworks(table: Plan) -> list[str]:
     if not table.blocks:
         return []
     used = {block.setting.engine for block in table.blocks}
@@ -80,7 +80,7 @@ def _other_frameworks(table: PlanTable) -> list[str]:
     return [name for name in dict.fromkeys(names) if name not in used]
 
 
-def _offload_changes(table: PlanTable, setting: TrainingSetting, states: str) -> Iterator[Fields]:
+def _offload_changes(table: Plan, setting: TrainingSetting, states: str) -> Iterator[Fields]:
     """States on the host, on a framework that can be told so.
 
     Nothing where only without them a bundle can be made.
@@ -92,12 +92,12 @@ def _offload_changes(table: PlanTable, setting: TrainingSetting, states: str) ->
         yield {"candidate.offload": states, "candidate.engine": names[0]}
 
 
-def _without_launch(table: PlanTable) -> list[TrainingSetting]:
+def _without_launch(table: Plan) -> list[TrainingSetting]:
     needs = launch_needs(table.problem)
     return [block.setting for block in table.blocks if not able_frameworks(block.setting, *needs)]
 
 
-def training_launch_note(table: PlanTable) -> str | None:
+def training_launch_note(table: Plan) -> str | None:
     """Say why no bundle of any split can be made, as sentences; None where one can.
 
     Of several clusters also where only some have none.
@@ -120,7 +120,7 @@ def training_launch_note(table: PlanTable) -> str | None:
     return " ".join(notes) or None
 
 
-def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
+def unlaunchable_reasons(table: Plan, row: int) -> list[str]:
     """Say what the framework of a row cannot be told of the request or the split, as sentences."""
     setting, (block, i) = table.setting(row), table.at(row)
     title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
@@ -132,7 +132,7 @@ def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
     return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]
 
 
-def _launch_cures(table: PlanTable) -> Iterator[Fields]:
+def _launch_cures(table: Plan) -> Iterator[Fields]:
     """Changes after which a bundle can be made, where none can: the fewest first."""
     if training_launch_note(table) is None:
         return
@@ -145,7 +145,7 @@ def _launch_cures(table: PlanTable) -> Iterator[Fields]:
         yield {**changes, **tokens}
 
 
-def _moved_fields(table: PlanTable) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _moved_training_fields(table: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """None of phases, which state lengths and batches of their own."""
     if table.problem.workload.phases:
         return (), ()
@@ -156,7 +156,7 @@ CURES = Cures(
     remedies=_training_remedies,
     row_cures=_cure_training_row,
     launches=_launch_cures,
-    moved=_moved_fields,
+    moved=_moved_training_fields,
     identity=("offload", "shard", *TRAINING_FIELDS),
 )
 
@@ -168,7 +168,7 @@ RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd
 SAMPLED_TABLED = ("gpus", "step", "rollout", "output", "per_gpu", "mfu", "memory", "usd")
 
 
-def _shown_measures(table: PlanTable) -> Shown:
+def _shown_measures(table: Plan) -> Shown:
     """Measures of a step, or of the run where it has an end."""
     workload, sampled = table.problem.workload, ("rollout",)
     measures = metrics_of("training")
@@ -199,21 +199,21 @@ def _shown_measures(table: PlanTable) -> Shown:
     )
 
 
-def _training_simplicity(table: PlanTable) -> tuple[Any, ...]:
+def _training_simplicity(table: Plan) -> tuple[Any, ...]:
     """Fewer devices, more tokens/s, then less of everything that splits a model."""
     c = table.columns
     cut = ("zero_stage", "recompute", "virtual_stages", "cp", "ep", "tp", "pp")
     return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
 
 
-def _training_score_moves(table: PlanTable, rows: Int) -> Float:
+def _training_score_moves(table: Plan, rows: Int) -> Float:
     # throughput, cost and energy follow the time of a step; a number of devices is certain
     goals = table.request.objective.goals.items()
     weight = sum(weight for goal, weight in goals if table.spec.goals[goal][0] != "gpus")
     return np.full((len(rows), len(METRICS)), float(weight))
 
 
-def _training_split_columns(table: PlanTable) -> Mapping[str, Any]:
+def _training_split_columns(table: Plan) -> Mapping[str, Any]:
     splits = table.candidates(range(len(table)))
     names = dict.fromkeys(name for split in splits for name in split)
     return {
@@ -222,14 +222,14 @@ def _training_split_columns(table: PlanTable) -> Mapping[str, Any]:
     }
 
 
-def _is_same_split(candidate: Mapping[str, Any], split: Mapping[str, Any]) -> bool:
-    named = {"shard": split.get("dp", 1) * split.get("cp", 1), **split}
+def _is_same_training_split(candidate: Mapping[str, Any], split: Mapping[str, Any]) -> bool:
+    key_fields = {"shard": split.get("dp", 1) * split.get("cp", 1), **split}
     names = ("shard", *TRAINING_FIELDS)
     hosted = [row.get("offload") == "parameters" for row in (candidate, split)]
-    return hosted[0] == hosted[1] and all(candidate[name] == named.get(name) for name in names)
+    return hosted[0] == hosted[1] and all(candidate[name] == key_fields.get(name) for name in names)
 
 
-def _training_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _training_memory(table: Plan, rows: Sequence[int]) -> dict[str, Float]:
     names = list(MEMORY_TITLES)
     values = np.reshape(table.by_block(rows, partial(_fullest_parts, names)), (-1, len(names)))
     return dict(zip(names, values.T, strict=True))
@@ -245,7 +245,7 @@ def _fullest_parts(names: Sequence[str], block: Block, cases: Int) -> Float:
     return np.where(finite.any(axis=1)[:, None], np.stack(parts, axis=1).astype(float), np.nan)
 
 
-def _detail_estimate(table: PlanTable, row: int) -> TrainingEstimate:
+def _detail_estimate(table: Plan, row: int) -> TrainingEstimate:
     """The estimate with a note of what a launch of the split cannot be told."""
     estimate: TrainingEstimate = table.estimate(row)
     lacks = unlaunchable_reasons(table, row) if estimate.feasible else []
@@ -253,7 +253,7 @@ def _detail_estimate(table: PlanTable, row: int) -> TrainingEstimate:
     return replace(estimate, notes=[*estimate.notes, *notes])
 
 
-def _trim_reasons(table: PlanTable, rows: list[list[str]]) -> list[list[str]]:
+def _trim_reasons(table: Plan, rows: list[list[str]]) -> list[list[str]]:
     """Keep the reason of a framework that cannot launch what is asked alone: it is not searched."""
     of_frameworks = {
         rule.say(0) for block in table.blocks for rule in block.outside if rule.code == FRAMEWORK
@@ -293,7 +293,7 @@ TRAINING = Kind(
         block.setting, block.cases, cases
     ),
     workload=lambda table, _row: table.request.workload,
-    is_same_split=_is_same_split,
+    is_same_split=_is_same_training_split,
     memory=_training_memory,
     held_memory=_training_memory,
     detailed=_detail_estimate,

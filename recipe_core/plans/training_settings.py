@@ -19,7 +19,7 @@ from recipe_core.hardware.failures import failure_file, node_failures, spot_mark
 from recipe_core.hardware.host import StorageTier, measured_tier, storage_tier
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.launch_rules import default_framework, launch_lacks, on_framework
-from recipe_core.plans.problem import Problem, TrainingProblem, resolve_problem
+from recipe_core.plans.problem import Problem, TrainingProblem, refuse_field, resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.plans.size import with_device_note
 from recipe_core.request.candidate import CandidateRequest
@@ -149,18 +149,19 @@ def _check_rollout(rollout: Rollout, place: Cluster) -> None:
     except InputError as error:
         field = "workload.rollout.engine"
         raise InputError(error.message, field=field, hint=error.hint) from None
-    if device.runtime not in spec.runtimes:
-        raise InputError(
-            f"{spec.title} does not run on {device.title}.",
-            field="workload.rollout.engine",
-            hint="Name an engine that does.",
-        )
-    if rollout.devices is not None and rollout.devices >= place.devices:
-        raise InputError(
-            f"{rollout.devices:,} of {place.devices:,} devices leave none to train on.",
-            field="workload.rollout.devices",
-            hint="Use fewer, or add nodes.",
-        )
+    refuse_field(
+        device.runtime not in spec.runtimes,
+        f"{spec.title} does not run on {device.title}.",
+        "workload.rollout.engine",
+        "Name an engine that does.",
+    )
+    only_sampling = rollout.devices or 0
+    refuse_field(
+        only_sampling >= place.devices,
+        f"{only_sampling:,} of {place.devices:,} devices leave none to train on.",
+        "workload.rollout.devices",
+        "Use fewer, or add nodes.",
+    )
 
 
 def training_setting(

@@ -14,10 +14,9 @@ from recipe_core.doors.worker import pickle_message
 from recipe_core.plans import alternatives as beside
 from recipe_core.plans.alternatives import find_alternatives, find_safer_row
 from recipe_core.plans.confidence import joint_probability, signed_correlation
-from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.plans.plans import estimate_batch, plan_splits
+from recipe_core.plans.plans import count_keeping, estimate_batch, plan_splits
 from recipe_core.plans.rank import beats, count_ties, nearest_row, refused_rows, rows_beyond_limits
 from recipe_core.plans.remedies import (
     advice_text,
