@@ -167,7 +167,10 @@ def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:
 
 def _plan_edits(plan: Plan, best: int) -> Iterator[Alternative]:
     """Yield what another request gives: other formats, more devices than there are."""
-    without_split = _open_split_edit(plan.request)
+    # the split is left to the ranking again
+    shared, without_split = shared_candidate(plan.request), dict[str, Any]()
+    if plan.request.candidate is not None:
+        without_split["candidate"] = shared.model_dump(exclude_none=True) if shared else None
     edits = (*_surer_edits(plan, best), *_format_edits(plan, best), *_device_edits(plan, best))
     for kind, title, edit in edits:
         fields = {**without_split, **edit}
@@ -184,14 +187,6 @@ def _plan_edits(plan: Plan, best: int) -> Iterator[Alternative]:
         ):
             continue
         yield from _compare_choice(plan, best, after, row, (kind, title, fields))
-
-
-def _open_split_edit(request: PlanRequest) -> dict[str, Any]:
-    """The edit that leaves the split to the ranking again; nothing where it does already."""
-    if request.candidate is None:
-        return {}
-    shared = shared_candidate(request)
-    return {"candidate": shared.model_dump(exclude_none=True) if shared else None}
 
 
 def row_devices_text(plan: Plan, row: int) -> str:

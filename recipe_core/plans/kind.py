@@ -117,7 +117,7 @@ class Kind:
     workload: Callable[[Plan, int], Any]
     """The workload of a row, under its load."""
     is_same_split: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
-    """Whether a candidate is what a key names, where degrees, cluster and load agree."""
+    """Return whether a candidate is what a key names, where degrees, cluster and load agree."""
     memory: Callable[[Plan, Sequence[int]], dict[str, Float]]
     held_memory: Callable[[Plan, Sequence[int]], dict[str, Float]]
     detailed: Callable[[Plan, int], Any]

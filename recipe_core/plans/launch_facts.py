@@ -91,10 +91,12 @@ class LaunchFacts:
 
     def coded(self, name: str, words: tuple[Any, ...]) -> tuple[Any, ...]:
         """Words as they stand in a fact: codes, where it is a column of codes."""
-        codes = _CODES.get(name)
-        if codes is None or self.cases is None:
+        if self.cases is None:
             return words
-        return tuple(codes.index(word) for word in words)
+        if name in _MODULES:
+            return tuple(modules_code((word,)) for word in words)
+        codes = _CODES.get(name)
+        return words if codes is None else tuple(codes.index(word) for word in words)
 
     def shown(self, name: str, i: int) -> Any:
         """The fact in a sentence about split ``i``."""

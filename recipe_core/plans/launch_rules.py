@@ -8,7 +8,7 @@ and the plan says that there is no bundle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
@@ -19,8 +19,6 @@ from recipe_core.base.arrays import Bool
 from recipe_core.base.units import gib
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.training_programs import (
-    Condition,
-    Conditions,
     RequestRule,
     SplitRule,
     launch_rules,
@@ -31,9 +29,9 @@ from recipe_core.estimates.columns.training import (
     OFFLOADS,
     TrainingCases,
     TrainingSetting,
-    modules_code,
 )
 from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.plans.conditions import any_holds
 from recipe_core.plans.launch_facts import OFFLOAD_TITLES, LaunchFacts
 
 # The code of the rule that refuses all splits of a framework.
@@ -66,57 +64,11 @@ class Unable:
 # Conditions and sentences
 
 
-def _any_holds(conditions: Conditions, subject: LaunchFacts) -> Bool | bool:
-    """Mark where all tests of any mapping hold."""
-    out: Bool | bool = False
-    for tests in conditions:
-        out = out | _all_hold(tests, subject)
-    return out
-
-
-def _all_hold(tests: Mapping[str, Condition], subject: LaunchFacts) -> Bool | bool:
-    out: Bool | bool = True
-    for name, condition in tests.items():
-        for operator in condition.model_fields_set:
-            operand = getattr(condition, operator)
-            out = out & _test_operator(name, subject[name], operator, operand, subject)
-        if not np.any(out):  # what follows may be computed at length, or of nothing
-            return False
-    return out
-
-
-def _test_operator(name: str, value: Any, operator: str, operand: Any, subject: LaunchFacts) -> Any:
-    match operator:
-        case "present":
-            return bool(value) is operand
-        case "one_of" | "none_of":
-            return _is_among(value, subject.coded(name, operand)) ^ (operator == "none_of")
-        case "inside" | "outside":
-            return _is_among(value, subject.coded(name, subject[operand])) ^ (operator == "outside")
-        case "has" if isinstance(value, np.ndarray):  # names as bits
-            return value & modules_code((operand,)) > 0
-        case "has" | "lacks":
-            return (operand in value) is (operator == "has")
-    bound = subject[operand] if isinstance(operand, str) else operand
-    match operator:
-        case "above":
-            return np.asarray(value > bound)
-        case "below":
-            return np.asarray(value < bound)
-        case "uneven":
-            return np.asarray(value % np.maximum(bound, 1) != 0)
-    return np.asarray(value == bound)
-
-
-def _is_among(value: Any, allowed: Sequence[Any]) -> Bool:
-    if isinstance(value, np.ndarray):
-        return np.isin(value, allowed)
-    return np.asarray(value in allowed)
-
-
 def _breaks(rule: RequestRule | SplitRule, subject: LaunchFacts) -> Bool | bool:
-    broken = _any_holds(rule.when, subject)
-    return broken & ~np.asarray(_any_holds(rule.unless, subject)) if np.any(broken) else False
+    broken = any_holds(rule.when, subject, subject.coded)
+    if not np.any(broken):
+        return False
+    return broken & ~np.asarray(any_holds(rule.unless, subject, subject.coded))
 
 
 class _Sentence(Formatter):

@@ -124,10 +124,8 @@ def unlaunchable_reasons(table: Plan, row: int) -> list[str]:
     """Say what the framework of a row cannot be told of the request or the split, as sentences."""
     setting, (block, i) = table.setting(row), table.at(row)
     title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
-    if lacks := [
-        lack.phrase for lack in launch_lacks(setting, offload, launch_needs(table.problem)[1])
-    ]:
-        return [f"{title} cannot launch {lack}." for lack in lacks]
+    if lacks := [*launch_lacks(setting, offload, launch_needs(table.problem)[1])]:
+        return [f"{title} cannot launch {lack.phrase}." for lack in lacks]
     rules = split_rules(setting, block.cases.take([i]))
     return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]
 

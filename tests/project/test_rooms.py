@@ -24,7 +24,7 @@ BUDGETS = {
     "request": 4_320,
     "accuracy": 2_800,
     "estimates": 19_240,
-    "plans": 8_520,
+    "plans": 8_180,
     "launch": 6_120,
     "compression": 2_740,
     "sizing": 2_520,
@@ -43,7 +43,7 @@ A room imports itself and rooms before it. Whoever raises a budget says in the s
 new lines displaced.
 """
 ORDER = tuple(BUDGETS)
-ARROWS = 145
+ARROWS = 144
 """The most pairs of rooms of which the later imports the earlier."""
 FEATURES = ("compression", "sizing", "scaling", "commands", "calibration")
 """Rooms that import plans; nothing that makes a plan or a launch names them."""
