@@ -34,7 +34,7 @@ from recipe_core.scaling.result import (
 )
 from recipe_core.scaling.scenario import Deployment, prepare_deployment
 from recipe_core.scaling.search import ROUNDS, search_policies
-from recipe_core.scaling.simulated import STEP_S, Simulation, check_worst_hour
+from recipe_core.scaling.simulated import Simulation, check_worst_hour
 from recipe_core.scaling.summary import Replays, compare_cost, load_answer, policy_answer
 from recipe_core.scaling.traces.trace import Rates, Trace
 
@@ -83,16 +83,16 @@ def simulate_over_time(
     )
     scaling = request.options.scaling
     searched = _policies_to_search(scaling, names)
-    rounds = ROUNDS if searched else 0
+    rounds = len(ROUNDS) if searched else 0
     with budget.track_task(2 + rounds + REPLAYS + 1):
         simulation = Simulation.of(deployment)
         budget.count_step()
-        finalists = _search_finalists(simulation, searched, deployment.attainment)
+        always, bounds = _simulate_bounds(simulation, deployment)
+        budget.count_step()
+        finalists = _search_finalists(simulation, searched, always, deployment.attainment)
         if scaling is not None and (names is None or scaling.policy in names):
             finalists[scaling.policy] = [scaling]
         replays = _replay_finalists(simulation, finalists, deployment.attainment)
-        bounds = _simulate_bounds(simulation, deployment)
-        budget.count_step()
         answer = _build_over_time_answer(deployment, simulation, replays, bounds)
         budget.count_step()
     return answer
@@ -105,17 +105,21 @@ def _policies_to_search(scaling: Scaling | None, names: Sequence[Policy] | None)
 
 
 def _search_finalists(
-    simulation: Simulation, policies: Sequence[Policy], attainment: float
+    simulation: Simulation, policies: Sequence[Policy], always: Scaling, attainment: float
 ) -> dict[Policy, list[Scaling]]:
     """The best few parameters of each policy; policies that are nothing of their own are left out.
 
-    As a schedule is where every hour needs the same.
+    As a schedule is where every hour needs the same. The fewest replicas that are always enough are
+    known.
     """
     if not policies:
         return {}
-    spaces = [space_of(policy, simulation.need) for policy in policies]
+    spaces = [space_of(policy, simulation.need) for policy in policies if policy != always.policy]
     best = search_policies(spaces, simulation.part(SEARCHED_DAYS).outcomes, attainment)
-    return {policy: [trial.scaling for trial in tried] for policy, tried in best.items() if tried}
+    fixed = {always.policy: [always]} if always.policy in policies else {}
+    return fixed | {
+        policy: [trial.scaling for trial in tried] for policy, tried in best.items() if tried
+    }
 
 
 def _replay_finalists(
@@ -157,13 +161,12 @@ def _with_ranges(
     }
 
 
-def _simulate_bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
+def _simulate_bounds(simulation: Simulation, deployment: Deployment) -> tuple[Scaling, Bounds]:
+    """Return the fixed number that is always enough, and both bounds."""
     fleet, load, attainment = simulation.fleet, simulation.load, deployment.attainment
-    peak = always_peak(fleet, load, attainment, interval_s=simulation.interval_s, step_s=STEP_S)
-    count = int(peak.most_replicas)
+    always, peak = always_peak(fleet, load, simulation.outcomes, attainment)
     clairvoyant_outcome = clairvoyant(fleet, load, attainment, interval_s=simulation.interval_s)
-    always = Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    return Bounds(
+    return always, Bounds(
         always_peak=policy_answer("always_peak", always, Replays(peak), fleet, attainment),
         clairvoyant=policy_answer(
             "clairvoyant", None, Replays(clairvoyant_outcome), fleet, attainment

@@ -91,6 +91,17 @@ class Outcome:
         return None if paid is None else paid / self.span_s * MONTH_S
 
 
+# Of a share that equals the wanted one but for its bits.
+SLACK = 1e-12
+
+
+def rank_outcome(attainment: float, rented_s: float, share: float) -> tuple[float, ...]:
+    """Return what sorts the better first: by cost where the share is reached, else by distance."""
+    if attainment >= share - SLACK:
+        return (0.0, rented_s, -attainment)
+    return (1.0, -attainment, rented_s)
+
+
 class Lives:
     """Times of all replicas by number, infinite until they come; what a run counts besides.
 

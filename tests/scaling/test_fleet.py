@@ -268,8 +268,13 @@ def test_capacity_is_the_rate_at_which_requests_just_keep_the_limits():
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_no_policy_is_cheaper_than_the_clairvoyant_nor_a_constant_than_the_peak(kind):
     offered, run = load(kind, "waves", 3.0), standing(kind)
-    peak = always_peak(run, offered, 0.97)
-    count = int(peak.most_replicas) - 1
+
+    def fixed(scalings):
+        counts = np.array([float(scaling.max_replicas) for scaling in scalings])
+        return flowed(run, offered, Constant(counts), *counts)
+
+    always, peak = always_peak(run, offered, fixed, 0.97)
+    count = always.max_replicas - 1
     assert peak.attainment >= 0.97
     outcomes = flowed(run, offered, InFlight(np.geomspace(2, 60, 12)), *[3.0] * 12)
     [fewer] = flowed(run, offered, Constant(count), count)
