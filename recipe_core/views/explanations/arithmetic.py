@@ -67,7 +67,7 @@ def arithmetic(plan: Plan, row: int) -> Times:
 
 def _lines(macro: str, *values: Any) -> list[Line]:
     """The rows of a macro of ``templates/arithmetic.j2``."""
-    return [Line(*line.split(" | ")) for line in _PHRASES.lines(macro, *values)]
+    return [Line(*row) for row in _PHRASES.rows(macro, *values)]
 
 
 def gib_exact(value_bytes: float) -> str:
