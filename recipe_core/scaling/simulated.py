@@ -179,9 +179,9 @@ def _batch_key(scaling: Scaling) -> tuple[object, ...]:
 def _initial_replicas(scaling: Scaling, needed_first: int, hour: int) -> int:
     if scaling.policy == "fixed":
         return scaling.max_replicas
-    period_replicas = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
-    if scaling.policy == "schedule":
-        return max(period_replicas, default=scaling.min_replicas)
+    if scaling.periods:
+        now = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
+        return max(now, default=scaling.min_replicas)
     return min(max(needed_first, scaling.min_replicas), scaling.max_replicas)
 
 

@@ -21,7 +21,7 @@ from recipe_core.targets.scale.policy import only_trigger
 # those of ``AutoscalingConfig`` of Ray 2.5x.
 WORDS = ReplicaWords(
     title="Ray Serve",
-    policy="ray-serve",
+    name="ray-serve",
     metric="in-flight",
     fixed="num_replicas",
     scaled="autoscaling_config",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.request.scaling import Metric, Policy, Scaling, Trigger
+from recipe_core.request.scaling import Metric, Scaling, Trigger
 from recipe_core.targets.scale.policy import fewest_replicas, refuse_fields, refuse_policy
 
 
@@ -20,7 +20,7 @@ class ReplicaWords:
     """
 
     title: str
-    policy: Policy
+    name: str
     metric: Metric
     fixed: str
     scaled: str
@@ -33,7 +33,7 @@ class ReplicaWords:
         Raises:
             NoAnswer: for another policy, and for fields that its row does not have.
         """
-        refuse_policy(scaling, ("fixed", self.policy), self.title)
+        refuse_policy(scaling, self.name, self.title)
         if scaling.policy == "fixed":
             return {self.fixed: fewest_replicas(scaling)}
         refuse_fields(scaling, self.title)

@@ -25,7 +25,7 @@ from recipe_core.targets.scale.policy import only_trigger, triggers_of, whole_se
 # SkyServe scales by requests per second, over a minute.
 WORDS = ReplicaWords(
     title="SkyServe",
-    policy="skyserve",
+    name="skypilot",
     metric="request-rate",
     fixed="replicas",
     scaled="replica_policy",
