@@ -18,7 +18,6 @@ from recipe_core.accuracy.published import published_figures, published_keys
 from recipe_core.accuracy.technique import techniques
 from scripts.fit.compression import (
     Losses,
-    Noise,
     Prepared,
     as_strangers,
     count_bands,
@@ -160,14 +159,12 @@ def test_lines_answer_in_their_places(tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared():
-    return Prepared.of(published_figures(), Noise.of(fitted_model().scatter))
+    return Prepared.of(published_figures(), fitted_model().scatter)
 
 
 def predicted(prepared, keys):
     numbers = fitted_model()
-    left = predict_left_out(
-        prepared, numbers.spreads.by_term, Noise.of(numbers.scatter), keys, steps=5
-    )
+    left = predict_left_out(prepared, numbers.spreads.by_term, numbers.scatter, keys, steps=5)
     return left, Losses.of(prepared, left)
 
 
