@@ -23,7 +23,7 @@ from recipe_core.scaling.outcome import rank_outcome
 from recipe_core.scaling.parameter_spaces import Space
 
 # Points of a policy in each round; one that was met before is not simulated again.
-ROUNDS = (32, 24)
+ROUNDS = (32, 40)
 SEED = 1
 # Best points of a policy that are simulated again.
 FINALISTS = 2
