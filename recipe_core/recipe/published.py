@@ -68,9 +68,9 @@ def read_published(
     if any(isinstance(rendered.get(name), Mapping) for name in _POOLS):
         message = "has separate pools for prompts, so it is not one command."
         raise InputError(message, field="convert", hint="Convert each pool's command.")
-    for named in _PROGRAMS:
-        if isinstance(document.get(named), str):
-            return _published_options(named, document)
+    for field_name in _PROGRAMS:
+        if isinstance(document.get(field_name), str):
+            return _published_options(field_name, document)
     forms = ", ".join((*_WORDS, "families", *_PROGRAMS))
     hint = f"A published recipe has one of {forms}."
     raise InputError("is not in a known form.", field="convert", hint=hint)
@@ -118,10 +118,10 @@ _SGLANG = ("python3", "-m", "sglang.launch_server")
 _PROGRAMS = {"model_path": (_SGLANG, False), "model": (("vllm", "serve"), True)}
 
 
-def _published_options(named: str, document: Mapping[str, Any]) -> Published:
+def _published_options(field_name: str, document: Mapping[str, Any]) -> Published:
     """A file of an engine's options (``tensor_parallel_size: 8``)."""
-    rest, (program, is_word) = dict(document), _PROGRAMS[named]
-    words = [check_name(str(rest.pop(named)), "convert.model")] if is_word else []
+    rest, (program, is_word) = dict(document), _PROGRAMS[field_name]
+    words = [check_name(str(rest.pop(field_name)), "convert.model")] if is_word else []
     return Published(command=[*program, *words, *_option_words(rest)])
 
 

@@ -25,7 +25,7 @@ _RATES = 400
 
 
 def find_fewest_replicas(
-    simulate: Simulate, most: int, attainment: float, *, reachable: bool = True
+    simulate: Simulate, first_replicas: int, attainment: float, *, reachable: bool = True
 ) -> tuple[Scaling, Outcome]:
     """Return the smallest fixed number of replicas that reaches the attainment, and its outcome.
 
@@ -34,11 +34,11 @@ def find_fewest_replicas(
 
     Args:
         simulate: simulates policies, one a column.
-        most: replicas to begin with; where even these are too few (events), more are tried.
+        first_replicas: to begin with; where even these are too few (events), more are tried.
         attainment: share of requests that must keep the limits.
-        reachable: whether any number reaches it; else ``most`` are simulated.
+        reachable: whether any number reaches it; else ``first_replicas`` are simulated.
     """
-    low, high = 0, min(most, MOST_REPLICAS)
+    low, high = 0, min(first_replicas, MOST_REPLICAS)
     best: tuple[Scaling, Outcome] | None = None
     while best is None or high - low > 1:
         counts = np.unique(np.linspace(low + 1, high, _TRIED).round()).astype(int).tolist()
@@ -64,9 +64,9 @@ def always_peak(
     It is the policy ``fixed`` with the best of its parameters. With a lone request beyond the
     limits no number reaches it: then what the highest rate needs is simulated.
     """
-    most = max(int(replicas_for(fleet, load, load.rates, attainment).max()), 1)
+    peak = max(int(replicas_for(fleet, load, load.rates, attainment).max()), 1)
     reachable = float(shares_of(fleet, load).share[-1, 0, 0]) >= attainment
-    return find_fewest_replicas(simulate, most, attainment, reachable=reachable)
+    return find_fewest_replicas(simulate, peak, attainment, reachable=reachable)
 
 
 def clairvoyant(

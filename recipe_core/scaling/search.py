@@ -65,16 +65,16 @@ def search_policies(
     studies = [_new_study(space) for space in spaces]
     tried: dict[Scaling, Tried] = {}
     for count in ROUNDS:
-        asked = [
+        trials = [
             (study, trial, space.scaling(trial.params))
             for study, space in zip(studies, spaces, strict=True)
             for trial in _ask_trials(study, space, count)
         ]
-        scalings = dict.fromkeys(scaling for *_, scaling in asked if scaling is not None)
+        scalings = dict.fromkeys(scaling for *_, scaling in trials if scaling is not None)
         new = [scaling for scaling in scalings if scaling not in tried]
-        for scaling, outcome in zip(new, simulate(new) if new else (), strict=True):
-            tried[scaling] = Tried(scaling, outcome.attainment, outcome.rented_s)
-        for study, trial, scaling in asked:
+        for column, outcome in zip(new, simulate(new) if new else (), strict=True):
+            tried[column] = Tried(column, outcome.attainment, outcome.rented_s)
+        for study, trial, scaling in trials:
             if scaling is None:
                 study.tell(trial, state=TrialState.FAIL)
             else:

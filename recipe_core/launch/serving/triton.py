@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml
 from recipe_core.base.errors import NoAnswer
@@ -20,16 +20,8 @@ LLMAPI_OPTIONS = "engine/model.yaml"
 _INSTANCE = """backend: "vllm"
 instance_group [ { count: 1, kind: KIND_MODEL } ]
 """
-
-
-class _Repository(NamedTuple):
-    """The model that a server serves, where the server finds it, and what its engine is told."""
-
-    model: str
-    path: str
-    options: dict[str, Any]
-    files: dict[str, str]
-    env: dict[str, str]
+# The model that a server serves, where it finds it; options, files and variables of its engine.
+_Repository = tuple[str, str, dict[str, Any], dict[str, str], dict[str, str]]
 
 
 def launch_triton(deployment: Deployment) -> Launch:
@@ -52,21 +44,22 @@ def launch_triton(deployment: Deployment) -> Launch:
         vllm.vllm_options(deployment, placed[0]),
     )
     refuse_ways(extra, engine.title)
-    served = _REPOSITORIES[str(engine.wraps)](deployment, placed[0], extra)
-    env = {**rules.rule_environment(deployment), **served.env}
+    fill = _REPOSITORIES[str(engine.wraps)]
+    model, path, options, files, variables = fill(deployment, placed[0], extra)
+    env = {**rules.rule_environment(deployment), **variables}
     started = group_processes(
         placed,
-        lambda group, rank: ("tritonserver", *engine.argv(server_options(served.path, group))),
+        lambda group, rank: ("tritonserver", *engine.argv(server_options(path, group))),
         lambda group, rank: dict(env),
     )
     return Launch(
         processes=tuple(started),
-        options=served.options,
+        options=options,
         health="/v2/health/ready",
         startup_timeout_s=vllm.STARTUP_TIMEOUT_S,
-        api_path=f"/v2/models/{served.model}/generate",
-        api_model=served.model,
-        files=served.files,
+        api_path=f"/v2/models/{model}/generate",
+        api_model=model,
+        files=files,
     )
 
 
@@ -92,26 +85,24 @@ def _vllm_repository(deployment: Deployment, group: Group, extra: Mapping[str, A
     }
     folder = f"{FOLDER}/{deployment.served_name}"
     files = {f"{folder}/config.pbtxt": _INSTANCE, f"{folder}/1/model.json": to_json(options)}
-    return _Repository(deployment.served_name, f"${{root}}/{FOLDER}", options, files, {})
+    return deployment.served_name, f"${{root}}/{FOLDER}", options, files, {}
 
 
-def _llmapi_repository(
-    deployment: Deployment, group: Group, _extra: Mapping[str, Any]
-) -> _Repository:
+def _llmapi_repository(deployment: Deployment, group: Group, _: Mapping[str, Any]) -> _Repository:
     """The backend's own model, with a file that the backend hands to its engine.
 
     It holds the options of the command line and those of the engine's file, by one set of names.
     """
     options = tensorrt_llm.tensorrt_llm_options(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
-    whole = {
+    settings = {
         "model": deployment.setting.model.source,
         **{name: value for name, value in options.items() if name not in server},
         **tensorrt_llm.config_of(deployment, group),
         "triton_config": {"decoupled": True, "max_batch_size": 0},
     }
     env = {"LLM_CONFIG_PATH": f"${{root}}/{LLMAPI_OPTIONS}"}
-    return _Repository("tensorrt_llm", LLMAPI, whole, {LLMAPI_OPTIONS: to_yaml(whole)}, env)
+    return "tensorrt_llm", LLMAPI, settings, {LLMAPI_OPTIONS: to_yaml(settings)}, env
 
 
 # By the engine that the backend wraps.
