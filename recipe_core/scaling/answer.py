@@ -1,11 +1,11 @@
 """From a request to its answer over time: every policy searched, simulated and held to bounds.
 
 Where the request states ``options.scaling``, exactly that is simulated; where it does not, the
-parameters of every policy are searched (module ``search``) over the hardest day. The best few of
-each are then simulated over the whole time, and the cheapest that reaches the wanted share is the
-policy's answer. Its hardest day is repeated under other chances (starts, failures, reclaims) and
-with quick and slow starts, which gives the share its range. The best policy's worst hour is looked
-at request by request (module ``confirm``).
+parameters of every policy are searched (module ``search``) over the hardest day, but for a fixed
+number, which is found (module ``bounds``). The best few are then simulated over the whole time, and
+the cheapest that reaches the wanted share is the policy's answer. Its hardest day is repeated under
+other chances (starts, failures, reclaims) and with quick and slow starts, which gives the share its
+range. The best policy's worst hour is looked at request by request (module ``simulated``).
 """
 
 from __future__ import annotations
