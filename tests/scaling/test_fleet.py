@@ -17,6 +17,7 @@ from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, re
 from recipe_core.scaling.bounds import always_peak, clairvoyant
 from recipe_core.scaling.fleet import Events, Fleet, Service, StartTime
 from recipe_core.scaling.fluid import simulate_flow
+from recipe_core.scaling.policies.controller import Fixed
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.scenario import events_of
 from recipe_core.scaling.service import service_of
@@ -270,8 +271,8 @@ def test_no_policy_is_cheaper_than_the_clairvoyant_nor_a_constant_than_the_peak(
     offered, run = load(kind, "waves", 3.0), standing(kind)
 
     def fixed(scalings):
-        counts = np.array([float(scaling.max_replicas) for scaling in scalings])
-        return flowed(run, offered, Constant(counts), *counts)
+        counts = [float(scaling.max_replicas) for scaling in scalings]
+        return flowed(run, offered, Fixed(scalings), *counts)
 
     always, peak = always_peak(run, offered, fixed, 0.97)
     count = always.max_replicas - 1
