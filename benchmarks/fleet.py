@@ -15,30 +15,31 @@ import numpy as np
 
 from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, shares_of
 from recipe_core.scaling.bounds import Constant
-from recipe_core.scaling.fleet import Fleet, Service, StartTime
+from recipe_core.scaling.fleet import Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
+from tests.fixtures.services import constant_service
 
 START = StartTime(90.0, 50.0, 160.0)
 FLEETS = {
     "small": Fleet(
-        Service(32, 0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000),
+        constant_service(0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000),
         START,
         1,
         2.0,
         {"ttft_s": 3.0, "request_latency_s": 30.0},
     ),
     "middle": Fleet(
-        Service(256, 0.02 + 0.0002 * np.arange(257.0), 8e-5, 8192, 400_000),
+        constant_service(0.02 + 0.0002 * np.arange(257.0), 8e-5, 8192, 400_000),
         START,
         1,
         2.0,
         {"ttft_s": 1.0, "tpot_s": 0.03},
     ),
     "large": Fleet(
-        Service(256, 0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000),
+        constant_service(0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000),
         START,
         1,
         2.0,

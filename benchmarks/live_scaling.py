@@ -42,6 +42,7 @@ from recipe_core.scaling.traces.loads import Lengths, Load, draw_requests, shape
 from recipe_core.scaling.traces.trace import Trace  # noqa: E402
 from recipe_core.targets.autoscale import KEDA  # noqa: E402
 from tests.fixtures.read_scaling import read_scaling  # noqa: E402
+from tests.fixtures.services import constant_service  # noqa: E402
 
 OUTPUT_TOKENS = 96
 PEAK = 1.25
@@ -149,7 +150,7 @@ def service_of(answers: list[Answer]) -> Service:
     means = [float(np.mean(times)) for times in by_count if times]
     filled = [float(np.mean(times)) if times else means[-1] for times in by_count]
     steps = np.array([filled[0], *filled]) / OUTPUT_TOKENS
-    return Service(slots=SLOTS, step_s=steps, token_s=0.0, chunk_tokens=2048.0, pool_tokens=1e9)
+    return constant_service(steps, token_s=0.0, step_tokens=2048.0, pool_tokens=1e9)
 
 
 def compared(model: Path, max_replicas: int, starts: float, work: Path) -> dict[str, Any]:

@@ -198,7 +198,7 @@ def _build_over_time_answer(
         usd_per_replica_hour=fleet.usd_per_hour,
         price_basis=deployment.price_basis,
         service=ServiceAnswer(
-            requests_per_s=simulation.need.capacity_per_s, slots=fleet.service.slots
+            requests_per_s=simulation.need.capacity_per_s, slots=fleet.service.rules.slots
         ),
         start=_build_start_answer(deployment),
         load=load_answer(simulation.load),

@@ -1,5 +1,8 @@
 """The scheduler with steps of one second; then properties of simulations of real settings."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +13,12 @@ from recipe_core.compression.required import detail_row_estimate
 from recipe_core.estimates.serving import simulate as simulator
 from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.operators import serving_step_parts
-from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
+from recipe_core.estimates.serving.scheduler import (
+    Replica,
+    Requests,
+    Rules,
+    run_replica,
+)
 from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate_serving
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.remedies import helpful_changes
@@ -19,25 +27,32 @@ from recipe_core.plans.splits import row_reasons
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.rows import over
+from tests.fixtures.services import RULES as USUAL_RULES
+from tests.fixtures.services import step_times
 from tests.fixtures.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 SPLIT = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
-A_SECOND = StepTimes([[0.0, 1.0]] * 4, [[[[1.0] * 2] * 2] * 2] * 2)
-RULES = {"step_tokens": 10, "slots": 8, "pool_tokens": 1000, "block_tokens": 0, "stages": 1}
-RULES |= {"cached": 0.0, "reserves": False, "chunked": True, "mixes": True}
+A_SECOND = step_times([1.0, 1.0], 0.0)
+RULES = Rules(step_tokens=10, slots=8, pool_tokens=1000, **USUAL_RULES)
 OFFLINE = {"mode": "offline", "concurrency": None}
 OPEN = {"mode": "open", "concurrency": None}
 
 
-def ran(lengths, sent=None, **changes):
-    """A replica after requests of (input, output) tokens, all sent at once or as ``sent`` says."""
+def ran(lengths, sent=None, cached=0.0, closed=False, **changes):
+    """A replica after requests of (input, output) tokens, all sent at once or as ``sent`` says.
+
+    With its requests, when they were sent, and their order.
+    """
+    inputs, outputs = map(list, zip(*lengths, strict=True))
+    requests = Requests(inputs, outputs, [int(n * cached) for n in inputs])
+    replica = Replica(replace(RULES, **changes), A_SECOND, requests)
     none = [0.0] * len(lengths)
-    replica = Replica(Rules(**(RULES | changes)), A_SECOND, *zip(*lengths, strict=True), none)
-    for at in sent or none:
-        replica.send(at)
-    replica.run(closed=False)
-    return replica
+    sent = none if sent is None else sent
+    order = run_replica(replica, sent, none, closed=closed)
+    return SimpleNamespace(
+        replica=replica, sent=sent, order=order, first=requests.first, done=requests.done
+    )
 
 
 def case(workload, model=LLAMA_8B, **candidate):
@@ -99,7 +114,8 @@ def test_every_request_ends_once_and_frees_its_cache(requests, changes, mixes):
     sent = sorted(at for _, _, at in requests)
     end = ran([(i, o) for i, o, _ in requests], sent, **changes, chunked=mixes, mixes=mixes)
     assert sorted(end.order) == list(range(len(requests)))
-    assert (end._allocated, end._context, len(end._running)) == (0, 0, 0)
+    left = end.replica
+    assert (left._allocated, left._context, left.inside, left.in_flight) == (0, 0, 0, 0)
     for (_, output, _), at, first, done in zip(requests, sent, end.first, end.done, strict=True):
         assert at + 1 <= first + 1e-9
         assert done >= first + output - 1 - 1e-9
@@ -107,11 +123,8 @@ def test_every_request_ends_once_and_frees_its_cache(requests, changes, mixes):
 
 def test_a_closed_loop_keeps_its_number_of_requests():
     """A request is sent when one ends: with 3 in flight of 12, the k-th end sends request k + 2."""
-    replica = Replica(Rules(**RULES), A_SECOND, [5] * 12, list(range(2, 14)), [0.0] * 12)
-    for _ in range(3):
-        replica.send(0.0)
-    replica.run(closed=True)
-    assert sorted(replica.sent[3:]) == sorted(replica.done[r] for r in replica.order[:9])
+    run = ran([(5, n) for n in range(2, 14)], [0.0] * 3, closed=True)
+    assert sorted(run.sent[3:]) == sorted(run.done[r] for r in run.order[:9])
 
 
 @pytest.mark.parametrize("model", [LLAMA_8B, "openai/gpt-oss-20b"])

@@ -15,7 +15,7 @@ from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.splits import row_estimates
 from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, replicas_for
 from recipe_core.scaling.bounds import always_peak, clairvoyant
-from recipe_core.scaling.fleet import Events, Fleet, Service, StartTime
+from recipe_core.scaling.fleet import Events, Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.scenario import events_of
@@ -24,6 +24,7 @@ from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table
+from tests.fixtures.services import constant_service
 
 START = StartTime(120.0, 60.0, 240.0)
 
@@ -57,8 +58,8 @@ def service(slots, each_s, shared=False, **more):
     n = np.arange(slots + 1.0)
     step_s = each_s * n if shared else np.full(slots + 1, each_s)
     step_s[0] = 0.0
-    usual = {"token_s": 0.0, "chunk_tokens": 1e9, "pool_tokens": 1e12, "held_share": 0.0}
-    return Service(slots=slots, step_s=step_s, **(usual | more))
+    usual = {"token_s": 0.0, "step_tokens": 1e9, "pool_tokens": 1e12}
+    return constant_service(step_s, **(usual | more))
 
 
 def poisson(rate, count, outputs, inputs=None, seed=0):
@@ -109,14 +110,14 @@ def test_shared_processing_depends_on_the_mean_only(spread):
 def test_prompts_of_one_length_are_m_d_1():
     count = 250_000
     trace = poisson(0.75, count, np.ones(count), np.full(count, 1000), seed=8)
-    one_by_one = service(1, 1.0, token_s=1e-3, chunk_tokens=1000, chunked=False)
+    one_by_one = service(1, 1.0, token_s=1e-3, step_tokens=1000, chunked=False)
     out = simulate_requests(fleet(one_by_one), trace, Constant(1), begin=1)
     rate = count / trace.span_s
     assert mean_wait(out, count) == pytest.approx(rate / (2 * (1 - rate)), rel=0.02)
 
 
 def busy_fleet(seed=0, **more):
-    serves = Service(64, 0.01 + 2e-4 * np.arange(65.0), 5e-5, 4096, 60_000)
+    serves = constant_service(0.01 + 2e-4 * np.arange(65.0), 5e-5, 4096, 60_000)
     rng, count = np.random.default_rng(9), 20_000
     trace = poisson(12.0, count, rng.integers(1, 300, count), rng.integers(1, 2000, count))
     run = fleet(serves, {"ttft_s": 1.0, "tpot_s": 0.05}, **more)
@@ -151,8 +152,8 @@ def test_requests_are_counted_replicas_paid_and_seeds_repeat():
 
 LENGTHS = Lengths(*map(np.array, ([100.0, 600.0, 2500.0], [50.0, 150.0, 300.0], [0.3, 0.5, 0.2])))
 FLAT = Load(np.ones(1), 60.0, LENGTHS)
-SMALL = Service(32, 0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000)
-LARGE = Service(256, 0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000)
+SMALL = constant_service(0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000)
+LARGE = constant_service(0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000)
 LIMITS = {"small": {"ttft_s": 3.0, "request_latency_s": 25.0}}
 LIMITS["large"] = {"ttft_s": 2.0, "tpot_s": 0.06}
 HOUR = np.arange(0.0, 2400.0, 60.0)

@@ -8,7 +8,8 @@ request is put back and computed again. Engines without chunked prefill run whol
 of their own.
 
 Between two events (an arrival, an end, a full cache) all decoding requests take the same steps, so
-these are made at once. With pipeline stages a step here is a round of all micro-batches. Plain
+these are made at once. With pipeline stages a step here is a round of all micro-batches; the
+data-parallel ranks that share experts are one replica and take each their part of a step. Plain
 Python on purpose: a replica has one clock, and an event costs a few microseconds.
 """
 
@@ -19,45 +20,63 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import ceil, inf
 
 Grid = list[list[list[list[float]]]]
+_EPSILON = 1e-9
 
 
 class StepTimes:
     """Seconds of a step, interpolated linearly on a grid of four axes.
 
     The axes: prompt tokens, the context they attend to on average, decoding requests, their average
-    context. The first nodes of prompt tokens and of decoding requests are zero and one.
+    context. The first nodes of prompt tokens and of decoding requests are zero and one. Equal grids
+    are equal.
     """
 
     def __init__(self, axes: Sequence[list[float]], grid: Grid) -> None:
-        self._axes, self._grid, self._decode = axes, grid, grid[0][0]
+        self.axes, self._grid = axes, grid
+        self._places: dict[float, tuple[int, float]] = {}  # of numbers of decoding requests
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StepTimes) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    @cached_property
+    def _text(self) -> str:
+        return repr((self.axes, self._grid))
 
     def decode_s(self, sequences: float, context: float) -> float:
         """Seconds of a step in which all requests decode."""
-        return _bilinear(
-            self._decode,
-            *_grid_place(self._axes[2], sequences),
-            *_grid_place(self._axes[3], context),
-        )
+        i, u = self._places.get(sequences) or self._place(sequences)
+        return _bilinear(self._grid[0][0], i, u, *_grid_place(self.axes[3], context))
 
     def mixed_s(
         self, tokens: float, prefill_context: float, sequences: float, context: float
     ) -> float:
         """Seconds of a step with prompt tokens."""
-        i, u = _grid_place(self._axes[0], tokens)
-        j, v = _grid_place(self._axes[1], prefill_context)
-        place = (*_grid_place(self._axes[2], sequences), *_grid_place(self._axes[3], context))
-        fewer, more = self._grid[i], self._grid[i + 1]
-        low = (1 - v) * _bilinear(fewer[j], *place) + v * _bilinear(fewer[j + 1], *place)
-        high = (1 - v) * _bilinear(more[j], *place) + v * _bilinear(more[j + 1], *place)
-        return (1 - u) * low + u * high
+        h, s = _grid_place(self.axes[0], tokens)
+        k, t = _grid_place(self.axes[1], prefill_context)
+        i, u = self._places.get(sequences) or self._place(sequences)
+        j, v = _grid_place(self.axes[3], context)
+        fewer, more = self._grid[h], self._grid[h + 1]
+        low = _bilinear(fewer[k], i, u, j, v), _bilinear(fewer[k + 1], i, u, j, v)
+        high = _bilinear(more[k], i, u, j, v), _bilinear(more[k + 1], i, u, j, v)
+        return (1 - s) * ((1 - t) * low[0] + t * low[1]) + s * ((1 - t) * high[0] + t * high[1])
+
+    def _place(self, sequences: float) -> tuple[int, float]:
+        place = self._places[sequences] = _grid_place(self.axes[2], sequences)
+        return place
 
 
 def _grid_place(nodes: list[float], x: float) -> tuple[int, float]:
     """The interval of a point and its place in it; the end intervals extend beyond the grid."""
-    i = min(max(bisect_right(nodes, x) - 1, 0), len(nodes) - 2)
-    return i, (x - nodes[i]) / (nodes[i + 1] - nodes[i])
+    i = bisect_right(nodes, x, 1, len(nodes) - 1) - 1
+    low = nodes[i]
+    return i, (x - low) / (nodes[i + 1] - low)
 
 
 def _bilinear(values: list[list[float]], i: int, u: float, j: int, v: float) -> float:
@@ -69,11 +88,12 @@ def _bilinear(values: list[list[float]], i: int, u: float, j: int, v: float) -> 
 class Rules:
     """The rules that a scheduler obeys.
 
-    step_tokens: the budget of a micro-batch. slots: requests that run at once. cached: share of a
-    prompt that hits the prefix cache. reserves: a request holds its full length from the start.
-    chunked: prompts may be split. mixes: prompts and decoding share steps. recv_interval: decode
-    steps from one look for new requests to the next; after a step with prompts, and when nothing
-    runs, it looks at once.
+    step_tokens: the budget of a micro-batch. slots: requests that run at once. reserves: a request
+    holds its full length from the start. chunked: prompts may be split. mixes: prompts and decoding
+    share steps. recv_interval: decode steps from one look for new requests to the next; after a
+    step with prompts, and when nothing runs, it looks at once. ranks: data-parallel ones that share
+    a step. tokens_per_step: of a decoding request, more than one where drafts are accepted. An
+    endless pool is of engines that reserve.
     """
 
     step_tokens: float
@@ -81,126 +101,193 @@ class Rules:
     pool_tokens: float
     block_tokens: float
     stages: int
-    cached: float
     reserves: bool
     chunked: bool
     mixes: bool
     recv_interval: int = 1
+    ranks: int = 1
+    tokens_per_step: float = 1
+
+    @property
+    def batches(self) -> int:
+        """Batches of a step: one for each stage and rank."""
+        return self.stages * self.ranks
+
+
+class Requests:
+    """Requests by number, which replicas share: what each needs, and when it got it.
+
+    inputs, outputs: tokens. found: tokens of each prompt that are in the cache when it comes.
+    entered, first, done: seconds at which each was admitted first, and had its first and its last
+    token; infinite until then.
+    """
+
+    def __init__(self, inputs: list[int], outputs: list[int], found: list[int]) -> None:
+        count = len(inputs)
+        self.inputs, self.outputs, self.found = inputs, outputs, found
+        self.entered, self.first, self.done = ([inf] * count for _ in range(3))
+        # tokens to have in the cache before the next output token
+        self.target: list[float] = list(inputs)
+        self.computed = [0.0] * count
+        self.lag = [0.0] * count  # how far each is behind its round (pipeline stages)
+
+    def reset(self, request: int) -> None:
+        """Make a request as if it had not come: its replica was lost."""
+        self.target[request] = self.inputs[request]
+        for times in (self.entered, self.first, self.done):
+            times[request] = inf
 
 
 class Replica:
-    """One scheduler at work. Requests are numbered as they are sent; times are in seconds.
+    """One scheduler at work, event by event; times are in seconds.
 
-    inputs, outputs: tokens of each request. delays: from sending to reaching the scheduler. After
-    ``run``, ``sent``, ``first`` and ``done`` hold the time of each request's sending, first and
-    last token, and ``order`` the requests as they ended.
+    ``next_at``: when something happens in it, infinite when it is idle. Requests that come until
+    then are added first, then ``step`` is called.
     """
 
-    def __init__(
-        self,
-        rules: Rules,
-        times: StepTimes,
-        inputs: list[int],
-        outputs: list[int],
-        delays: list[float],
-    ) -> None:
-        count = len(inputs)
-        self.rules, self.times = rules, times
-        self.inputs, self.outputs, self.delays = inputs, outputs, delays
-        self.sent, self.first, self.done = [0.0] * count, [-1.0] * count, [0.0] * count
-        self.order: list[int] = []
-        self._now, self._round, self._next = 0.0, 0, 0
-        # a heap of (time at the scheduler, request)
-        self._coming: list[tuple[float, int]] = []
+    def __init__(self, rules: Rules, times: StepTimes, requests: Requests) -> None:
+        self.rules, self.times, self.requests = rules, times, requests
+        self.next_at, self.in_flight = inf, 0
+        self._pool, self._half_block = rules.pool_tokens, rules.block_tokens / 2
+        # tokens of cache that a decode step adds for each request
+        self._grow = 0 if rules.reserves else rules.tokens_per_step
+        self._inbox: deque[int] = deque()  # what it has not looked at
         self._waiting: deque[int] = deque()
         self._running: dict[int, None] = {}  # oldest first
         self._prompts: list[int] = []  # running requests whose prompt is not done
-        self._decoding: list[tuple[int, int]] = []  # (the round of its last token, request), a heap
-        self._context = 0  # tokens of the decoding requests
-        self._allocated = 0  # tokens of cache
-        self._target = list(inputs)  # tokens to have in the cache before the next output token
-        self._computed = [0] * count
+        # (the round of its last token, request), a heap
+        self._decoding: list[tuple[float, int]] = []
+        self._round = 0.0
+        self._context = 0.0  # tokens of the decoding requests
+        self._allocated = 0.0  # tokens of cache
         self._unseen = 0  # decode steps since it last looked for requests
-        self._lag = [0.0] * count  # how far a request is behind its round (pipeline stages)
+        # of what is under way: its beginning, steps that decode, prompt tokens by request, their
+        # lag, whether an arrival ends it
+        self._busy, self._began, self._steps = False, 0.0, 0
+        self._chunks: list[tuple[int, float]] = []
+        self._chunk_lag, self._yields = 0.0, False
+        self._batch, self._mean_context = 1.0, 0.0  # while steps only decode
 
-    def send(self, at: float) -> None:
-        """Sends the next request, if one is left."""
-        if self._next < len(self.inputs):
-            request, self._next = self._next, self._next + 1
-            self.sent[request] = at
-            heapq.heappush(self._coming, (at + self.delays[request], request))
+    @property
+    def inside(self) -> int:
+        """Requests that are admitted."""
+        return len(self._running)
 
-    def run(self, *, closed: bool) -> None:
-        """Runs until every request is done; in a closed loop each end sends the next one."""
-        while len(self.order) < len(self.inputs):
-            looks = not self._unseen or not self._running
-            while looks and self._coming and self._coming[0][0] <= self._now:
-                self._waiting.append(heapq.heappop(self._coming)[1])
-            if not self._running and not self._waiting:
-                self._now = self._coming[0][0]
-                continue
-            chunks = self._schedule()
-            if chunks:
-                self._prefill(chunks)
-            else:
-                self._decode()
-            while self._decoding and self._decoding[0][0] <= self._round:
-                request = heapq.heappop(self._decoding)[1]
-                self._finish(request)
-                if closed:
-                    self.send(self.done[request])
+    @property
+    def waiting(self) -> int:
+        return self.in_flight - len(self._running)
+
+    def list_in_flight(self) -> list[int]:
+        return [*self._running, *self._waiting, *self._inbox]
+
+    def cache_usage(self, now: float) -> float:
+        """Share of the cache that is in use at a moment until ``next_at``."""
+        used = self._allocated + len(self._running) * self._half_block
+        if self._steps:
+            done = (now - self._began) / (self.next_at - self._began)
+            used += done * self._steps * len(self._decoding) * self._grow
+        return used / self._pool
+
+    def add(self, now: float, request: int) -> None:
+        """Take a request; while steps only decode, the next look for requests ends them."""
+        self._inbox.append(request)
+        self.in_flight += 1
+        if self.next_at == inf:
+            self.next_at = now
+        elif self._yields:
+            self._yields = False
+            steps = self._steps_until_look(now - self._began)
+            if steps < self._steps:
+                self._decode_for(steps)
+
+    def step(self) -> list[int]:
+        """Go on at ``next_at``: end what is under way, or begin the next step.
+
+        Returns the requests that end. What is sent at this very moment can be added in between.
+        """
+        if not self._busy:
+            self._begin()
+            return []
+        self._busy = self._yields = False
+        steps, self._steps = self._steps, 0
+        if steps:
+            grown, count = steps * self.rules.tokens_per_step, len(self._decoding)
+            self._round += grown
+            self._context += grown * count
+            self._allocated += steps * self._grow * count
+        if self._chunks:
+            self._unseen = 0
+            self._end_chunks()
+        else:
+            self._unseen = (self._unseen + steps) % self.rules.recv_interval
+        decoding, reached, ended = self._decoding, self._round + _EPSILON, []
+        while decoding and decoding[0][0] <= reached:
+            ended.append(self._end(*heapq.heappop(decoding)))
+        self.in_flight -= len(ended)
+        return ended
+
+    def _begin(self) -> None:
+        """Look for requests, and begin a step with prompts or steps that decode."""
+        if self._inbox and not (self._unseen and self._running):
+            self._waiting.extend(self._inbox)
+            self._inbox.clear()
+        if not self._running and not self._waiting:
+            self.next_at = inf
+            return
+        self._busy, self._began = True, self.next_at
+        admits = self._free >= len(self._decoding) * self._grow or self._make_room()
+        if self._waiting or self._prompts:
+            self._chunks = self._schedule(admits=admits)
+        if self._chunks:
+            self._prefill()
+        else:
+            self._decode()
 
     @property
     def _free(self) -> float:
         """Tokens of free cache; each running request wastes half a block."""
-        return (
-            self.rules.pool_tokens
-            - self._allocated
-            - len(self._running) * self.rules.block_tokens / 2
-        )
+        return self._pool - self._allocated - len(self._running) * self._half_block
 
-    def _growth(self) -> int:
-        return 0 if self.rules.reserves else len(self._decoding)
-
-    def _share(self, request: int) -> int:
+    def _share(self, request: int) -> float:
         """Tokens of cache that a request needs before it is admitted."""
         if self.rules.reserves:
-            return self.inputs[request] + self.outputs[request]
-        return self._target[request]
+            return self.requests.inputs[request] + self.requests.outputs[request]
+        return self.requests.target[request]
 
-    def _schedule(self) -> list[tuple[int, int]]:
+    def _schedule(self, *, admits: bool) -> list[tuple[int, float]]:
         """Prompt tokens of the next step by request: prompts already begun, then waiting ones."""
-        admits = self._make_room()
-        budget = self.rules.step_tokens * self.rules.stages - (
-            len(self._decoding) if self.rules.mixes else 0
-        )
-        chunks: list[tuple[int, int]] = []
+        rules, requests = self.rules, self.requests
+        chunks: list[tuple[int, float]] = []
+        budget = rules.step_tokens * rules.batches - (len(self._decoding) if rules.mixes else 0)
         for request in self._prompts:
             if budget >= 1:
-                missing = self._target[request] - self._computed[request]
+                missing = requests.target[request] - requests.computed[request]
                 chunks.append((request, min(missing, int(budget))))
                 budget -= chunks[-1][1]
-        while admits and self._waiting and budget >= 1 and len(self._running) < self.rules.slots:
+        while admits and self._waiting and budget >= 1 and len(self._running) < rules.slots:
             request = self._waiting[0]
-            begun = min(int(self.inputs[request] * self.rules.cached), self._target[request] - 1)
-            tokens = self._target[request] - begun
-            fits = self._free - self._growth() >= self._share(request) + self.rules.block_tokens / 2
-            too_long = chunks and tokens > budget and not self.rules.chunked
+            begun = min(requests.found[request], requests.target[request] - 1)
+            tokens = requests.target[request] - begun
+            share = self._share(request)
+            fits = self._free - len(self._decoding) * self._grow >= share + self._half_block
+            too_long = chunks and tokens > budget and not rules.chunked
             if too_long or not (fits or not self._running):
                 break
             self._waiting.popleft()
             self._running[request] = None
             self._prompts.append(request)
-            self._allocated += self._share(request)
-            self._computed[request] = begun
-            chunks.append((request, min(tokens, int(budget)) if self.rules.chunked else tokens))
+            self._allocated += share
+            requests.computed[request] = begun
+            if requests.entered[request] == inf:
+                requests.entered[request] = self.next_at
+            chunks.append((request, min(tokens, int(budget)) if rules.chunked else tokens))
             budget -= chunks[-1][1]
         return chunks
 
     def _make_room(self) -> bool:
         """Puts the newest requests back until all that decode can grow; whether none had to go."""
-        untouched = True
-        while self._free < self._growth() and len(self._running) > 1:
+        untouched, requests = True, self.requests
+        while self._free < len(self._decoding) * self._grow and len(self._running) > 1:
             untouched = False
             request, _ = self._running.popitem()
             self._waiting.appendleft(request)
@@ -212,73 +299,112 @@ class Replica:
                 )
                 last, _ = self._decoding.pop(place)
                 heapq.heapify(self._decoding)
-                length = self.inputs[request] + self.outputs[request]
-                self._target[request] = length - (last - self._round)
-                self._context -= self._target[request]
-            self._allocated -= self._target[request]
+                length = requests.inputs[request] + requests.outputs[request]
+                requests.target[request] = length - (last - self._round)
+                self._context -= requests.target[request]
+            self._allocated -= requests.target[request]
         return untouched
 
-    def _prefill(self, chunks: list[tuple[int, int]]) -> None:
-        """Runs a step with prompt tokens; complete prompts have their next token at its end."""
-        stages, step_tokens = self.rules.stages, self.rules.step_tokens
-        decoding = len(self._decoding) if self.rules.mixes else 0
-        tokens = sum(count for _, count in chunks)
-        pairs = sum(count * (self._computed[request] + count / 2) for request, count in chunks)
-        attended = pairs / tokens
-        batches = min(stages, max(decoding + len(chunks), -(-tokens // step_tokens)))
-        context = self._context / decoding if decoding else 0.0
-        seconds = batch_s = self.times.mixed_s(
-            tokens / batches, attended, decoding / batches, context
+    def _prefill(self) -> None:
+        """Begins a step with prompt tokens; complete prompts have their next token at its end."""
+        rules, requests, times = self.rules, self.requests, self.times
+        decoding = len(self._decoding) if rules.mixes else 0
+        tokens = pairs = 0.0
+        for request, count in self._chunks:
+            tokens += count
+            pairs += count * (requests.computed[request] + count / 2)
+        attended, context = pairs / tokens, self._context / decoding if decoding else 0.0
+        tokens /= min(rules.ranks, len(self._chunks))  # a prompt is in one rank
+        batches = min(
+            rules.stages, max(decoding + len(self._chunks), -(-tokens // rules.step_tokens))
         )
+        beside = decoding / batches / rules.ranks
+        seconds = times.mixed_s(tokens / batches, attended, beside, context)
+        self._chunk_lag = 0.0
         if batches > 1:  # a prompt is in one micro-batch, which is fuller than their mean
-            batch_s = self.times.mixed_s(
-                min(tokens, step_tokens), attended, decoding / batches, context
-            )
-        self._advance(1 if decoding else 0, seconds)
-        self._unseen = 0
-        for request, count in chunks:
-            self._computed[request] += count
-            if self._computed[request] >= self._target[request]:
-                self._prompts.remove(request)
-                self._begin(request, batch_s - seconds)
+            fuller = min(tokens, rules.step_tokens)
+            self._chunk_lag = times.mixed_s(fuller, attended, beside, context) - seconds
+        self._steps = 1 if decoding else 0
+        self.next_at += seconds
 
-    def _begin(self, request: int, lag: float) -> None:
-        """Starts decoding of a request whose prompt is complete."""
-        self._lag[request] = lag
-        if self.first[request] < 0:
-            self.first[request] = self._now + lag
-        self._context += self._target[request] + 1
-        self._allocated += 0 if self.rules.reserves else 1
-        length = self.inputs[request] + self.outputs[request]
-        heapq.heappush(self._decoding, (self._round + length - self._target[request] - 1, request))
+    def _end_chunks(self) -> None:
+        """Starts decoding of requests whose prompt is complete."""
+        requests = self.requests
+        for request, count in self._chunks:
+            requests.computed[request] += count
+            target = requests.target[request]
+            if requests.computed[request] < target:
+                continue
+            self._prompts.remove(request)
+            requests.lag[request] = self._chunk_lag
+            if requests.first[request] == inf:
+                requests.first[request] = self.next_at + self._chunk_lag
+            self._context += target + 1
+            self._allocated += 0 if self.rules.reserves else 1
+            length = requests.inputs[request] + requests.outputs[request]
+            heapq.heappush(self._decoding, (self._round + length - target - 1, request))
+        self._chunks = []
 
     def _decode(self) -> None:
-        """Decodes to the next end, the next arrival that can be admitted, or a full cache."""
-        count = len(self._decoding)
-        batch, context = max(count / self.rules.stages, 1.0), self._context / count
-        steps = self._decoding[0][0] - self._round
-        if self._growth() and count > 1:
-            steps = min(steps, max(int(self._free // count), 1))
-        if self._coming and not self._waiting and len(self._running) < self.rules.slots:
-            gap_s = max(self._coming[0][0] - self._now, 0.0)
-            coming = int(gap_s / self.times.decode_s(batch, context)) + 1
-            unlooked = -(self._unseen + coming) % self.rules.recv_interval
-            steps = min(steps, coming + unlooked)
-        self._advance(steps, steps * self.times.decode_s(batch, context + (steps - 1) / 2))
-        self._unseen = (self._unseen + steps) % self.rules.recv_interval
+        """Decodes to the next end, the next look for requests that have come, or a full cache."""
+        rules, count = self.rules, len(self._decoding)
+        self._batch = max(count / rules.stages / rules.ranks, 1.0)
+        self._mean_context = self._context / count
+        left = (self._decoding[0][0] - self._round) / rules.tokens_per_step
+        steps, growth, free = ceil(left - _EPSILON), count * self._grow, self._free
+        if steps * growth > free and count > 1:
+            steps = max(int(free // growth), 1)
+        self._yields = not self._waiting and len(self._running) < rules.slots
+        if self._yields and self._inbox:
+            self._yields = False
+            steps = min(steps, self._steps_until_look(0.0))
+        self._decode_for(steps)
 
-    def _advance(self, steps: int, seconds: float) -> None:
-        """Advances the clock; every decoding request grows by a token a step."""
-        self._now += seconds
-        self._round += steps
-        self._context += steps * len(self._decoding)
-        self._allocated += steps * self._growth()
+    def _decode_for(self, steps: int) -> None:
+        context = self._mean_context + (steps - 1) * self.rules.tokens_per_step / 2
+        self._steps = steps
+        self.next_at = self._began + steps * self.times.decode_s(self._batch, context)
 
-    def _finish(self, request: int) -> None:
+    def _steps_until_look(self, seconds: float) -> int:
+        """Decode steps from their beginning until requests are seen that come after seconds."""
+        step_s = self.times.decode_s(self._batch, self._mean_context)
+        coming = int(max(seconds, 0.0) / step_s) + 1
+        return coming + -(self._unseen + coming) % self.rules.recv_interval
+
+    def _end(self, last: float, request: int) -> int:
         """Ends a request after its last token and frees its cache."""
-        length = self.inputs[request] + self.outputs[request]
-        self.done[request] = self._now + self._lag[request]
-        self._context -= length
-        self._allocated -= length
+        requests = self.requests
+        length = requests.inputs[request] + requests.outputs[request]
+        held = length + (self._round - last)  # drafts may be accepted beyond its last token
+        requests.done[request] = self.next_at + requests.lag[request]
+        self._context -= held
+        self._allocated -= length if self.rules.reserves else held
         del self._running[request]
-        self.order.append(request)
+        return request
+
+
+def run_replica(
+    replica: Replica, sent: list[float], delays: Sequence[float], *, closed: bool
+) -> list[int]:
+    """Run requests to their ends on a replica of their own; return them as they ended.
+
+    Args:
+        replica: without requests yet.
+        sent: seconds at which the first requests are sent, by number. In a closed loop each end
+            sends the next one, whose time is appended.
+        delays: seconds from sending to reaching the scheduler, of all requests.
+        closed: whether ends send requests.
+    """
+    done, count, order = replica.requests.done, len(delays), list[int]()
+    # a heap of (time at the scheduler, request)
+    coming = [(at + delays[request], request) for request, at in enumerate(sent)]
+    heapq.heapify(coming)
+    while len(order) < count:
+        while coming and coming[0][0] <= replica.next_at:
+            replica.add(*heapq.heappop(coming))
+        for request in replica.step():
+            order.append(request)
+            if closed and len(sent) < count:
+                heapq.heappush(coming, (done[request] + delays[len(sent)], len(sent)))
+                sent.append(done[request])
+    return order
