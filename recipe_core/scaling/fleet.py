@@ -79,7 +79,7 @@ def computed_tokens(input_tokens: Float, prefix_hit: float) -> Float:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """How one replica serves: its scheduler's rules and step times, and what is around them.
+    """The scheduler of one replica, its rules and step times, and what is around it.
 
     request_s: from sending a request to the scheduler, and ``request_token_s`` for each token of
     its prompt. prefix_hit: share of prompt tokens found in the cache. late_steps: steps until a
@@ -94,16 +94,12 @@ class Service:
     late_steps: float = 0.0
     held_tokens: float = 0.0
 
-    def computed(self, input_tokens: Float) -> Float:
-        """Tokens of prompts that are not found in the cache; at least one of each."""
-        return computed_tokens(input_tokens, self.prefix_hit)
-
-    def requests(self, input_tokens: Float, output_tokens: Float) -> Requests:
+    def requests(self, input_tokens: Float | Int, output_tokens: Float | Int) -> Requests:
         """Requests of such lengths that are still to come."""
         inputs = input_tokens.astype(np.int64)
         outputs = np.maximum(output_tokens, 1).astype(np.int64)
-        found = (inputs - self.computed(inputs)).astype(np.int64)
-        return Requests(inputs.tolist(), outputs.tolist(), found.tolist())
+        cached = (inputs - computed_tokens(inputs.astype(float), self.prefix_hit)).astype(np.int64)
+        return Requests(inputs.tolist(), outputs.tolist(), cached.tolist())
 
     @property
     def longest_step_s(self) -> float:

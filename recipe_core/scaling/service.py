@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
@@ -40,6 +40,7 @@ from recipe_core.plans.splits import row_estimates
 from recipe_core.scaling.fleet import Service, computed_tokens
 from recipe_core.scaling.traces.loads import Lengths
 
+ENDLESS = 1e15  # tokens of a cache that nothing fills
 POINTS = 14
 # Requests of a point: fewest, and for each one in flight.
 _EACH = (300, 3)
@@ -91,7 +92,7 @@ def share_alone(service: Service, lengths: Lengths, limits_s: Mapping[str, float
     token_s = _prompt_token_s(service, lengths, 0)
     fixed_s = service.times.mixed_s(0.0, attended, 0, context)
     ttft_s = service.request_s + np.maximum(
-        service.computed(lengths.input_tokens) * token_s, fixed_s
+        computed_tokens(lengths.input_tokens, service.prefix_hit) * token_s, fixed_s
     )
     tpot_s = service.times.decode_s(1.0, context) / service.rules.tokens_per_step
     times = {
@@ -105,7 +106,9 @@ def share_alone(service: Service, lengths: Lengths, limits_s: Mapping[str, float
 
 def prompt_seconds(service: Service, lengths: Lengths) -> float:
     """Seconds that a replica takes for a mean prompt where prompts fill its steps."""
-    computed = np.average(service.computed(lengths.input_tokens), weights=lengths.weight)
+    computed = np.average(
+        computed_tokens(lengths.input_tokens, service.prefix_hit), weights=lengths.weight
+    )
     beside = 1 if service.rules.mixes else 0
     return _prompt_token_s(service, lengths, beside) * float(computed)
 
@@ -114,7 +117,7 @@ def _prompt_token_s(service: Service, lengths: Lengths, beside: int) -> float:
     """Seconds of a prompt token in full steps in which so many requests decode."""
     rules, tokens = service.rules, service.rules.step_tokens
     if not rules.chunked:  # a whole prompt runs in one step
-        tokens = max(tokens, float(service.computed(lengths.input_tokens).max()))
+        tokens = max(tokens, float(computed_tokens(lengths.input_tokens, service.prefix_hit).max()))
     attended, context = mean_contexts(lengths, service.prefix_hit)
     return service.times.mixed_s(tokens, attended, beside, context) / (tokens * rules.batches)
 
@@ -161,18 +164,20 @@ def sample_begun_requests(
     return np.concatenate([begun_in, inputs]), np.concatenate([left, outputs])
 
 
-def requests_of(service: Service, inputs: Float, outputs: Float, begun: int) -> Requests:
+def requests_of(
+    service: Service, inputs: Float | Int, outputs: Float | Int, begun: int
+) -> Requests:
     """Requests of such lengths, of the first of which all is computed but a token."""
     requests = service.requests(inputs, outputs)
-    requests.found[:begun] = requests.inputs[:begun]
+    requests.cached[:begun] = requests.inputs[:begun]
     return requests
 
 
 def max_requests_inside(service: Service, lengths: Lengths) -> float:
     """Requests of the mean lengths that a replica holds at once."""
     rules = service.rules
-    held = lengths.input_tokens + lengths.output_tokens * (1.0 if rules.reserves else 0.5)
-    mean = float(np.average(held + rules.block_tokens / 2, weights=lengths.weight))
+    cache_tokens = lengths.input_tokens + lengths.output_tokens * (1.0 if rules.reserves else 0.5)
+    mean = float(np.average(cache_tokens + rules.block_tokens / 2, weights=lengths.weight))
     return max(min(float(rules.slots), rules.pool_tokens / mean), 1.0)
 
 
@@ -251,6 +256,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     estimates, place = row_estimates(plan, row)
     memory = estimates.memory.take(np.array([place]))
     cases = estimates.cases.take(np.array([place]))  # with the prompts that its caches find
+    setting = replace(setting, mode="open")  # whatever its plan was asked for
     lengths = lengths or Lengths(cases.input_tokens, cases.output_tokens, np.ones(1))
     scales = setting.correction.scales(cases) if setting.correction else None
     prompts_scale = float(scales.prompts[0]) if scales is not None else 1.0
@@ -262,7 +268,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     late_steps, held_tokens = client_delays(setting, float(cases.stream_interval[0]))
     return Service(
         rules,
-        _step_times(setting, cases, rules, lengths, (steps_scale, prompts_scale)),
+        _tabulate_server(setting, cases, rules, lengths, (steps_scale, prompts_scale)),
         request_s=(fixed_s + float(cases.kv_wait_s[0])) * prompts_scale,
         request_token_s=token_s * prompts_scale,
         prefix_hit=float(cases.prefix_hit[0]),
@@ -290,9 +296,8 @@ def _refuse_unserved_split(setting: Setting, cases: Cases) -> None:
 def _server_rules(setting: Setting, cases: Cases, memory: Memory) -> Rules:
     """The rules of a server; requests for a vector or a score end with their prompt."""
     ranks = int(cases.dp[0]) if bool(cases.shares_experts[0]) else 1
-    rules = scheduler_rules(setting, cases, 0, float(memory.kv_cache_tokens[0]) * ranks)
-    if not setting.caches:
-        rules = replace(rules, pool_tokens=np.inf, reserves=True)
+    pool_tokens = float(memory.kv_cache_tokens[0]) * ranks if setting.caches else ENDLESS
+    rules = scheduler_rules(setting, cases, 0, pool_tokens)
     if setting.model.generates:
         accepted = float(tokens_per_step(cases.draft_tokens, cases.acceptance)[0])
         return replace(rules, slots=rules.slots * ranks, ranks=ranks, tokens_per_step=accepted)
@@ -307,7 +312,7 @@ def _server_rules(setting: Setting, cases: Cases, memory: Memory) -> Rules:
     )
 
 
-def _step_times(
+def _tabulate_server(
     setting: Setting, cases: Cases, rules: Rules, lengths: Lengths, scales: tuple[float, float]
 ) -> StepTimes:
     """Step times at the contexts of requests; scales are of steps, and of prompts in them."""

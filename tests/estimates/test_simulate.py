@@ -39,14 +39,11 @@ OFFLINE = {"mode": "offline", "concurrency": None}
 OPEN = {"mode": "open", "concurrency": None}
 
 
-def ran(lengths, sent=None, cached=0.0, closed=False, **changes):
-    """A replica after requests of (input, output) tokens, all sent at once or as ``sent`` says.
-
-    With its requests, when they were sent, and their order.
-    """
+def ran(lengths, sent=None, cached=0.0, closed=False, times=A_SECOND, **changes):
+    """What became of requests of (input, output) tokens, all sent at once or as ``sent`` says."""
     inputs, outputs = map(list, zip(*lengths, strict=True))
     requests = Requests(inputs, outputs, [int(n * cached) for n in inputs])
-    replica = Replica(replace(RULES, **changes), A_SECOND, requests)
+    replica = Replica(replace(RULES, **changes), times, requests)
     none = [0.0] * len(lengths)
     sent = none if sent is None else sent
     order = run_replica(replica, sent, none, closed=closed)
@@ -102,6 +99,40 @@ def test_prompts_pause_decoding_whole_and_in_chunks_that_come_first():
     assert (mixed.first[1], mixed.done[0]) == (5.0, 4.0)
 
 
+def test_drafts_give_more_tokens_a_step_and_ranks_share_its_prompts():
+    # a step for the prompt, two for the other four tokens
+    assert ran([(10, 5)], tokens_per_step=2.0).done == [3.0]
+    assert ran([(10, 5)], tokens_per_step=1.5).done == [4.0]
+    by_tokens = step_times([1.0, 1.0], 0.125)
+    assert ran([(10, 1)] * 2, times=by_tokens, step_tokens=20).done == [3.5, 3.5]
+    assert ran([(10, 1)] * 2, times=by_tokens, step_tokens=20, ranks=2).done == [2.25, 2.25]
+    assert ran([(10, 1)], times=by_tokens, step_tokens=20, ranks=2).done == [2.25]
+
+
+def test_a_replica_goes_from_event_to_event():
+    """Two requests: the second comes while the first decodes, and enters after that step."""
+    requests = Requests([10, 10], [50, 1], [0, 0])
+    replica = Replica(replace(RULES, pool_tokens=100), A_SECOND, requests)
+    assert (replica.next_at, replica.cache_usage(0.0)) == (np.inf, 0.0)
+    replica.add(0.5, 0)
+    assert (replica.next_at, replica.in_flight, replica.waiting) == (0.5, 1, 1)
+    moments = []
+    while replica.next_at < 20:
+        replica.step()
+        moments.append(replica.next_at)
+    assert moments == [1.5, 1.5, 50.5]  # its prompt, which ends, and all of its other steps
+    assert (replica.inside, replica.cache_usage(21.5)) == (1, pytest.approx(0.31))
+    replica.add(21.7, 1)
+    assert (replica.next_at, replica.list_in_flight()) == (22.5, [0, 1])
+    ended = []
+    while replica.in_flight:
+        ended += replica.step()
+    assert ended == [1, 0]
+    assert requests.entered == [0.5, 22.5]
+    requests.reset(1)
+    assert (requests.first, requests.done) == ([1.5, np.inf], [50.5, np.inf])
+
+
 LENGTHS = st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100))
 CHANGES = {"step_tokens": st.integers(1, 40), "slots": st.integers(1, 5)}
 CHANGES |= {"pool_tokens": st.integers(90, 300), "reserves": st.booleans()}
@@ -115,7 +146,7 @@ def test_every_request_ends_once_and_frees_its_cache(requests, changes, mixes):
     end = ran([(i, o) for i, o, _ in requests], sent, **changes, chunked=mixes, mixes=mixes)
     assert sorted(end.order) == list(range(len(requests)))
     left = end.replica
-    assert (left._allocated, left._context, left.inside, left.in_flight) == (0, 0, 0, 0)
+    assert (left.cache_usage(0.0), left._context, left.inside, left.in_flight) == (0, 0, 0, 0)
     for (_, output, _), at, first, done in zip(requests, sent, end.first, end.done, strict=True):
         assert at + 1 <= first + 1e-9
         assert done >= first + output - 1 - 1e-9

@@ -304,15 +304,15 @@ def test_a_server_serves_as_the_plans_own_scheduler(
     (block, i), (estimates, place) = plan.at(row), row_estimates(plan, row)
     split = block.setting, block.cases.take([i]), estimates.memory.take(np.array([place]))
     exact = simulate_serving(*split, spread=Spread(0.5, 0.5), requests=2000)
-    rng, count = np.random.default_rng(0), 2750
-    arrival_s = np.cumsum(rng.exponential(1 / rate, count))
-    lengths = (rng.integers(n // 2, n * 3 // 2 + 1, count) for n in (inputs, outputs))
-    trace = Trace(arrival_s, *lengths)
+    rng, count = np.random.default_rng(0), 2750  # the same draws
+    lengths = [rng.integers(n // 2, n * 3 // 2 + 1, count) for n in (inputs, outputs)]
+    trace = Trace(np.cumsum(rng.exponential(1 / rate, count)), *lengths)
     series = served(plan, row, trace, {}, interval_s=trace.span_s / 11).series
-    ttft_s = np.average(series.ttft_s[2:10], weights=series.arrived[2:10])
-    assert ttft_s == pytest.approx(exact.means_s["ttft_s"][0], rel=0.06)
-    inside = (series.running + series.waiting)[2:10].mean() / rate
-    assert inside == pytest.approx(exact.means_s["request_latency_s"][0], rel=0.06)
+    arrived = series.arrived[2:10]
+    ttft_s = np.average(series.ttft_s[2:10], weights=arrived)
+    assert ttft_s == pytest.approx(exact.means_s["ttft_s"][0], rel=0.01)
+    latency_s = (series.running + series.waiting)[2:10].sum() * series.interval_s / arrived.sum()
+    assert latency_s == pytest.approx(exact.means_s["request_latency_s"][0], rel=0.01)
 
 
 def test_two_pools_have_no_service_and_an_embedding_ends_with_its_prompt():

@@ -63,9 +63,9 @@ class StepTimes:
         i, u = self._places.get(sequences) or self._place(sequences)
         j, v = _grid_place(self.axes[3], context)
         fewer, more = self._grid[h], self._grid[h + 1]
-        low = _bilinear(fewer[k], i, u, j, v), _bilinear(fewer[k + 1], i, u, j, v)
-        high = _bilinear(more[k], i, u, j, v), _bilinear(more[k + 1], i, u, j, v)
-        return (1 - s) * ((1 - t) * low[0] + t * low[1]) + s * ((1 - t) * high[0] + t * high[1])
+        low = (1 - t) * _bilinear(fewer[k], i, u, j, v) + t * _bilinear(fewer[k + 1], i, u, j, v)
+        high = (1 - t) * _bilinear(more[k], i, u, j, v) + t * _bilinear(more[k + 1], i, u, j, v)
+        return (1 - s) * low + s * high
 
     def _place(self, sequences: float) -> tuple[int, float]:
         place = self._places[sequences] = _grid_place(self.axes[2], sequences)
@@ -84,7 +84,7 @@ def _bilinear(values: list[list[float]], i: int, u: float, j: int, v: float) -> 
     return (1 - u) * ((1 - v) * low[j] + v * low[j + 1]) + u * ((1 - v) * high[j] + v * high[j + 1])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rules:
     """The rules that a scheduler obeys.
 
@@ -92,8 +92,7 @@ class Rules:
     holds its full length from the start. chunked: prompts may be split. mixes: prompts and decoding
     share steps. recv_interval: decode steps from one look for new requests to the next; after a
     step with prompts, and when nothing runs, it looks at once. ranks: data-parallel ones that share
-    a step. tokens_per_step: of a decoding request, more than one where drafts are accepted. An
-    endless pool is of engines that reserve.
+    a step. tokens_per_step: of a decoding request, more than one where drafts are accepted.
     """
 
     step_tokens: float
@@ -108,7 +107,7 @@ class Rules:
     ranks: int = 1
     tokens_per_step: float = 1
 
-    @property
+    @cached_property
     def batches(self) -> int:
         """Batches of a step: one for each stage and rank."""
         return self.stages * self.ranks
@@ -117,14 +116,14 @@ class Rules:
 class Requests:
     """Requests by number, which replicas share: what each needs, and when it got it.
 
-    inputs, outputs: tokens. found: tokens of each prompt that are in the cache when it comes.
+    inputs, outputs: tokens. cached: tokens of each prompt that are in the cache when it comes.
     entered, first, done: seconds at which each was admitted first, and had its first and its last
     token; infinite until then.
     """
 
-    def __init__(self, inputs: list[int], outputs: list[int], found: list[int]) -> None:
+    def __init__(self, inputs: list[int], outputs: list[int], cached: list[int]) -> None:
         count = len(inputs)
-        self.inputs, self.outputs, self.found = inputs, outputs, found
+        self.inputs, self.outputs, self.cached = inputs, outputs, cached
         self.entered, self.first, self.done = ([inf] * count for _ in range(3))
         # tokens to have in the cache before the next output token
         self.target: list[float] = list(inputs)
@@ -148,10 +147,7 @@ class Replica:
     def __init__(self, rules: Rules, times: StepTimes, requests: Requests) -> None:
         self.rules, self.times, self.requests = rules, times, requests
         self.next_at, self.in_flight = inf, 0
-        self._pool, self._half_block = rules.pool_tokens, rules.block_tokens / 2
-        # tokens of cache that a decode step adds for each request
-        self._grow = 0 if rules.reserves else rules.tokens_per_step
-        self._inbox: deque[int] = deque()  # what it has not looked at
+        self._inbox: list[tuple[float, int]] = []  # what came since it looked, and when
         self._waiting: deque[int] = deque()
         self._running: dict[int, None] = {}  # oldest first
         self._prompts: list[int] = []  # running requests whose prompt is not done
@@ -159,14 +155,16 @@ class Replica:
         self._decoding: list[tuple[float, int]] = []
         self._round = 0.0
         self._context = 0.0  # tokens of the decoding requests
-        self._allocated = 0.0  # tokens of cache
+        # tokens of free cache, of which each running request wastes half a block, and those that a
+        # decode step adds for each request
+        self._free, self._half_block = rules.pool_tokens, rules.block_tokens / 2
+        self._grow = 0 if rules.reserves else rules.tokens_per_step
         self._unseen = 0  # decode steps since it last looked for requests
-        # of what is under way: its beginning, steps that decode, prompt tokens by request, their
-        # lag, whether an arrival ends it
-        self._busy, self._began, self._steps = False, 0.0, 0
+        # of what is under way: its beginning, steps that decode, whether an arrival ends them, and
+        # prompt tokens by request
+        self._busy, self._began, self._steps, self._yields = False, 0.0, 0, False
         self._chunks: list[tuple[int, float]] = []
-        self._chunk_lag, self._yields = 0.0, False
-        self._batch, self._mean_context = 1.0, 0.0  # while steps only decode
+        self._lag = 0.0  # of those prompts
 
     @property
     def inside(self) -> int:
@@ -178,27 +176,25 @@ class Replica:
         return self.in_flight - len(self._running)
 
     def list_in_flight(self) -> list[int]:
-        return [*self._running, *self._waiting, *self._inbox]
+        return [*self._running, *self._waiting, *(request for _, request in self._inbox)]
 
     def cache_usage(self, now: float) -> float:
         """Share of the cache that is in use at a moment until ``next_at``."""
-        used = self._allocated + len(self._running) * self._half_block
+        free = self._free
         if self._steps:
             done = (now - self._began) / (self.next_at - self._began)
-            used += done * self._steps * len(self._decoding) * self._grow
-        return used / self._pool
+            free -= done * self._steps * len(self._decoding) * self._grow
+        return 1 - free / self.rules.pool_tokens
 
     def add(self, now: float, request: int) -> None:
         """Take a request; while steps only decode, the next look for requests ends them."""
-        self._inbox.append(request)
+        self._inbox.append((now, request))
         self.in_flight += 1
         if self.next_at == inf:
             self.next_at = now
         elif self._yields:
             self._yields = False
-            steps = self._steps_until_look(now - self._began)
-            if steps < self._steps:
-                self._decode_for(steps)
+            self._decode(now - self._began)
 
     def step(self) -> list[int]:
         """Go on at ``next_at``: end what is under way, or begin the next step.
@@ -209,80 +205,72 @@ class Replica:
             self._begin()
             return []
         self._busy = self._yields = False
-        steps, self._steps = self._steps, 0
+        steps, self._steps, decoding = self._steps, 0, self._decoding
         if steps:
-            grown, count = steps * self.rules.tokens_per_step, len(self._decoding)
+            grown = steps * self.rules.tokens_per_step
             self._round += grown
-            self._context += grown * count
-            self._allocated += steps * self._grow * count
+            self._context += grown * len(decoding)
+            self._free -= steps * self._grow * len(decoding)
         if self._chunks:
             self._unseen = 0
             self._end_chunks()
         else:
             self._unseen = (self._unseen + steps) % self.rules.recv_interval
-        decoding, reached, ended = self._decoding, self._round + _EPSILON, []
+        ended: list[int] = []
+        reached = self._round + _EPSILON
         while decoding and decoding[0][0] <= reached:
             ended.append(self._end(*heapq.heappop(decoding)))
-        self.in_flight -= len(ended)
         return ended
 
     def _begin(self) -> None:
         """Look for requests, and begin a step with prompts or steps that decode."""
         if self._inbox and not (self._unseen and self._running):
-            self._waiting.extend(self._inbox)
-            self._inbox.clear()
+            for _, request in sorted(self._inbox):
+                self._waiting.append(request)
+            self._inbox = []
         if not self._running and not self._waiting:
             self.next_at = inf
             return
         self._busy, self._began = True, self.next_at
         admits = self._free >= len(self._decoding) * self._grow or self._make_room()
-        if self._waiting or self._prompts:
-            self._chunks = self._schedule(admits=admits)
-        if self._chunks:
+        if (self._waiting or self._prompts) and self._schedule(admits=admits):
             self._prefill()
         else:
-            self._decode()
+            opens = not self._waiting and len(self._running) < self.rules.slots
+            self._yields = opens and not self._inbox
+            self._decode(0.0 if opens and self._inbox else None)
 
-    @property
-    def _free(self) -> float:
-        """Tokens of free cache; each running request wastes half a block."""
-        return self._pool - self._allocated - len(self._running) * self._half_block
-
-    def _share(self, request: int) -> float:
-        """Tokens of cache that a request needs before it is admitted."""
-        if self.rules.reserves:
-            return self.requests.inputs[request] + self.requests.outputs[request]
-        return self.requests.target[request]
-
-    def _schedule(self, *, admits: bool) -> list[tuple[int, float]]:
-        """Prompt tokens of the next step by request: prompts already begun, then waiting ones."""
-        rules, requests = self.rules, self.requests
-        chunks: list[tuple[int, float]] = []
-        budget = rules.step_tokens * rules.batches - (len(self._decoding) if rules.mixes else 0)
+    def _schedule(self, *, admits: bool) -> bool:
+        """Gives the next step prompt tokens: of prompts already begun, then of waiting ones."""
+        rules, requests, chunks, running = self.rules, self.requests, self._chunks, self._running
+        decoding = len(self._decoding)
+        budget = rules.step_tokens * rules.batches - (decoding if rules.mixes else 0)
         for request in self._prompts:
             if budget >= 1:
                 missing = requests.target[request] - requests.computed[request]
                 chunks.append((request, min(missing, int(budget))))
                 budget -= chunks[-1][1]
-        while admits and self._waiting and budget >= 1 and len(self._running) < rules.slots:
+        while admits and self._waiting and budget >= 1 and len(running) < rules.slots:
             request = self._waiting[0]
-            begun = min(requests.found[request], requests.target[request] - 1)
-            tokens = requests.target[request] - begun
-            share = self._share(request)
-            fits = self._free - len(self._decoding) * self._grow >= share + self._half_block
-            too_long = chunks and tokens > budget and not rules.chunked
-            if too_long or not (fits or not self._running):
+            target = share = requests.target[request]
+            if rules.reserves:
+                share = requests.inputs[request] + requests.outputs[request]
+            begun = min(requests.cached[request], target - 1)
+            tokens, share = target - begun, share + self._half_block
+            too_long = tokens > budget and chunks and not rules.chunked
+            if too_long or (running and self._free - decoding * self._grow < share):
                 break
-            self._waiting.popleft()
-            self._running[request] = None
+            running[self._waiting.popleft()] = None
             self._prompts.append(request)
-            self._allocated += share
+            self._free -= share
             requests.computed[request] = begun
             if requests.entered[request] == inf:
                 requests.entered[request] = self.next_at
-            chunks.append((request, min(tokens, int(budget)) if rules.chunked else tokens))
-            budget -= chunks[-1][1]
-        return chunks
+            if tokens > budget and rules.chunked:
+                tokens = int(budget)
+            chunks.append((request, tokens))
+            budget -= tokens
+        return bool(chunks)
 
     def _make_room(self) -> bool:
         """Puts the newest requests back until all that decode can grow; whether none had to go."""
@@ -294,36 +282,34 @@ class Replica:
             if request in self._prompts:
                 self._prompts.remove(request)
             else:
-                place = next(
-                    n for n, (_, candidate) in enumerate(self._decoding) if candidate == request
-                )
-                last, _ = self._decoding.pop(place)
+                entry = next(entry for entry in self._decoding if entry[1] == request)
+                self._decoding.remove(entry)
                 heapq.heapify(self._decoding)
                 length = requests.inputs[request] + requests.outputs[request]
-                requests.target[request] = length - (last - self._round)
+                requests.target[request] = length - (entry[0] - self._round)
                 self._context -= requests.target[request]
-            self._allocated -= requests.target[request]
+            self._free += requests.target[request] + self._half_block
         return untouched
 
     def _prefill(self) -> None:
         """Begins a step with prompt tokens; complete prompts have their next token at its end."""
-        rules, requests, times = self.rules, self.requests, self.times
+        rules, computed, times = self.rules, self.requests.computed, self.times
         decoding = len(self._decoding) if rules.mixes else 0
         tokens = pairs = 0.0
         for request, count in self._chunks:
             tokens += count
-            pairs += count * (requests.computed[request] + count / 2)
+            pairs += count * (computed[request] + count / 2)
         attended, context = pairs / tokens, self._context / decoding if decoding else 0.0
-        tokens /= min(rules.ranks, len(self._chunks))  # a prompt is in one rank
-        batches = min(
-            rules.stages, max(decoding + len(self._chunks), -(-tokens // rules.step_tokens))
-        )
-        beside = decoding / batches / rules.ranks
+        batches = 1.0
+        if rules.batches > 1:
+            tokens /= min(rules.ranks, len(self._chunks))  # a prompt is in one rank
+            fewest = -(-tokens // rules.step_tokens)
+            batches = min(rules.stages, max(decoding + len(self._chunks), fewest))
+        beside, self._lag = decoding / batches / rules.ranks, 0.0
         seconds = times.mixed_s(tokens / batches, attended, beside, context)
-        self._chunk_lag = 0.0
         if batches > 1:  # a prompt is in one micro-batch, which is fuller than their mean
             fuller = min(tokens, rules.step_tokens)
-            self._chunk_lag = times.mixed_s(fuller, attended, beside, context) - seconds
+            self._lag = times.mixed_s(fuller, attended, beside, context) - seconds
         self._steps = 1 if decoding else 0
         self.next_at += seconds
 
@@ -336,50 +322,39 @@ class Replica:
             if requests.computed[request] < target:
                 continue
             self._prompts.remove(request)
-            requests.lag[request] = self._chunk_lag
+            requests.lag[request] = self._lag
             if requests.first[request] == inf:
-                requests.first[request] = self.next_at + self._chunk_lag
+                requests.first[request] = self.next_at + self._lag
             self._context += target + 1
-            self._allocated += 0 if self.rules.reserves else 1
+            self._free -= 0 if self.rules.reserves else 1
             length = requests.inputs[request] + requests.outputs[request]
             heapq.heappush(self._decoding, (self._round + length - target - 1, request))
         self._chunks = []
 
-    def _decode(self) -> None:
-        """Decodes to the next end, the next look for requests that have come, or a full cache."""
-        rules, count = self.rules, len(self._decoding)
-        self._batch = max(count / rules.stages / rules.ranks, 1.0)
-        self._mean_context = self._context / count
+    def _decode(self, until_s: float | None = None) -> None:
+        """Decodes to the next end, a full cache, or the look for a request that comes by then."""
+        rules, count, times = self.rules, len(self._decoding), self.times
+        batch, context = max(count / rules.stages / rules.ranks, 1.0), self._context / count
         left = (self._decoding[0][0] - self._round) / rules.tokens_per_step
-        steps, growth, free = ceil(left - _EPSILON), count * self._grow, self._free
-        if steps * growth > free and count > 1:
-            steps = max(int(free // growth), 1)
-        self._yields = not self._waiting and len(self._running) < rules.slots
-        if self._yields and self._inbox:
-            self._yields = False
-            steps = min(steps, self._steps_until_look(0.0))
-        self._decode_for(steps)
-
-    def _decode_for(self, steps: int) -> None:
-        context = self._mean_context + (steps - 1) * self.rules.tokens_per_step / 2
-        self._steps = steps
-        self.next_at = self._began + steps * self.times.decode_s(self._batch, context)
-
-    def _steps_until_look(self, seconds: float) -> int:
-        """Decode steps from their beginning until requests are seen that come after seconds."""
-        step_s = self.times.decode_s(self._batch, self._mean_context)
-        coming = int(max(seconds, 0.0) / step_s) + 1
-        return coming + -(self._unseen + coming) % self.rules.recv_interval
+        steps, growth = ceil(left - _EPSILON), count * self._grow
+        if steps * growth > self._free and count > 1:
+            steps = max(int(self._free // growth), 1)
+        if until_s is not None:
+            coming = int(max(until_s, 0.0) / times.decode_s(batch, context)) + 1
+            steps = min(steps, coming + -(self._unseen + coming) % rules.recv_interval)
+        context += (steps - 1) * rules.tokens_per_step / 2
+        self._steps, self.next_at = steps, self._began + steps * times.decode_s(batch, context)
 
     def _end(self, last: float, request: int) -> int:
         """Ends a request after its last token and frees its cache."""
         requests = self.requests
         length = requests.inputs[request] + requests.outputs[request]
-        held = length + (self._round - last)  # drafts may be accepted beyond its last token
+        used_tokens = length + (self._round - last)  # drafts may be accepted beyond its last token
         requests.done[request] = self.next_at + requests.lag[request]
-        self._context -= held
-        self._allocated -= length if self.rules.reserves else held
+        self._context -= used_tokens
+        self._free += (length if self.rules.reserves else used_tokens) + self._half_block
         del self._running[request]
+        self.in_flight -= 1
         return request
 
 
@@ -388,12 +363,8 @@ def run_replica(
 ) -> list[int]:
     """Run requests to their ends on a replica of their own; return them as they ended.
 
-    Args:
-        replica: without requests yet.
-        sent: seconds at which the first requests are sent, by number. In a closed loop each end
-            sends the next one, whose time is appended.
-        delays: seconds from sending to reaching the scheduler, of all requests.
-        closed: whether ends send requests.
+    sent: seconds at which the first are sent, by number; in a closed loop each end sends the next
+    one, whose time is appended. delays: seconds from sending each to reaching the scheduler.
     """
     done, count, order = replica.requests.done, len(delays), list[int]()
     # a heap of (time at the scheduler, request)

@@ -223,8 +223,10 @@ class _Traffic:
         )
         if self.mode == "static":
             first = np.full(count, first.max())  # a batch has its first tokens together
-        late, held = client_delays(self.setting, float(self.cases.stream_interval[self.row]))
-        first, done, tpot_s = reach_client(first, done, outputs, late, held)
+        late_steps, held_tokens = client_delays(
+            self.setting, float(self.cases.stream_interval[self.row])
+        )
+        first, done, tpot_s = reach_client(first, done, outputs, late_steps, held_tokens)
         ttft_s, latency_s = first - at, done - at
         began = requests.done[order[before - 1]] if before else 0.0
         samples = dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
@@ -261,9 +263,9 @@ def client_delays(setting: Setting, stream_interval: float) -> tuple[float, floa
     """
     intervals = setting.engine.intervals
     waits = intervals is not None and intervals.first_token_waits
-    held = stream_interval - 1 if waits and setting.mode in ("closed", "open") else 0.0
-    late = setting.engine.overhead(setting.cluster.device.runtime).late_steps
-    return (late if setting.mode != "static" else 0.0), max(held, 0.0)
+    held_tokens = stream_interval - 1 if waits and setting.mode in ("closed", "open") else 0.0
+    late_steps = setting.engine.overhead(setting.cluster.device.runtime).late_steps
+    return (late_steps if setting.mode != "static" else 0.0), max(held_tokens, 0.0)
 
 
 def reach_client(
@@ -271,12 +273,8 @@ def reach_client(
 ) -> tuple[Float, Float, Float]:
     """Return when first and last tokens are with their clients, and seconds between tokens.
 
-    Args:
-        first: seconds at which the engine made each request's first token.
-        done: its last one; infinite where it made none.
-        outputs: tokens of each request.
-        late_steps: as ``client_delays`` has them, in tokens of a request.
-        held_tokens: likewise.
+    One number a request: ``first`` and ``done`` are the engine's, infinite where it made none;
+    ``late_steps`` count tokens of a request.
     """
     more = np.maximum(outputs - 1, 1)
     with np.errstate(invalid="ignore"):
@@ -329,13 +327,8 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
 def tabulate_steps(setting: Setting, cases: Cases, axes: Sequence[Float]) -> Float:
     """Return seconds of steps on the grids of cases.
 
-    Args:
-        setting: what all cases share.
-        cases: with the mean length of prompts.
-        axes: those of ``StepTimes``, each of shape (cases, nodes).
-
-    Returns:
-        Shape (cases, nodes of each axis).
+    axes: those of ``StepTimes``, each of shape (cases, nodes). The result has a row for each case
+    and then their nodes.
     """
     nodes = [axis.shape[1] for axis in axes]
     shape = (len(cases), *nodes)
