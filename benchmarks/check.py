@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.files import Item, check_items
+from recipe_core.commands.files import check_items
+from recipe_core.commands.judge import Item
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.targets.deployments.judge import deployment_entries
 

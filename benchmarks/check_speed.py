@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recipe_core.commands.context import CommandContext
-from recipe_core.commands.judge import check_commands
+from recipe_core.commands.judge import Item, judge_items
 from recipe_core.commands.launches import find_launches
 from recipe_core.commands.words import read_script
 from recipe_core.models.catalog import catalog_ids
@@ -62,10 +61,10 @@ def main(count: int = 3000, some: int | None = None) -> None:
     pick = random.Random(SEED)
     models = catalog_ids() if some is None else pick.sample(catalog_ids(), some)
     commands = [command(pick, models) for _ in range(count)]
-    ground = CommandContext.of(hardware="h100-sxm:8")
-    check_commands(commands[:20], ground, folders=False)  # tables and a few models are read once
+    items, usual = [Item("", text) for text in commands], {"hardware": "h100-sxm:8"}
+    judge_items(items[:20], usual, folders=False)  # tables and a few models are read once
     timed("words", count, lambda: [find_launches(read_script(text)) for text in commands])
-    answers = timed("verdicts", count, lambda: check_commands(commands, ground, folders=False))
+    answers = timed("verdicts", count, lambda: judge_items(items, usual, folders=False))
     verdicts = [answer[0].get("verdict", "error") for answer in answers]
     print({verdict: verdicts.count(verdict) for verdict in sorted(set(verdicts))})
 

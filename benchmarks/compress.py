@@ -54,9 +54,9 @@ def weights_of(folder: Path) -> Weights:
 
 def predicted_bytes(name: str, weights: Weights) -> float:
     """By nominal bits, with a 16-bit scale a group; embeddings and head stay in 16 bits."""
-    known = techniques()[name]
-    scales = 2 / weights.group if known.group == "128" else 0
-    inner = weights.inner * (known.weight_bits / 8 + scales)
+    technique = techniques()[name]
+    scales = 2 / weights.group if technique.group == "128" else 0
+    inner = weights.inner * (technique.weight_bits / 8 + scales)
     return inner + weights.rest * BYTES_PER_VALUE["bf16"]
 
 
@@ -103,7 +103,7 @@ def band(name: str) -> str:
         expected = estimate_retained("demo", name, benchmark="perplexity")
     except RecipeError as error:
         return str(error)
-    if not expected.known:
+    if not expected.is_known:
         return "unknown"
     return f"{expected.value:.3f} ({expected.low:.3f} to {expected.high:.3f})"
 

@@ -112,8 +112,8 @@ def beside(measure: float, prediction: float | None) -> tuple[str, str]:
 
 
 def value(figures: dict[str, Any], name: str) -> float | None:
-    known = figures.get(name)
-    return None if known is None else known["value"]
+    figure = figures.get(name)
+    return None if figure is None else figure["value"]
 
 
 def row(technique: str, observed: Observed, figures: dict[str, Any]) -> str:

@@ -13,32 +13,34 @@ from itertools import product
 
 import numpy as np
 
+from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, shares_of
-from recipe_core.scaling.bounds import Constant
-from recipe_core.scaling.fleet import Fleet, Service, StartTime
+from recipe_core.scaling.fleet import Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
+from recipe_core.scaling.policies.controller import Fixed
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
+from tests.fixtures.services import constant_service
 
 START = StartTime(90.0, 50.0, 160.0)
 FLEETS = {
     "small": Fleet(
-        Service(32, 0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000),
+        constant_service(0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000),
         START,
         1,
         2.0,
         {"ttft_s": 3.0, "request_latency_s": 30.0},
     ),
     "middle": Fleet(
-        Service(256, 0.02 + 0.0002 * np.arange(257.0), 8e-5, 8192, 400_000),
+        constant_service(0.02 + 0.0002 * np.arange(257.0), 8e-5, 8192, 400_000),
         START,
         1,
         2.0,
         {"ttft_s": 1.0, "tpot_s": 0.03},
     ),
     "large": Fleet(
-        Service(256, 0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000),
+        constant_service(0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000),
         START,
         1,
         2.0,
@@ -82,12 +84,16 @@ def arrivals(load, seed):
     return Trace(at, inputs.astype(np.int64), outputs.astype(np.int64))
 
 
+def fixed(count):
+    return Fixed([Scaling(policy="fixed", min_replicas=count, max_replicas=count)])
+
+
 def speed():
     fleet = FLEETS["large"]
     steady = Load(np.full(1000, 1000.0 / 60), 60.0, lengths())
     trace = arrivals(steady, 1)
     begun = time.process_time()
-    out = simulate_requests(fleet, trace, Constant(np.full(1, 5.0)), begin=5)
+    out = simulate_requests(fleet, trace, fixed(5), begin=5)
     seconds = time.process_time() - begun
     print(f"{len(trace):,} requests: {seconds:.1f} s, {out.attainment:.4f} within limits")
     fleet = FLEETS["large"]
@@ -125,7 +131,7 @@ def sweep():
 
             def made(times=times, count=count, policy=policy, target=target):
                 if times:
-                    return Constant(np.full(1, count))
+                    return fixed(int(count))
                 return InFlight(max(target * (1.4 if "tight" in policy else 1.0), 2.0))
 
             trace = arrivals(load, 5)

@@ -324,13 +324,13 @@ def send(fleet: LiveFleet, at_s: Any, tokens: int) -> Iterator[Clients]:
     """Send a request at every moment of ``at_s``, each by a client of its own."""
     clients = Clients(time.monotonic(), len(at_s))
 
-    def one() -> None:
+    def send_request() -> None:
         clients.latencies.append(fleet.ask(tokens))
 
     def all_of_them() -> None:
         for moment in at_s:
             time.sleep(max(clients.began + float(moment) - time.monotonic(), 0.0))
-            threading.Thread(target=one, daemon=True).start()
+            threading.Thread(target=send_request, daemon=True).start()
 
     sender = threading.Thread(target=all_of_them, daemon=True)
     sender.start()
@@ -339,7 +339,7 @@ def send(fleet: LiveFleet, at_s: Any, tokens: int) -> Iterator[Clients]:
     # the proxy drops a line of its log now and then
     until(lambda: len(fleet.served()) >= LOGGED * clients.count)
     service = fleet.served()
-    typical = sum(one[0] for one in service) / len(service)
+    typical = sum(request[0] for request in service) / len(service)
     for n, (latency_s, ok) in enumerate(clients.latencies):
         service_s, beside, _ = service[n] if n < len(service) else (typical, SLOTS - 1, ok)
         clients.answers.append(Answer(latency_s, service_s, min(beside + 1, SLOTS), ok))

@@ -42,6 +42,7 @@ from recipe_core.scaling.traces.loads import Lengths, Load, draw_requests, shape
 from recipe_core.scaling.traces.trace import Trace  # noqa: E402
 from recipe_core.targets.autoscale import KEDA  # noqa: E402
 from tests.fixtures.read_scaling import read_scaling  # noqa: E402
+from tests.fixtures.services import constant_service  # noqa: E402
 
 OUTPUT_TOKENS = 96
 PEAK = 1.25
@@ -127,19 +128,19 @@ def paid_replicas(sample: Sample) -> int:
 def signals(sample: Sample) -> Signals:
     """Return what the proxy and the launchers show, as a policy sees it."""
 
-    def one(value: float) -> Any:
+    def column(value: float) -> Any:
         return np.array([float(value)])
 
     return Signals(
         at_s=sample.at_s,
         hour=0.0,
-        ready=one(sample.ready),
-        starting=one(sample.starting),
-        running=one(sample.running),
-        waiting=one(sample.waiting),
-        kv_usage=one(0.0),
-        arrived=one(sample.arrived),
-        times_s=lambda: (one(0.0), one(0.0)),
+        ready=column(sample.ready),
+        starting=column(sample.starting),
+        running=column(sample.running),
+        waiting=column(sample.waiting),
+        kv_usage=column(0.0),
+        arrived=column(sample.arrived),
+        times_s=lambda: (column(0.0), column(0.0)),
     )
 
 
@@ -149,7 +150,7 @@ def service_of(answers: list[Answer]) -> Service:
     means = [float(np.mean(times)) for times in by_count if times]
     filled = [float(np.mean(times)) if times else means[-1] for times in by_count]
     steps = np.array([filled[0], *filled]) / OUTPUT_TOKENS
-    return Service(slots=SLOTS, step_s=steps, token_s=0.0, chunk_tokens=2048.0, pool_tokens=1e9)
+    return constant_service(steps, token_s=0.0, step_tokens=2048.0, pool_tokens=1e9)
 
 
 def compared(model: Path, max_replicas: int, starts: float, work: Path) -> dict[str, Any]:
@@ -251,8 +252,8 @@ def main() -> None:
     length = f"{result['requests']} requests in {result['span_s']:.0f} s"
     print(f"{length}, limit {result['limit_s']:.2f} s")
     print(f"{'':12} {'kept':>8} {'replica s':>10} {'most':>5}")
-    for name, one in (("measured", measured), ("simulated", simulated)):
-        print(f"{name:12} {one['attainment']:8.1%} {one['replica_s']:10.0f} {one['most']:5d}")
+    for name, run in (("measured", measured), ("simulated", simulated)):
+        print(f"{name:12} {run['attainment']:8.1%} {run['replica_s']:10.0f} {run['most']:5d}")
     print(f"replicas apart on average: {result['replicas_apart']:.2f}")
 
 

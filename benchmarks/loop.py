@@ -99,7 +99,7 @@ def make_model(source: Path, target: Path, size: str) -> None:
     model.save_pretrained(target)
 
 
-def one(size: str, source: Path, folder: Path, profile: Path | None, quick: bool) -> Run:
+def measure_size(size: str, source: Path, folder: Path, profile: Path | None, quick: bool) -> Run:
     """One size through the whole loop."""
     environment = {
         **os.environ,
@@ -217,7 +217,7 @@ def main() -> int:
             for size in arguments.size or SIZES:
                 folder = Path(name) / f"{size}-{place}"
                 folder.mkdir()
-                runs.append(one(size, source, folder, arguments.profile, arguments.quick))
+                runs.append(measure_size(size, source, folder, arguments.profile, arguments.quick))
                 print(shown(runs[-1]), flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps([vars(run) for run in runs], indent=1) + "\n")

@@ -62,9 +62,9 @@ LATER: list[float] = []
 
 def timed(run: Callable[[], object]) -> float:
     """Seconds of a run, without what it leaves for later."""
-    start, known = time.perf_counter(), len(LATER)
+    start, later_before = time.perf_counter(), len(LATER)
     run()
-    return time.perf_counter() - start - sum(LATER[known:])
+    return time.perf_counter() - start - sum(LATER[later_before:])
 
 
 def watch_later() -> None:

@@ -150,10 +150,10 @@ class Run:
         return {
             "sessions": self.sessions,
             "think_s": self.think_s,
-            "open": told(self.opened),
-            "interactions": told(durations),
-            "first_round": told([seconds for _, first, seconds in self.found if first]),
-            **{kind: told(some) for kind, some in kinds.items() if some},
+            "open": describe_times(self.opened),
+            "interactions": describe_times(durations),
+            "first_round": describe_times([seconds for _, first, seconds in self.found if first]),
+            **{kind: describe_times(some) for kind, some in kinds.items() if some},
             "processor_s_per_interaction": {"server": server_s, "browsers": browser_s},
         }
 
@@ -196,7 +196,7 @@ class Run:
         return ROUND[((3 * n) % (len(ROUND) - 1) + k) % len(ROUND)]
 
 
-def told(values: list[float]) -> dict[str, float]:
+def describe_times(values: list[float]) -> dict[str, float]:
     """Return how many, the usual one and a slow one (seconds)."""
     return {"n": len(values), "median_s": quantile(values, 0.5), "p95_s": quantile(values, 0.95)}
 

@@ -60,7 +60,7 @@ def in_process(model: str, rounds: int) -> dict[str, float]:
         "first_s": round(sizing_s[0], 3),
         "in_process_s": round(statistics.median(sizing_s[1:]), 3),
         "with_answer_s": round(statistics.median(answer_s[1:]), 3),
-        "splits": sum(len(one.plan) for one in sizing.sized),
+        "splits": sum(len(sized_device.plan) for sized_device in sizing.sized),
         "devices": len(sizing.sized),
         "holding": len(ranked),
     }

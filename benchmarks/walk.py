@@ -63,8 +63,8 @@ def main() -> None:
             context.close()
         browser.close()
     print(json.dumps(answer, indent=1))
-    over = [one for one in answer.values() if one["clicks"] > MOST_CLICKS]
-    raise SystemExit(bool(over or [one for one in answer.values() if one["seconds"] > LIMIT_S]))
+    over = [task for task in answer.values() if task["clicks"] > MOST_CLICKS]
+    raise SystemExit(bool(over or [task for task in answer.values() if task["seconds"] > LIMIT_S]))
 
 
 if __name__ == "__main__":

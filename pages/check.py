@@ -282,5 +282,5 @@ if isinstance(workload, ServingWorkload):
     load = workload.concurrency or 64
     st.caption(
         f"Judged with {workload.input_tokens:,} input tokens, {workload.output_tokens:,} output "
-        f"tokens and {load:,} requests in flight. Change them under Objective."
+        f"tokens and {load:,} requests in flight. Change them under Traffic and goals."
     )

@@ -11,10 +11,10 @@ from recipe_core.doors.serve import folders_allowed
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import count_keeping
 from recipe_core.plans.splits import is_known
-from recipe_core.plans.training_settings import framework_choices
+from recipe_core.plans.training_settings import framework_labels
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.views.glossary import field_help, term_help
@@ -75,8 +75,7 @@ def draw_adapters() -> None:
 
 def training_details() -> None:
     """Framework, optimizer, attention and adapters."""
-    choices = framework_choices(request, folders=folders_allowed())
-    labels = {choice.name: choice.label for choice in choices}
+    labels = framework_labels(request, folders=folders_allowed())
     common.edit(
         st.selectbox,
         "Framework",

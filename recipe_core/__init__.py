@@ -37,7 +37,8 @@ if TYPE_CHECKING:
         write,
     )
     from recipe_core.estimates.results import Estimate
-    from recipe_core.plans.plan import Plan, Split
+    from recipe_core.plans.plan import Plan
+    from recipe_core.plans.splits import Split
     from recipe_core.recipe.schema import Recipe
     from recipe_core.request.schema import PlanRequest as Request
 
@@ -74,7 +75,7 @@ _HOMES = {
     "Recipe": "recipe.schema",
     "RecipeError": "base.errors",
     "Request": "request.schema:PlanRequest",
-    "Split": "plans.plan",
+    "Split": "plans.splits",
 }
 
 

@@ -20,7 +20,6 @@ import pandas as pd
 from fit.compression import (
     LeftOut,
     Losses,
-    Noise,
     Prepared,
     left_out_by_known,
     losses_in_bands_of_others,
@@ -226,7 +225,7 @@ def main() -> None:
         judged(sys.argv[1])
         return
     numbers = fitted_model()
-    noise, spreads = Noise.of(numbers.scatter), numbers.spreads.by_term
+    noise, spreads = numbers.scatter, numbers.spreads.by_term
     prepared = Prepared.of(published_figures(), noise)
     frame = frame_of(published_figures(), list(prepared.user_questions))
     by_known = left_out_by_known(prepared, spreads, noise)

@@ -17,7 +17,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import GIB
 from recipe_core.engines.spec import engine, release_key
 from recipe_core.estimates.columns.serving import Setting
-from recipe_core.estimates.serving.logged_cache import COUNTED_RIGHT
+from recipe_core.estimates.serving.cache import COUNTED_RIGHT
 from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plan import Plan
@@ -336,7 +336,7 @@ def _compared(
     if quantity in TOKENS and _miscounted(table, release):
         return None
     was = difference.was if difference and then.weights_bytes != plain.weights_bytes else ""
-    tables = [memory_of(values, told)[1].blocks[0] for told in (release, None)]
+    tables = [memory_of(values, stated_release)[1].blocks[0] for stated_release in (release, None)]
     if not placed or (quantity in LAYOUT and quantity not in TOKENS):
         if quantity == "weights_per_gpu":
             estimates = [float(memory.weights_bytes[0]) / GIB for memory in (then, now)]
@@ -352,8 +352,8 @@ def _compared(
     else:
         estimates = [float(QUANTITIES[quantity](memory)[0]) for memory in (then, now)]
     reasons = "; ".join(filter(None, (was, reading.why)))
-    told = None if reading.release else release
-    logged, setup = measured_memory(row), describe_start(row, shares, reasons, told)
+    stated_release = None if reading.release else release
+    logged, setup = measured_memory(row), describe_start(row, shares, reasons, stated_release)
     errors = [estimate / logged - 1 for estimate in estimates]
     return str(row.source), row.model, setup, quantity, logged, estimates[0], *errors
 

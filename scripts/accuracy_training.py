@@ -80,7 +80,7 @@ def failures(truth: Path) -> tuple[int, int]:
     return comparison.runs, len(comparison.refused)
 
 
-def known() -> str:
+def compare_known_runs() -> str:
     """Runs that everybody knows: measured and estimated, none of them in the fit."""
     runs = read_training_runs(KNOWN_RUNS)
     comparison = compare_training(runs)
@@ -169,7 +169,7 @@ p10 to p90 of measured / estimated, each cell alike: {shown}.
 `recipe_core/estimates/measured/published/known_training.csv` with what each source states and what
 had to be chosen; no constant was fitted to them.
 
-{known()}
+{compare_known_runs()}
 
 **Verdicts.** {accepted:.1%} of the runs are accepted; where a source does not say what it
 recomputed, with the least recomputation that fits. Of {failed} runs that ran out of memory, crashed

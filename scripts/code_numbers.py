@@ -49,6 +49,11 @@ VAGUE = frozenset(
         "near",
         "whole",
         "others",
+        "one",
+        "known",
+        "told",
+        "thing",
+        "these",
     }
 )
 """Names that say nothing of the domain: participles and pronouns."""

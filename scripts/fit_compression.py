@@ -12,7 +12,6 @@ from __future__ import annotations
 import csv
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from fit.compression import (
     Fit,
     LeftOut,
     Losses,
-    Noise,
     Prepared,
     count_bands,
     fit_effects,
@@ -28,14 +26,14 @@ from fit.compression import (
     posterior_variances,
 )
 
-from recipe_core.accuracy.effects import EFFECTS, FILE, Fitted, Known
+from recipe_core.accuracy.effects import EFFECTS, FILE, Fitted, Known, Scatter
 from recipe_core.accuracy.effects import fitted_model as read
 from recipe_core.accuracy.published import published_figures
 from recipe_core.base.documents import to_yaml
 
 HEAD = """\
 # Numbers of the model of accuracy (docs/method/compression.md): scripts/fit_compression.py.
-# scatter: how figures scatter around their expectation (scripts/fit/compression.py, Noise).
+# scatter: how figures scatter around their expectation (``Scatter`` of ``accuracy/effects.py``).
 # spreads: standard deviation of the effects of each term, in logarithms of the loss.
 # bands: where 80 % of left-out losses lie, in units of their scatter (scale), by what is published
 # of: the model, others of its series, or nothing of either; cells: sources × models.
@@ -49,7 +47,7 @@ NUISANCES = ("source × model",)
 
 
 def spreads_found(
-    prepared: Prepared, terms: Iterable[str], assumed: Mapping[str, float], noise: Noise
+    prepared: Prepared, terms: Iterable[str], assumed: Mapping[str, float], noise: Scatter
 ) -> dict[str, float]:
     """Spreads by fixed-point steps of restricted maximum likelihood, but those that are assumed.
 
@@ -59,7 +57,7 @@ def spreads_found(
     spreads = {term: assumed.get(term, FIRST_SPREAD) for term in terms}
     by_level = np.array([term for term, _ in prepared.levels.number])
     start = None
-    noise = replace(noise, crowding=0.0)
+    noise = noise.model_copy(update={"crowding": 0.0})
     for _ in range(PASSES):
         variances = prepared.levels.spreads(spreads) ** 2
         steps = 6 if start is None else 1
@@ -137,7 +135,7 @@ def write_loss_numbers(document: dict[str, Any]) -> None:
 def main() -> None:
     document = FILE.read()
     numbers = Fitted.model_validate(document)
-    noise, spreads = Noise.of(numbers.scatter), dict(numbers.spreads.by_term)
+    noise, spreads = numbers.scatter, dict(numbers.spreads.by_term)
     prepared = Prepared.of(published_figures(), noise)
     if "--spreads" in sys.argv:
         assumed = {term: spreads[term] for term in numbers.spreads.assumed}

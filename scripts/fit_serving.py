@@ -408,7 +408,7 @@ def folds(labels: pd.Series[str], label_name: str) -> pd.Series[str]:
     return labels.map(lambda label: f"fold {order[label]} of {FOLDS} of the {label_name}")
 
 
-def told(values: Mapping[Parameter, float]) -> dict[Parameter, float]:
+def changed_numbers(values: Mapping[Parameter, float]) -> dict[Parameter, float]:
     """The numbers worth keeping: kernels whose time differs from the profile's."""
     return {p: v for p, v in values.items() if not p.dtype or abs(np.log(v)) >= WORTH_KEEPING}
 
@@ -463,7 +463,7 @@ def main() -> None:
     problem = Problem(as_runs(published(arguments.truth)))
     all_rows = np.ones(len(problem.rows), dtype=bool)
     x = problem.solve(all_rows)
-    values = told({p: p.value(x[i]) for i, p in enumerate(problem.parameters)})
+    values = changed_numbers({p: p.value(x[i]) for i, p in enumerate(problem.parameters)})
     for p, v in values.items():
         print(f"{p.engine} {p.scope} {p.name} {p.dtype} {v:.3g}")
     print(json.dumps(cell_errors(problem.errors(x, all_rows)), indent=1))

@@ -14,9 +14,8 @@ import numpy as np
 
 from recipe_core.base.units import GIB
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.serving.cache import shared_blocks
-from recipe_core.estimates.serving.cache_blocks import Grouped
-from recipe_core.estimates.serving.logged_cache import logged_tokens, longest_bytes
+from recipe_core.estimates.serving.cache import logged_tokens, longest_bytes
+from recipe_core.estimates.serving.cache_blocks import shared_blocks
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,9 @@ def longest_request(setting: Setting, cases: Cases, pool_bytes: float) -> float:
 def page_tokens(setting: Setting, cases: Cases) -> float:
     """Tokens of a page of attention in a model with states."""
     shared = shared_blocks(setting, setting.model.kinds, cases)
-    return float(shared.full[0][0][0]) if isinstance(shared, Grouped) else float("nan")
+    if shared is None or not shared.layer_groups:
+        return float("nan")
+    return float(np.ravel(next(group.tokens for group in shared.groups if group.window is None))[0])
 
 
 LAYOUT: dict[str, Callable[[Setting, Cases, float], float]] = {

@@ -3,7 +3,7 @@
     .venv-torchtitan/bin/python scripts/torchtitan_models.py >models.yaml
 
 Reads the registries of the installed package, which scripts/torchtitan_cpu installs. What it writes
-is recipe_core/engines/training/titan_models.yaml.
+is recipe_core/engines/training/titan_models.yaml, of which it keeps all before the models.
 """
 
 from __future__ import annotations
@@ -11,35 +11,20 @@ from __future__ import annotations
 import importlib
 import json
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
-FAMILIES = {
-    "llama3": ("llama",),
-    "qwen3": ("qwen3", "qwen3_moe"),
-    "qwen3_5": ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"),
-    "deepseek_v3": ("deepseek_v2", "deepseek_v3"),
-    "gpt_oss": ("gpt_oss",),
-    "kimi_k2_7": ("deepseek_v3", "kimi_k2", "kimi_k25", "kimi_vl"),
-    "muse_glimmer": ("muse_glimmer", "muse_glimmer_text"),
-}
-"""The ``model_type`` that checkpoints of each module have in their ``config.json``."""
+import yaml
 
-HEAD = """\
-# What torchtitan {version} ships: flavours of its models by what tells one from another, as
-# scripts/torchtitan_models.py reads it from the installed package. `mixers` are the layers that
-# repeat: f attends to all positions, w to a window, l keeps a linear state. Of a model with experts
-# `dense_layers` come first.
-schema_version: 1
-version: {version}
-source: https://github.com/pytorch/torchtitan/tree/v{version}/torchtitan/models
-families: {families}
-models:"""
+FILE = Path("recipe_core/engines/training/titan_models.yaml")
 
 
 def main() -> None:
-    """Print the file."""
-    print(HEAD.format(version=version("torchtitan"), families=flow_mapping(FAMILIES)))
-    for module in FAMILIES:
+    """Print the file: its head at the installed release, and the models of each family's module."""
+    head, models, _ = FILE.read_text(encoding="utf-8").partition("models:\n")
+    shipped = yaml.safe_load(head)
+    print(head.replace(shipped["version"], version("torchtitan")) + models, end="")
+    for module in shipped["families"]:
         package = importlib.import_module(f"torchtitan.models.{module}")
         names = [name for name in vars(package) if name.endswith("_configs")]
         (flavors,) = (part for name in names if isinstance(part := getattr(package, name), dict))

@@ -64,7 +64,7 @@ def estimate_retained(
     if not benchmarks:
         technique_named(technique)
         text = f"Nothing is published about {benchmark!r}, which is no share of right answers."
-        return Retained(math.nan, math.nan, math.nan, text, known=False)
+        return Retained(math.nan, math.nan, math.nan, text, is_known=False)
     questions = [
         build_question(model_asked, technique, method.strip(), task) for task in benchmarks
     ]
@@ -94,8 +94,8 @@ def combine_retained(parts: Sequence[Retained]) -> Retained:
     """
     if not parts:
         raise InputError("nothing to combine.", field="technique", hint="Name one technique.")
-    if len(parts) == 1 or not all(part.known for part in parts):
-        return next((part for part in parts if not part.known), parts[0])
+    if len(parts) == 1 or not all(part.is_known for part in parts):
+        return next((part for part in parts if not part.is_known), parts[0])
     value = math.prod(part.value for part in parts)
     below = math.hypot(*(math.log(part.value / part.low) for part in parts))
     above = math.hypot(*(math.log(part.high / part.value) for part in parts))

@@ -209,7 +209,7 @@ def with_own_figure(
     nearest = (figure, *expected.nearest)
     if benchmark.strip().casefold() == PERPLEXITY:
         return Retained(run.retained, low, high, basis, nearest)
-    if not expected.known or math.isnan(expected.value):
+    if not expected.is_known or math.isnan(expected.value):
         return Retained(run.retained, low, high, f"{basis}, which is all that is known", nearest)
     value = max(expected.value, run.retained)
     return replace(

@@ -47,7 +47,13 @@ class Known(StrEnum):
 
 
 class Scatter(DataRow):
-    """The scatter of figures around their expectation (``Noise`` of ``scripts/fit``)."""
+    """The scatter of figures around their expectation ``m``.
+
+    Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
+    ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
+    the number of figures of a source and model by which each counts less. unstated: binomial noise
+    of tasks with test sets of unknown size.
+    """
 
     source: str
     status: Status

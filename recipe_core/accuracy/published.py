@@ -54,13 +54,13 @@ class Retained:
     high: float
     basis: str
     nearest: tuple[Published, ...] = ()
-    known: bool = True
+    is_known: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The contract of ``recipe compress``: ``retained`` is null where nothing near is known."""
         figures = {"value": self.value, "low": self.low, "high": self.high}
         return {
-            "retained": figures if self.known else None,
+            "retained": figures if self.is_known else None,
             "basis": self.basis,
             "nearest": [figure.to_json() for figure in self.nearest],
         }

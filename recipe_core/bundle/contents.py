@@ -27,7 +27,7 @@ _ABOUT = {
     "expected.json": "The estimate",
     "launch.json": "What to start",
     "launch.py": "Starts, measures, stops",
-    "fallbacks/": "What to start where that cannot run",
+    "fallbacks/": "What to start elsewhere, or where that cannot run",
     "targets/": "Files for other targets",
     "monitoring/": "Rules, scraping, dashboard",
     "trainer/": "The training program",

@@ -16,19 +16,17 @@ from recipe_core.base.texts import (
     quote_markdown_code,
 )
 from recipe_core.base.units import gib, usd
-from recipe_core.bundle.fallback_launches import degrees_text
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.launch.training.sources import PATH as CONTAINERFILE
 from recipe_core.models.spec import UNPLACED
 from recipe_core.recipe import Recipe
+from recipe_core.recipe.fallbacks import fallback_title
 from recipe_core.recipe.figures import cost_text, text_rows
-from recipe_core.recipe.schema import Fallback, dns_label
+from recipe_core.recipe.schema import dns_label
 from recipe_core.request.split_key import training_split
 from recipe_core.scaling.summary import HOURS
 from recipe_core.targets.by_hand import TITLES, target_uses
 from recipe_core.targets.restarts import Row
-
-_FORMATS = ("weight_dtype", "kv_dtype", "precision")
 
 
 def bundle_readme(
@@ -80,7 +78,7 @@ def bundle_readme(
         ),
         figures=text_rows(recipe.kind, estimate),
         price=cost_text(estimate) if serving else None,
-        fallbacks=[(fallback, _fallback_terms(recipe, fallback)) for fallback in recipe.fallbacks],
+        fallbacks=[(fallback_title(recipe, fall), fall.figures) for fall in recipe.fallbacks],
         containerfile=CONTAINERFILE,
     )
 
@@ -165,25 +163,10 @@ def _process_commands(launch: dict[str, Any]) -> Iterator[str]:
         yield command + (f"   # {', '.join(remarks)}" if remarks else "")
 
 
-def _metrics_text(metrics: Mapping[str, float]) -> str:
-    return _escaped_terms(f"{name} {value:.4g}" for name, value in metrics.items())
+def _metrics_text(metrics: Mapping[str, float | None], limit: int | None = None) -> str:
+    first = list(metrics.items())[:limit]
+    return _escaped_terms(f"{name} {value:.4g}" for name, value in first if value is not None)
 
 
 def _escaped_terms(texts: Iterable[str]) -> str:
     return ", ".join(map(quote_markdown, texts))
-
-
-def _fallback_terms(recipe: Recipe, fallback: Fallback) -> str:
-    """A fallback's split, its differences from the recipe and its first three metrics."""
-    candidate = fallback.candidate
-    terms = [degrees_text(candidate)]
-    terms += [
-        f"{name} {candidate[name]}"
-        for name in _FORMATS
-        if candidate.get(name) != recipe.candidate.get(name)
-    ]
-    changes = fallback.changes.items()
-    terms += [f"{name} {value}" for name, value in changes if not isinstance(value, dict)]
-    figures = list(fallback.figures.items())[:3]
-    metrics = {name: value for name, value in figures if value is not None}
-    return f"{_escaped_terms(terms)} ({_metrics_text(metrics)})"

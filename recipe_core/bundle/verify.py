@@ -7,25 +7,26 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from recipe_core import __version__
-from recipe_core.base.documents import parse_yaml
-from recipe_core.base.errors import BundleError, HardwareError, InputError, NoAnswer, RecipeError
+from recipe_core.base.documents import parse_json, parse_yaml
+from recipe_core.base.errors import BundleError, InputError, NoAnswer, RecipeError
 from recipe_core.bundle.contents import folder_files, zip_files
 from recipe_core.bundle.signing import MANIFEST, SIGNATURE, Manifest, Signed, check_signature
 from recipe_core.bundle.write import bundle_of
-from recipe_core.hardware import cluster
-from recipe_core.hardware.request import HardwareRequest
 from recipe_core.payload.launcher import machine
+from recipe_core.payload.launcher.checks import find_unmet
+from recipe_core.payload.launcher.errors import LauncherError
+from recipe_core.payload.launcher.plan import read_choices, read_needs
+from recipe_core.payload.launcher.preflight import check_variants
+from recipe_core.payload.launcher.typed_json import Fields
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.figures import HEADLINE
-from recipe_core.recipe.resolve import machine_of
 from recipe_core.recipe.schema import migrate
-from recipe_core.recipe.variants import matching
 
 # Relative difference between estimates of two versions that needs no warning.
 DRIFT = 0.01
@@ -80,7 +81,8 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
         RecipeError: as ``read_bundle``.
     """
     checked = read_bundle(path, public_key)
-    recipe, host, signed = checked.recipe, fit_here(checked.recipe), None
+    recipe, signed = checked.recipe, None
+    fits, remarks = _fit_here(checked.files, path)
     if checked.signed:
         signed = {"key": checked.signed.fingerprint, "trusted": checked.signed.trusted}
     difference, doubts = None, []
@@ -97,11 +99,8 @@ def check_bundle(path: Path, public_key: bytes | None = None) -> dict[str, Any]:
         "signed": signed,
         "differs": difference.to_json() if difference else None,
         "warnings": [*doubts, *checked.warnings, *_lock_and_claims(recipe)],
-        "fits_here": host.ok,
-        "machine": [
-            *host.reasons,
-            *(f"variant {name} is for this machine: recipe resolve" for name in host.variants),
-        ],
+        "fits_here": fits,
+        "machine": remarks,
     }
 
 
@@ -264,39 +263,21 @@ def _listed_names(names: tuple[str, ...]) -> str:
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
-@dataclass(frozen=True, slots=True)
-class HostCheck:
-    """A machine beside a recipe: whether it can be a node, why not, and the variants that apply."""
+def _fit_here(files: dict[str, bytes], bundle: Path) -> tuple[bool, list[str]]:
+    """Tell if this machine, as its vendors' tools describe it, can be a node of the first choice.
 
-    ok: bool
-    reasons: tuple[str, ...]
-    variants: tuple[str, ...]
-
-
-def fit_here(recipe: Recipe) -> HostCheck:
-    """Compare the machine, as the vendors' tools describe it, with the recipe's device."""
-    host, device = machine.detect_machine(), recipe.device
-    names, count = sorted({gpu.name for gpu in host.devices}), len(host.devices)
-    devices = f"{count} × {', '.join(names)}" if names else f"no accelerator ({host.runtime})"
-    aliases, needed = {name.casefold() for name in device.names}, device.per_node or device.count
-    foreign = aliases and any(name.casefold() not in aliases for name in names)
-    reasons = []
-    if host.runtime != device.runtime:
-        reasons.append(f"the recipe needs {needed} × {device.title}; this machine has {devices}")
-    elif host.runtime != "cpu" and foreign:
-        reasons.append(f"the recipe is for {device.title}; this machine has {devices}")
-    elif host.runtime != "cpu" and count < needed:
-        reasons.append(f"the recipe needs {needed} devices; this machine has {count}")
-    return HostCheck(not reasons, tuple(reasons), _matching_variants(recipe, names, count))
-
-
-def _matching_variants(recipe: Recipe, names: list[str], count: int) -> tuple[str, ...]:
-    """Names of the variants for the one kind of device that the driver reports."""
-    if len(names) != 1:
-        return ()
+    With why not, and the variants that are for it.
+    """
     try:
-        profile = cluster.device_profile(names[0])
-    except HardwareError:
-        return ()
-    host = machine_of(HardwareRequest(device=profile.name, per_node=count), recipe)
-    return tuple(variant.name for variant in matching(recipe.variants, host))
+        text = _bundle_text(files, "launch.json")
+        launch = Fields({"json": parse_json(text, "launch.json")}, "launch").child("json")
+        choices, needs = read_choices(launch), read_needs(launch)
+        nodes = launch.optional_integer("nodes", low=1) or 1
+    except (RecipeError, LauncherError) as error:
+        return False, [str(error)]
+    host = machine.detect_machine()
+    reason = find_unmet(replace(needs, count=needs.per_node or needs.count), host, running=True)
+    if reason is None:
+        return True, []
+    checks = check_variants(choices, host, nodes, bundle)
+    return False, [reason, *(f"{check.detail}. {check.hint}" for check in checks)]

@@ -2,7 +2,7 @@
 
 ``recipe.yaml`` (the decision), ``expected.json`` (the estimate), ``launch.json`` (what to start),
 ``launch.py`` and ``launcher/`` (standard library only), what the engine or trainer reads,
-``fallbacks/`` (what to start where that cannot run), ``targets/`` and ``monitoring/``,
+``fallbacks/`` (what to start elsewhere), ``targets/`` and ``monitoring/``,
 ``sbom.json`` (what a start downloads), ``README.md``, ``MANIFEST.json`` (SHA-256 of every other
 file) and, with a key, ``SIGNATURE`` over it.
 """
@@ -23,9 +23,9 @@ from urllib.parse import quote
 from recipe_core import __version__
 from recipe_core.base.documents import to_json, to_yaml, write_whole
 from recipe_core.base.resources import PACKAGE
+from recipe_core.bundle.choices import launch_choices, launch_document
 from recipe_core.bundle.compress import checkpoint_launch, making_files
 from recipe_core.bundle.contents import file_mode
-from recipe_core.bundle.fallback_launches import fallback_launches, launch_document
 from recipe_core.bundle.readme import bundle_readme
 from recipe_core.bundle.signing import MANIFEST, SIGNATURE, Manifest, sign_manifest
 from recipe_core.launch.entry import LAUNCH_PY
@@ -179,8 +179,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
     decision = redecide(recipe)
     started = place_launch(decision, recipe.parameters)
     context = target_context(recipe, decision, started)
-    fallbacks = fallback_launches(recipe, started)
-    launch = launch_document(recipe, decision, started, fallbacks)
+    choices = launch_choices(recipe, started)
+    launch = launch_document(recipe, decision, started, choices)
     targets = each_target(context)
     start_files = dict(started.files)
     if text := image_file(decision, recipe.device.runtime):
@@ -191,8 +191,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
             refused[name] = result
         else:
             start_files |= result
-    for fallback in fallbacks:
-        start_files |= fallback.files
+    for choice in choices:
+        start_files |= choice.files
     making = checkpoint_launch(decision)
     start_files |= making_files(decision)
     available = [name for name in targets if name not in refused]

@@ -213,7 +213,7 @@ class ComparedCompression:
     @property
     def in_band(self) -> bool | None:
         """Return whether the measured figure lies in the predicted 80 % band; None without one."""
-        if not self.perplexity.known:
+        if not self.perplexity.is_known:
             return None
         return self.perplexity.low <= self.run.retained <= self.perplexity.high
 
@@ -227,7 +227,7 @@ class ComparedCompression:
 
 
 def _retained_values(retention: Retained) -> dict[str, float] | None:
-    return dict(retention.to_json()["retained"]) if retention.known else None
+    return dict(retention.to_json()["retained"]) if retention.is_known else None
 
 
 def compare_compression(run: MeasuredCompression) -> ComparedCompression:
@@ -243,7 +243,7 @@ def _published_expectation(run: MeasuredCompression, benchmark: str) -> Retained
             run.model, run.technique, method=run.method, benchmark=benchmark, nearest=1
         )
     except RecipeError as error:
-        return Retained(math.nan, math.nan, math.nan, error.message, known=False)
+        return Retained(math.nan, math.nan, math.nan, error.message, is_known=False)
 
 
 SCHEMA_VERSION = 1

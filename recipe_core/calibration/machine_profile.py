@@ -183,8 +183,10 @@ def _peak_rates(measured: Measured, base: Device | None) -> dict[Dtype, float]:
         if point.family == "gemm":
             rate = point.flops / point.timing.seconds
             peaks[point.dtype] = max(peaks.get(point.dtype, 0.0), rate)
-    known = base.peak_flops_per_s if base else {}
-    return {dtype: known[dtype].value if dtype in known else peaks[dtype] for dtype in peaks}
+    spec_peaks = base.peak_flops_per_s if base else {}
+    return {
+        dtype: spec_peaks[dtype].value if dtype in spec_peaks else peaks[dtype] for dtype in peaks
+    }
 
 
 def _fit_rooflines(

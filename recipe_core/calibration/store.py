@@ -180,12 +180,12 @@ class Overlay:
             self, additions=with_new(self.additions) if dry else self._changed(with_new)
         )
         ids = {run.id for run in incoming}
-        known = {run.id for addition in self.additions for run in addition.all}
+        stored_ids = {run.id for addition in self.additions for run in addition.all}
         return Added(
-            tuple(entry for entry in overlay.entries if entry.id in ids - known),
-            tuple(sorted(ids & known)),
+            tuple(entry for entry in overlay.entries if entry.id in ids - stored_ids),
+            tuple(sorted(ids & stored_ids)),
             overlay,
-            tuple(entry for entry in overlay.compressions if entry.id in ids - known),
+            tuple(entry for entry in overlay.compressions if entry.id in ids - stored_ids),
         )
 
     def undo(self, n: int = 1) -> tuple[Overlay, tuple[Stored, ...]]:

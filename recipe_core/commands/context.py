@@ -90,8 +90,7 @@ class CommandContext(DataRow):
         return context
 
     def _check_count(self) -> None:
-        count = split_count(self.hardware)[1] if isinstance(self.hardware, str) else None
-        if count and self.gpus not in (None, count):
+        if self.gpus not in (None, self.per_node):
             message = f"{self.hardware} contradicts gpus {self.gpus}."
             raise InputError(message, field="gpus", hint="State the count once.")
 

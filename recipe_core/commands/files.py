@@ -1,42 +1,22 @@
-"""Commands in files: scripts, lists of one a line, code blocks of Markdown, JSON lines."""
+"""Commands in files: lists of one a line, code blocks of Markdown, JSON lines."""
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.commands.context import CommandContext
-from recipe_core.commands.judge import check_commands
-from recipe_core.commands.launches import Launch
-from recipe_core.engines.grammar import programs
+from recipe_core.commands.judge import Item, judge_items, no_engine
 from recipe_core.estimates.serving.starts import DOUBT
 from recipe_core.plans.plans import estimate_batch
 
-SUFFIXES = (".sh", ".bash", ".txt", ".md", ".jsonl")
+SUFFIXES = (".txt", ".md", ".jsonl")
 
 _FENCE = re.compile(r"[ \t]*(```+|~~~+)")
 _JOINED = re.compile(r"\\[ \t]*\r?\n")
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """A command and where it stands; ``ground`` is what its line says to judge it on.
-
-    ``about``: what its verdict says besides. ``error``: why it cannot be read, in place of a
-    command.
-    """
-
-    source: str
-    command: str | list[str] | Launch = ""
-    ground: dict[str, Any] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)
-    error: RecipeError | None = None
 
 
 def items_of(file: Path, source: str) -> Iterator[Item]:
@@ -47,9 +27,9 @@ def items_of(file: Path, source: str) -> Iterator[Item]:
             if line.strip():
                 yield _parse_json_line(f"{source}:{number}", line)
         return
-    split = {".md": _code_blocks, ".txt": _command_lines}.get(file.suffix)
-    for at, part in split(text) if split else [(1, text)]:
-        yield Item(f"{source}:{at}", part)
+    split = _code_blocks if file.suffix == ".md" else _command_lines
+    for line_number, part in split(text):
+        yield Item(f"{source}:{line_number}", part)
 
 
 def _command_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -105,41 +85,10 @@ def check_items(
     """
     for item, verdicts in zip(items, judge_items(items, usual), strict=True):
         if one_each:
-            verdicts = verdicts[:1] or [_no_engine()]
+            verdicts = verdicts[:1] or [no_engine().to_json()]
         for number, answer in enumerate(verdicts, 1):
             place = item.source if len(verdicts) == 1 else f"{item.source}#{number}"
             yield {"source": place, **item.about, **_short_verdict(answer)}
-
-
-def judge_items(
-    items: Sequence[Item], usual: dict[str, Any], *, folders: bool = True
-) -> list[list[dict[str, Any]]]:
-    """Whole verdicts on the servers of each item, in order; what cannot be judged is its error.
-
-    ``folders``: whether models may be read from paths and asked of the hub.
-    """
-    answers: dict[int, list[dict[str, Any]]] = {}
-    grounds: dict[str, CommandContext] = {}
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for n, item in enumerate(items):
-        try:
-            if item.error is not None:
-                raise item.error
-            context = CommandContext.of(**{**usual, **item.ground})
-            grounds[key := context.model_dump_json()] = context
-            groups[key].append(n)
-        except RecipeError as error:
-            answers[n] = [error.to_json()]
-    for key, members in groups.items():
-        commands = [items[n].command for n in members]
-        verdicts = check_commands(commands, grounds[key], folders=folders)
-        answers |= dict(zip(members, verdicts, strict=True))
-    return [answers[n] for n in range(len(items))]
-
-
-def _no_engine() -> dict[str, Any]:
-    hint = f"Known: {programs()}."
-    return InputError("no known engine in the command.", field="command", hint=hint).to_json()
 
 
 def _short_verdict(answer: dict[str, Any]) -> dict[str, Any]:
@@ -167,13 +116,8 @@ def check_values(values: list[Any], usual: dict[str, Any]) -> Iterator[dict[str,
     requests = (value for value, is_command in zip(values, commands, strict=True) if not is_command)
     estimates = iter(estimate_batch(requests))
     for is_command in commands:
-        if is_command:
-            yield next(verdicts)
-            continue
-        answer = next(estimates)
-        if "error" not in answer:
-            answer = _of_request(answer)
-        yield answer
+        answer = next(verdicts if is_command else estimates)
+        yield answer if is_command or "error" in answer else _of_request(answer)
 
 
 def _of_request(answer: dict[str, Any]) -> dict[str, Any]:

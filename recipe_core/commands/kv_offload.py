@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.units import GIB
 from recipe_core.engines.grammar import OffloadWords
 
 
-@dataclass(frozen=True, slots=True)
-class ToldOffload:
-    """``tiers``: as ``options.kv_offload`` states it; ``options``: those that say so, by name."""
-
-    tiers: dict[str, Any]
-    options: frozenset[str]
-
-
 def requested_offload(
     ways: tuple[OffloadWords, ...], values: Mapping[str, Any], env: Mapping[str, str]
-) -> ToldOffload | None:
-    """The first way that options by name and variables ask for with a size; None for none."""
+) -> tuple[dict[str, Any] | None, set[str]]:
+    """The first way that options by name and variables ask for with a size; None for none.
+
+    As ``options.kv_offload`` states it, and the names of the options that say so.
+    """
     for words in ways:
         if words.asked_by(values) and (size := _offload_size(words, values, env)):
             field = "host_gib" if words.of == "server" else "host_gib_per_device"
-            tier = {"through": words.through, field: size * words.unit_bytes / GIB}
-            names = {words.when, *words.also, *([words.size] if words.size else [])}
-            return ToldOffload(tier, frozenset(names & {*values}))
-    return None
+            names = {words.when, *words.also, words.size}
+            return {"through": words.through, field: size * words.unit_bytes / GIB}, {
+                name for name in values if name in names
+            }
+    return None, set()
 
 
 def _offload_size(

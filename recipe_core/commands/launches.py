@@ -8,13 +8,13 @@ from __future__ import annotations
 import re
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import pairwise
 
-from recipe_core.commands.words import Script, Words, engine_by_name, image_start, read_script
+from recipe_core.commands.images import engine_by_name, image_start
+from recipe_core.commands.words import Command, Script, Words, read_script
 from recipe_core.engines.grammar import grammars
-from recipe_core.engines.option_releases import ReleaseTable
 
 # Shells inside shells that are read.
 MAX_DEPTH = 3
@@ -53,33 +53,49 @@ _SHORT_SWITCHES = frozenset("ditPq")
 _MODEL_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A server that a command starts: engine, words after the program, and what surrounds them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """The container around a server; nothing is known of one outside.
 
-    ``program``: the words that start it; ``image`` and ``shares_memory`` (whether its processes may
-    use the host's shared memory) of a container, None outside; ``repeated``: whether the words
-    repeat what the image starts by itself; ``image_by_name``: whether only the name of an image
-    that no table has tells what it starts. ``before``: all words of the command before ``args``,
-    empty inside the text of a shell; ``assigned``: variables that stand before those; ``workdir``
-    and ``mounts``: the folder a container runs in, where it says so, and places that it mounts.
-    ``judged``: the release that runs, where that is settled (`recipe_core.commands.checks`).
+    ``shares_memory``: whether processes may use the host's shared memory; ``gpus`` as ``docker run
+    --gpus`` takes them; ``workdir``: the folder that it starts in, where it says so; ``mounts``:
+    the places that it mounts.
     """
 
-    engine: str
-    program: tuple[str, ...]
-    args: tuple[str, ...]
-    env: Mapping[str, str]
     image: str | None = None
     shares_memory: bool | None = None
     gpus: str | None = None
-    repeated: bool = False
-    image_by_name: bool = False
-    before: tuple[str, ...] = ()
-    assigned: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     mounts: tuple[str, ...] = ()
-    judged: ReleaseTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Container(Surroundings):
+    """A container and the words given to it; ``entrypoint`` stands in for the image's own."""
+
+    entrypoint: Words = ()
+    args: Words = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch(Surroundings):
+    """A server that a command starts: engine, words after the program, and what surrounds them.
+
+    ``program``: the words that start it; ``repeated``: whether they repeat what the image starts by
+    itself; ``image_by_name``: whether only the name of an image that no table has tells what it
+    starts. ``before``: all words of the command before ``args``, empty inside the text of a shell;
+    ``assigned``: variables that stand before those.
+    """
+
+    engine: str
+    program: Words
+    args: Words
+    env: Mapping[str, str]
+    repeated: bool = False
+    image_by_name: bool = False
+    before: Words = ()
+    assigned: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def visible_devices(self) -> int | None:
@@ -109,12 +125,12 @@ def find_launches(script: Script, depth: int = 0) -> tuple[list[Launch], list[st
     return launches, programs
 
 
-def first_launch(words: tuple[str, ...], env: Mapping[str, str] | None = None) -> Launch | None:
+def first_launch(words: Words, env: Mapping[str, str] | None = None) -> Launch | None:
     """The server that words start, None when they start none."""
-    return next(_command_servers(Words(words, dict(env or {})), {}, 0), None)
+    return next(_command_servers(Command(words, dict(env or {})), {}, 0), None)
 
 
-def _command_servers(command: Words, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
+def _command_servers(command: Command, script_env: dict[str, str], depth: int) -> Iterator[Launch]:
     words = _skip_keywords(command.words)
     if not words or _program_name(words[0]) in _MENTIONED:
         return
@@ -138,19 +154,18 @@ def _command_servers(command: Words, script_env: dict[str, str], depth: int) -> 
         yield from _shell_servers(words, env, depth)
 
 
-def _sandbox_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _sandbox_servers(words: Words, env: Env, depth: int) -> Iterator[Launch]:
     """The servers in an image that Apptainer runs, with the variables around it."""
     start = next(
         (n for n, word in enumerate(words) if _program_name(word) in _SANDBOXES), len(words)
     )
     for n, word in enumerate(words[start:], start):
         if word.endswith(_SANDBOX_FILES) or word.startswith(_SANDBOX_PLACES):
-            image, inner = _sandbox_image(word), words[n + 1 :]
-            instance = "instance" in words[start:n]  # its name stands before the words
-            if "run" in words[start:n]:
-                container = Container(image, (), inner[instance:], env)
-            else:
-                container = Container(image, inner[:1], inner[1:], env)
+            entrypoint, args = words[n + 1 : n + 2], words[n + 2 :]
+            if "run" in words[start:n]:  # of an instance its name stands before the words
+                entrypoint, args = (), words[n + 1 + ("instance" in words[start:n]) :]
+            image = _sandbox_image(word)
+            container = Container(image=image, entrypoint=entrypoint, args=args, env=env)
             yield from launches_in(container, depth)
             return
 
@@ -165,7 +180,7 @@ def _sandbox_image(word: str) -> str:
     return f"{name}:{tag}" if mark else stem
 
 
-def _step_image(words: tuple[str, ...]) -> str | None:
+def _step_image(words: Words) -> str | None:
     """The image that ``srun`` starts a step in (pyxis writes # after a registry)."""
     for word, following in zip(words, (*words[1:], ""), strict=True):
         name, equals, value = word.partition("=")
@@ -174,9 +189,7 @@ def _step_image(words: tuple[str, ...]) -> str | None:
     return None
 
 
-def _place_in_command(
-    launch: Launch, words: tuple[str, ...], assigned: Mapping[str, str]
-) -> Launch:
+def _place_in_command(launch: Launch, words: Words, assigned: Mapping[str, str]) -> Launch:
     """With the words and variables of its command before its own, where these are its last."""
     size = len(words) - len(launch.args)
     if words[size:] != launch.args:
@@ -184,7 +197,7 @@ def _place_in_command(
     return replace(launch, before=words[:size], assigned=dict(assigned))
 
 
-def _skip_keywords(words: tuple[str, ...]) -> tuple[str, ...]:
+def _skip_keywords(words: Words) -> Words:
     """Without keywords of the shell that may stand before a command."""
     skip = next((n for n, word in enumerate(words) if word not in _KEYWORDS), 0)
     return words[skip:]
@@ -195,18 +208,16 @@ def _program_name(word: str) -> str:
 
 
 @cache
-def _start_patterns() -> dict[str, tuple[tuple[str, tuple[str, ...]], ...]]:
+def _start_patterns() -> dict[str, list[tuple[str, Words]]]:
     """Engines and the words that start them, by the word that is looked for; the longest first."""
-    rows = [
-        (start.words[1] if start.words[0] == "-m" else start.words[0], name, start.words)
-        for name, g in grammars().items()
-        for start in g.launch
-    ]
-    rows.sort(key=lambda row: -len(row[2]))
-    return {key: tuple((name, words) for k, name, words in rows if k == key) for key, _, _ in rows}
+    starts = [(name, start) for name, grammar in grammars().items() for start in grammar.launch]
+    patterns: dict[str, list[tuple[str, Words]]] = {}
+    for name, start in sorted(starts, key=lambda row: -len(row[1].words)):
+        patterns.setdefault(start.program, []).append((name, start.words))
+    return patterns
 
 
-def _match_program(words: tuple[str, ...], env: Env) -> Launch | None:
+def _match_program(words: Words, env: Env) -> Launch | None:
     """The first engine's program among the words, with the variables assigned before it."""
     set_before: dict[str, str] = {}
     for n, word in enumerate(words):
@@ -224,7 +235,7 @@ def _match_program(words: tuple[str, ...], env: Env) -> Launch | None:
     return None
 
 
-def _shell_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _shell_servers(words: Words, env: Env, depth: int) -> Iterator[Launch]:
     """Servers in the text that a shell is given: ``bash -c "…"``."""
     shell = next((n for n, word in enumerate(words) if _program_name(word) in _SHELLS), None)
     if shell is None or depth >= MAX_DEPTH:
@@ -236,7 +247,7 @@ def _shell_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Lau
             return
 
 
-def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator[Launch]:
+def _container_servers(words: Words, env: Env, depth: int) -> Iterator[Launch]:
     """The servers in a container of ``docker run``."""
     options, image, args = _run_options(words)
     if image is None:
@@ -257,27 +268,11 @@ def _container_servers(words: tuple[str, ...], env: Env, depth: int) -> Iterator
     yield from launches_in(container, depth)
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
-    """The contents of a container: its image with the words given to it, and what it may reach.
-
-    ``entrypoint`` stands in for the image's own. ``gpus`` as ``docker run --gpus`` takes them.
-    """
-
-    image: str
-    entrypoint: tuple[str, ...] = ()
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    shares_memory: bool | None = None
-    gpus: str | None = None
-    workdir: str | None = None
-    mounts: tuple[str, ...] = ()
-
-
 def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
     """The servers in a container: what its words start, or what the image starts by itself."""
     env, words = dict(container.env), (*container.entrypoint, *container.args)
-    engine, start = image_start(container.image)
+    image = container.image or ""
+    engine, start = image_start(image)
     launch = _match_program(words, env)
     if start and not container.entrypoint:
         if launch is None:
@@ -285,21 +280,14 @@ def launches_in(container: Container, depth: int = 0) -> Iterator[Launch]:
         else:
             launch = replace(launch, repeated=True)
     elif not (engine or launch or container.entrypoint) and _is_arguments(container.args):
-        image_program = engine_by_name(container.image)
+        image_program = engine_by_name(image)
         launch = image_program and Launch(*image_program, container.args, env, image_by_name=True)
-    launches = [launch] if launch else _shell_servers(words, env, depth)
-    for server in launches:
-        yield replace(
-            server,
-            image=container.image,
-            shares_memory=container.shares_memory,
-            gpus=container.gpus,
-            workdir=container.workdir,
-            mounts=container.mounts,
-        )
+    around = {part.name: getattr(container, part.name) for part in fields(Surroundings)}
+    for server in [launch] if launch else _shell_servers(words, env, depth):
+        yield replace(server, **around)
 
 
-def _is_arguments(args: tuple[str, ...]) -> bool:
+def _is_arguments(args: Words) -> bool:
     return bool(args) and (args[0].startswith("-") or _MODEL_ID.fullmatch(args[0]) is not None)
 
 
@@ -316,27 +304,22 @@ def _mounted_places(options: Mapping[str, list[str]]) -> Iterator[str]:
 
 
 def _run_options(
-    words: tuple[str, ...],
-) -> tuple[dict[str, list[str]], str | None, tuple[str, ...]]:
+    words: Words,
+) -> tuple[dict[str, list[str]], str | None, Words]:
     """Options of ``docker run`` by name, the image, and the words after it."""
     options: dict[str, list[str]] = {}
-    n = 0
-    while n < len(words):
-        word = words[n]
-        n += 1
+    rest = iter(words)
+    for word in rest:
         if word.startswith("{{"):
             continue  # a template's place for options
         if not word.startswith("-"):
-            return options, word, words[n:]
+            return options, word, tuple(rest)
         name, equals, value = word.partition("=")
         if not word.startswith("--"):
             name, equals, value = _split_short_options(word)
-        if name in _SWITCHES or name == "":
-            continue
-        if not equals:
-            value = words[n] if n < len(words) else ""
-            n += 1
-        options.setdefault(_LONG.get(name, name), []).append(value)
+        if name and name not in _SWITCHES:
+            value = value if equals else next(rest, "")
+            options.setdefault(_LONG.get(name, name), []).append(value)
     return options, None, ()
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recipe_core.base import texts
-from recipe_core.base.texts import PLACEHOLDER
-from recipe_core.engines.grammar import grammars
+from recipe_core.engines.grammar import Grammar, grammars
 from recipe_core.engines.options import MEANINGS, Meaning
-from recipe_core.engines.spec import Engine
 from recipe_core.launch.process import Deployment, Launch, Process
 from recipe_core.launch.serving.vllm import WAYS
 from recipe_core.launch.start import launch_deployment
@@ -21,6 +18,7 @@ _DRAFTS: frozenset[Meaning] = frozenset(
     {"speculative", "draft_tokens", "draft_method", "draft_model"}
 )
 _STATED: frozenset[Meaning] = MEANINGS - _DRAFTS - {"nodes", "config", "eager"}
+_VISIBLE = {"rocm": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,71 +65,37 @@ def render_commands(
     Raises:
         NoAnswer: when the engine cannot be started this way.
     """
-    spec, options = deployment.setting.engine, _beyond_candidate(deployment, values)
+    spec = deployment.setting.engine
+    grammar, table = grammars()[spec.name], spec.options
+    flags = {
+        meaning: table.by_name[name].flag if name in table.by_name else ""
+        for name, meaning in reversed(grammar.means.items())
+    }
+    options = _beyond_candidate(deployment, grammar, values)
     ways = {name: options[name] for name in WAYS if name in options}
     started = launch_deployment(replace(deployment, engine_options=ways))
     out = []
     for process in started.processes:
         words = _fill_words(process.argv, _placeholders(started, process, model, options))
-        if longest is not None and (flag := _meaning_flag(spec, "max_context")) in words:
+        if longest is not None and (flag := flags.get("max_context")) in words:
             words[words.index(flag) + 1] = longest
-        settled = {option.name for word in words if (option := spec.options.by_spelling.get(word))}
+        settled = {option.name for word in words if (option := table.by_spelling.get(word))}
         settled = (settled | set(started.options)) - {"served_model_name"}
-        passed_on = {name: value for name, value in options.items() if name not in settled}
-        words = _start_words(spec, words, program)
+        words = _start_words(grammar, flags.get("model", ""), words, program)
         if process.role != "router":
+            passed_on = {name: value for name, value in options.items() if name not in settled}
             words += spec.argv(passed_on)
         env = _visible(deployment, started, process)
         out.append(Rendered(tuple(words), env, process.node, started.files))
     return out
 
 
-def _placeholders(
-    started: Launch, process: Process, model: str, options: dict[str, Any]
+def _beyond_candidate(
+    deployment: Deployment, grammar: Grammar, values: dict[str, Any]
 ) -> dict[str, Any]:
-    """Values of a process's placeholders; None for what the command leaves to the engine."""
-    base = options.get("port") or (DEFAULT_PORT if len(started.processes) > 1 else None)
-    first = next(peer.node for peer in started.processes if peer.group == process.group)
-    return {
-        "${model}": model,
-        "${host}": options.get("host"),
-        "${port}": base and str(base + process.port_offset),
-        "${head}": f"node{first}",
-        "base": base,
-    }
-
-
-def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[str, str]:
-    """The devices of a process, where several share a node."""
-    on_node = [peer for peer in started.processes if peer.node == process.node and peer.devices]
-    if len(on_node) < 2 or not process.devices:
-        return {}
-    names = {"rocm": "HIP_VISIBLE_DEVICES", "xpu": "ZE_AFFINITY_MASK"}
-    name = names.get(deployment.setting.cluster.device.runtime, "CUDA_VISIBLE_DEVICES")
-    return {name: ",".join(map(str, process.devices))}
-
-
-def _start_words(spec: Engine, words: Sequence[str], program: Sequence[str]) -> list[str]:
-    """The words, started as the command did, with the model where its program takes it."""
-    grammar = grammars()[spec.name]
-    starts = (start.words for start in grammar.launch)
-    usual = next((start for start in starts if tuple(words[: len(start)]) == start), ())
-    start, flag = grammar.start_of(program), _meaning_flag(spec, "model")
-    if not program or not usual or start is None:
-        return list(words)
-    rest = list(words[len(usual) :])
-    if start.model == "option" and not rest[0].startswith("-"):
-        if not flag:
-            return list(words)
-        rest.insert(0, flag)
-    return [*(("python3", *program) if program[0] == "-m" else program), *rest]
-
-
-def _beyond_candidate(deployment: Deployment, values: dict[str, Any]) -> dict[str, Any]:
     """The options that a candidate does not state; nodes count only where one is not enough."""
-    candidate, grammar = deployment.candidate, grammars()[deployment.setting.engine.name]
     meanings = set(_STATED)
-    if candidate.devices <= deployment.setting.cluster.per_node:
+    if deployment.candidate.devices <= deployment.setting.cluster.per_node:
         meanings.add("nodes")
     return {
         name: value
@@ -140,36 +104,68 @@ def _beyond_candidate(deployment: Deployment, values: dict[str, Any]) -> dict[st
     }
 
 
-def _meaning_flag(spec: Engine, meaning: Meaning) -> str:
-    """The flag with a meaning; empty where an engine has none."""
-    for option, option_meaning in grammars()[spec.name].means.items():
-        if option_meaning == meaning:
-            row = spec.options.by_name.get(option)
-            return row.flag if row else ""
-    return ""
+def _placeholders(
+    started: Launch, process: Process, model: str, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Values of a process's placeholders; None for what the command leaves to the engine."""
+    peers = started.processes
+    base = options.get("port") or (DEFAULT_PORT if len(peers) > 1 else None)
+    offsets = range(1 + max(peer.port_offset for peer in peers))
+    return {
+        "model": model,
+        "host": options.get("host"),
+        "port": base and str(base + process.port_offset),
+        "head": f"node{next(peer.node for peer in peers if peer.group == process.group)}",
+        **{f"node{node}": f"node{node}" for node in range(started.nodes)},
+        **{f"port{offset}": base and str(base + offset) for offset in offsets},
+    }
 
 
 def _fill_words(argv: Sequence[str], values: dict[str, Any]) -> list[str]:
-    """Words with placeholders filled, without options of unknown value and the served name."""
+    """Words with placeholders filled, without options of unknown value and the served name.
+
+    Files stand below the folder that the command runs in.
+    """
     out: list[str] = []
     for word in argv:
-        if (word in values and values[word] is None) or (out and out[-1] == "--served-model-name"):
+        pieces = texts.pieces(word.removeprefix("${root}/"))
+        no_value = len(pieces) == 1 and pieces[0][0] and values.get(pieces[0][1], "") is None
+        if no_value or (out and out[-1] == "--served-model-name"):
             out.pop()
-        else:
-            out.append(_fill_word(word, values))
+            continue
+        filled = (
+            str(values.get(text, f"${{{text}}}")) if is_name else text for is_name, text in pieces
+        )
+        out.append("".join(filled))
     return out
 
 
-def _fill_word(word: str, values: dict[str, Any]) -> str:
-    """A word with placeholders replaced; files stand below the folder the command runs in."""
-    word = word.removeprefix("${root}/")
+def _start_words(
+    grammar: Grammar, model_flag: str, words: list[str], program: Sequence[str]
+) -> list[str]:
+    """The words, started as the command did, with the model where its program takes it."""
+    starts = (start.words for start in grammar.launch)
+    usual = next((start for start in starts if tuple(words[: len(start)]) == start), ())
+    start = grammar.start_of(program)
+    if not program or not usual or start is None:
+        return words
+    rest = words[len(usual) :]
+    if start.model == "option" and not rest[0].startswith("-"):
+        if not model_flag:
+            return words
+        rest.insert(0, model_flag)
+    return [*program_words(program), *rest]
 
-    def value(match: re.Match[str]) -> str:
-        name = match[1]
-        if match[0] in values:
-            return str(values[match[0]])
-        if name.startswith("node"):
-            return name
-        return str(values["base"] + int(name[4:])) if name.startswith("port") else match[0]
 
-    return PLACEHOLDER.sub(value, word)
+def program_words(program: Sequence[str]) -> tuple[str, ...]:
+    """The words that start a program, whose module Python runs."""
+    return ("python3", *program) if program[:1] == ("-m",) else tuple(program)
+
+
+def _visible(deployment: Deployment, started: Launch, process: Process) -> dict[str, str]:
+    """The devices of a process, where several share a node."""
+    on_node = [peer for peer in started.processes if peer.node == process.node and peer.devices]
+    if len(on_node) < 2 or not process.devices:
+        return {}
+    name = _VISIBLE.get(deployment.setting.cluster.device.runtime, "CUDA_VISIBLE_DEVICES")
+    return {name: ",".join(map(str, process.devices))}

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Int
 from recipe_core.base.errors import RecipeError
-from recipe_core.commands.arguments import Arguments, Finding, Level
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import Rendered, render_commands
 from recipe_core.compression.required import row_estimate_json
-from recipe_core.engines.grammar import grammars
+from recipe_core.engines.option_releases import ReleaseTable
 from recipe_core.engines.options import OPTIONS
-from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
 from recipe_core.estimates.serving.starts import start_errors
 from recipe_core.launch.process import Candidate, Deployment
-from recipe_core.plans.evaluation import EvaluatedCases
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text
@@ -90,139 +86,44 @@ KEPT = tuple(option.name for option in OPTIONS if option.fixed)
 OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
 
 
-@dataclass(slots=True)
-class Case:
-    """One command, read.
+class Case(Meant):
+    """A server that a command starts: what it means, and what to judge it on."""
 
-    ``elastic``: why a lack of memory in the estimate may not stop it; empty where it does.
-    """
-
-    launch: Launch
-    arguments: Arguments
-    meant: Meant
-    findings: list[Finding]
-    elastic: str = ""
-
-    def say(
-        self,
-        level: Level,
-        code: str,
-        message: str,
-        hint: str | None = None,
-        option: str | None = None,
-    ) -> None:
-        self.findings.append(Finding(level, code, option, message, hint))
-
-    @property
-    def release(self) -> str | None:
-        """The release whose memory rules count; None where a recipe of the pinned one is asked."""
-        judged = self.launch.judged
-        return judged.version if judged else None
+    def __init__(self, context: CommandContext, launch: Launch, judged: ReleaseTable) -> None:
+        self.context, self.launch = context, launch
+        args, program, env = launch.args, launch.program, launch.env
+        super().__init__(Arguments(launch.engine, args, judged, program, env), env)
 
     @property
     def server_devices(self) -> int | None:
         """Devices of this server, which may be one data-parallel rank; None for an open degree."""
-        rank = grammars()[self.launch.engine].rank
-        used, is_rank = self.meant.devices, rank is not None and rank[0] in self.arguments.values
-        return used // self.meant.candidate["dp"] if used and is_rank else used
-
-
-@dataclass(slots=True)
-class Ready:
-    """One command as columns: its own split, or all that agree with it where degrees are open.
-
-    ``rows`` of its group's plan: the first of its own, the first of all other splits of its
-    devices, past the last of those.
-    """
-
-    case: Case
-    problem: ServingProblem
-    setting: Setting
-    cases: Cases
-    rows: tuple[int, int, int] = (0, 0, 0)
+        used, rank = self.devices, self.grammar.rank
+        is_rank = rank is not None and rank[0] in self.arguments.values
+        return used // self.candidate["dp"] if used and is_rank else used
 
     @property
-    def others_key(self) -> tuple[Any, ...]:
-        """Commands of a group with the same key have the same other splits."""
-        limits = tuple(self.case.meant.candidate.get(name) for name in KEPT)
-        hardware = self.problem.request.hardware
-        return (self.problem.workload, hardware.per_node, hardware.nodes, limits)
+    def elastic(self) -> str:
+        """Say why a lack of memory may not stop the server; empty where it does."""
+        automatic, title = self.grammar.automatic, self.spec.title
+        if automatic and automatic.weights in self.left_to_engine:
+            flag = f"--{automatic.weights.replace('_', '-')}"
+            return f"without {flag}, {title} leaves layers that do not fit in the host's memory."
+        caches = [name for name, meaning in self.grammar.means.items() if meaning == "kv_dtype"]
+        for name in caches:
+            value = self.arguments.values.get(name)
+            if value is not None and value not in self.grammar.words.get(name, {value: None}):
+                cache = f"a {value} cache is counted as one of the model's own format"
+                return f"{cache}, which is larger."
+        return ""
 
-
-@dataclass(frozen=True)
-class Group:
-    """The plan of commands that share a setting: one block of rows."""
-
-    plan: Plan
-
-    @property
-    def block(self) -> EvaluatedCases[Any, Any, Any]:
-        return self.plan.blocks[0]
-
-    @cached_property
-    def positions(self) -> Int:
-        """Return where each row ranks; those that cannot run come last."""
-        out = np.full(len(self.plan), len(self.plan))
-        out[self.plan.order] = np.arange(len(self.plan.order))
-        return out
-
-    @classmethod
-    def of(cls, members: list[Ready], *, alone: bool = False) -> Group:
-        """One estimate: of each member its own split, and all others on its devices.
-
-        Those others keep the command's share of memory; ``alone`` leaves them out.
-        """
-        blocks: list[Cases] = []
-        ranges: dict[tuple[Any, ...], tuple[int, int]] = {}
-        at = 0
-        for ready in members:
-            key = ready.others_key
-            if not alone and key not in ranges:
-                splits = _other_command_splits(ready)
-                blocks.append(splits)
-                ranges[key] = (at, at + len(splits))
-                at += len(splits)
-            blocks.append(ready.cases)
-            ready.rows = (at, *ranges.get(key, (at, at)))
-            at += len(ready.cases)
-        first = members[0]
-        return cls(plan_cases(first.problem, first.setting, stack_columns(blocks)))
-
-    def best(self, start: int, end: int) -> int:
-        """The best of some rows, counted from ``start``: the least short of memory if none runs."""
-        position = self.positions[start:end]
-        if position.min() < len(self.plan):
-            return int(np.argmin(position))
-        shortfall = self.plan.columns["shortfall_bytes"][start:end]
-        return int(np.argmin(np.nan_to_num(shortfall, nan=np.inf)))
-
-    def refused(self, rows: Iterable[int]) -> dict[int, tuple[Estimates, int]]:
-        """Estimates, in one call, of the rows among these that a rule of splits refuses.
-
-        The block did not estimate them. By row: the estimates, and the row's position in them.
-        """
-        legal = set(self.block.legal.tolist()) if self.block.estimates is not None else set()
-        missing = np.array(sorted(set(rows) - legal), dtype=np.int64)
-        if not len(missing):
-            return {}
-        estimates = estimate_serving(self.block.setting, self.block.cases.take(missing))
-        return {int(row): (estimates, k) for k, row in enumerate(missing)}
-
-
-def _other_command_splits(ready: Ready) -> Cases:
-    """Every split of a command's devices that keeps what it says beside the split."""
-    limits = zip(KEPT, ready.others_key[-1], strict=True)
-    fixed = {name: value for name, value in limits if value is not None}
-    return every_split(ready.problem, ready.setting, CandidateRequest.model_validate(fixed))
-
-
-def _verdict_head(case: Case, context: CommandContext) -> dict[str, Any]:
-    spec, judged = engine(case.launch.engine), case.arguments.judged
-    return {
-        "engine": {"name": spec.name, "version": judged.version or spec.version},
-        "judged_with": judged.to_json(),
-        "model": context.model or case.meant.model,
-    }
+    def head(self) -> dict[str, Any]:
+        """Engine, table of options and model, which every answer names."""
+        judged = self.arguments.judged
+        return {
+            "engine": {"name": self.engine, "version": judged.version or self.spec.version},
+            "judged_with": judged.to_json(),
+            "model": self.context.model or self.model,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,58 +133,105 @@ class Unknown:
     case: Case
     error: RecipeError
 
-    def answer(self, context: CommandContext) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         return {
             "ok": None,
             "verdict": "unknown",
-            **_verdict_head(self.case, context),
+            **self.case.head(),
             **self.error.to_json(),
-            "findings": [finding.to_json() for finding in self.case.findings],
+            "findings": self.case.findings.to_json(),
             "unread": self.case.arguments.unread,
         }
 
 
-class View:
-    """A command's part of its group's plan; ``row`` is its own split.
+def plan_commands(views: Sequence[View], *, alone: bool = False) -> None:
+    """Estimate commands that share a setting as rows of one plan, and all other splits with them.
 
-    ``mended``: the command without what its engine refuses; ``changes``: the fewest words after
-    which it starts.
+    Those are of each command's devices and keep its share of memory; ``alone`` leaves them out.
+    """
+    blocks, rows, at = list[Cases](), list[slice](), 0
+    splits: dict[tuple[Any, ...], slice] = {}
+    for view in views:
+        if not alone and view.splits_key not in splits:
+            blocks.append(view.every_split())
+            splits[view.splits_key] = slice(at, at := at + len(blocks[-1]))
+        blocks.append(view.cases)
+        rows.append(slice(at, at := at + len(view.cases)))
+    plan = plan_cases(views[0].problem, views[0].setting, stack_columns(blocks))
+    for view, its_rows in zip(views, rows, strict=True):
+        view.plan, view.splits = plan, splits.get(view.splits_key, slice(0, 0))
+        view.row = view.best_of(its_rows)
+
+
+@dataclass(slots=True)
+class View:
+    """One command as columns: its own split, or all that agree with it where degrees are open.
+
+    ``plan``: where `plan_commands` put it, ``row``: of its own split there, ``splits``: the rows of
+    all splits of its devices. ``mended``: the command without what its engine refuses; ``changes``:
+    the fewest words after which it starts.
     """
 
-    def __init__(self, ready: Ready, group: Group) -> None:
-        self.ready, self.group, self.plan = ready, group, group.plan
-        self.cases, self.columns = group.block.cases, group.plan.columns
-        first, self.start, self.end = ready.rows
-        self.row = first + group.best(first, first + len(ready.cases))
-        self.refused: tuple[Estimates, int] | None = None
-        self.mended: Case | None = None
-        self.changes: list[dict[str, Any]] = []
+    case: Case
+    problem: ServingProblem
+    setting: Setting
+    cases: Cases
+    plan: Plan = field(init=False)
+    row: int = field(init=False)
+    splits: slice = field(init=False)
+    mended: Case | None = None
+    changes: list[dict[str, Any]] = field(default_factory=list)
 
-    def answer(self, context: CommandContext) -> dict[str, Any]:
+    @property
+    def splits_key(self) -> tuple[Any, ...]:
+        """Commands of one setting with the same key have the same other splits."""
+        limits = tuple(self.case.candidate.get(name) for name in KEPT)
+        hardware = self.problem.request.hardware
+        return (self.problem.workload, hardware.per_node, hardware.nodes, limits)
+
+    def every_split(self) -> Cases:
+        """Every split of the command's devices that keeps what it says beside the split."""
+        candidate = self.case.candidate
+        fixed = {name: candidate[name] for name in KEPT if candidate.get(name) is not None}
+        return every_split(self.problem, self.setting, CandidateRequest.model_validate(fixed))
+
+    def ranked(self, rows: slice) -> Int:
+        """The rows among some that can run, the best first."""
+        order = self.plan.order
+        return np.asarray(order[(order >= rows.start) & (order < rows.stop)])
+
+    def best_of(self, rows: slice) -> int:
+        """The best of some rows: the one that is least short of memory if none runs."""
+        if len(ranked := self.ranked(rows)):
+            return int(ranked[0])
+        shortfall = self.columns["shortfall_bytes"][rows]
+        start: int = rows.start
+        return start + int(np.argmin(np.nan_to_num(shortfall, nan=np.inf)))
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        return self.plan.columns
+
+    def answer(self) -> dict[str, Any]:
         """The verdict as plain values."""
-        case, request = self.ready.case, self.ready.problem.request
-        if self.refused:
-            estimates, position = self.refused
-            result = estimates.row(position)
-        else:
-            result = self.plan.estimate(self.row)
-        refused, verdict = self.refused_words, self.verdict
+        case, request, verdict = self.case, self.problem.request, self.verdict
+        estimate = self.plan.estimate(self.row)
         doubt = [doubt_text(self.plan, self.row)] if verdict == "uncertain" else []
         doubt = [case.elastic] if self.stretched else doubt
         return {
             "ok": OK[verdict],
             "verdict": verdict,
-            "start_probability": result.memory.start_probability,
-            **_verdict_head(case, context),
+            "start_probability": estimate.memory.start_probability,
+            **case.head(),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
             "candidate": self.plan.candidate(self.row),
-            "reasons": [*result.reasons, *refused, *doubt],
-            "findings": [finding.to_json() for finding in case.findings],
-            "waste": self.waste(context.optimize),
-            "estimate": result.to_json(),
-            "start_bytes": result.memory.start_bytes,
-            "better": self.better(context.optimize, needed=OK[verdict] is not True),
+            "reasons": [*estimate.reasons, *self.refused_words, *doubt],
+            "findings": case.findings.to_json(),
+            "waste": self.waste(case.context.optimize),
+            "estimate": estimate.to_json(),
+            "start_bytes": estimate.memory.start_bytes,
+            "better": self.better(case.context.optimize, needed=OK[verdict] is not True),
             "changes": self.changes,
             "unread": case.arguments.unread,
         }
@@ -291,8 +239,12 @@ class View:
     @property
     def refused_words(self) -> list[str]:
         """Say what the engine refuses of the command, whatever its split."""
-        findings = self.ready.case.findings
-        return [str(finding) for finding in findings if finding.level == "error"]
+        return list(map(str, self.case.findings.errors))
+
+    @property
+    def refused(self) -> bool:
+        """Return whether a rule refuses the split before it is estimated."""
+        return self.row not in self.plan.blocks[0].legal
 
     @property
     def verdict(self) -> str:
@@ -310,7 +262,7 @@ class View:
         """Return whether only memory is short, for which the engine makes room by itself."""
         refused = self.refused_words or self.refused
         short = not self.feasible and broken_rules(self.plan, self.row) <= {"memory"}
-        return bool(self.ready.case.elastic) and not refused and short
+        return bool(self.case.elastic) and not refused and short
 
     @property
     def feasible(self) -> bool:
@@ -322,13 +274,13 @@ class View:
         chance, capacity = (
             float(self.columns[name][self.row]) for name in ("start_probability", "max_concurrency")
         )
-        concurrency = self.ready.problem.workload.concurrency or 1
+        concurrency = self.problem.workload.concurrency or 1
         return chance < start_errors().sure or capacity < concurrency
 
     def waste(self, goal: Goal) -> dict[str, Any]:
         """Devices that the split leaves idle, and what more replicas would do with them."""
-        c, row, splits = self.cases, self.row, slice(self.start, self.end)
-        devices, used = self.ready.problem.request.hardware.devices, int(c.devices[row])
+        c, row, splits = self.plan.blocks[0].cases, self.row, self.splits
+        devices, used = self.problem.request.hardware.devices, int(c.devices[row])
         out: dict[str, Any] = {"devices": devices, "used": used, "idle": max(devices - used, 0)}
         copies = devices // used
         if copies < 2 or c.ep[row] > 1 or not self.feasible:
@@ -339,7 +291,7 @@ class View:
             & (c.dp[splits] == c.dp[row] * copies)
             & (c.ep[splits] == 1)
         )
-        for better in self.start + np.flatnonzero(same & self.columns["feasible"][splits])[:1]:
+        for better in splits.start + np.flatnonzero(same & self.columns["feasible"][splits])[:1]:
             rate = float(self.columns["output_tokens_per_s"][better])
             gain = self._gain(goal, better)
             out |= {"replicas": copies, "output_tokens_per_s": rate, "gain": gain}
@@ -362,33 +314,29 @@ class View:
         it.
         """
         without_command: dict[str, Any] | None = None
-        positions = self.group.positions[self.start : self.end]
-        for row in self.start + np.argsort(positions, kind="stable")[:TRIED]:
+        for row in self.ranked(self.splits)[:TRIED]:
             gain = self._gain(goal, row)
             worth = needed or gain is None or gain > WORTHWHILE
             if not self.plan.certain[row] or not worth:
                 break
+            offer = {
+                "candidate": self.plan.candidate(row),
+                **({} if gain is None else {"gain": gain}),
+                "estimate": self.plan.estimate(row).to_json(),
+            }
             try:
                 commands = [command.to_json() for command in self._commands(row)]
             except RecipeError as error:
-                if without_command is None:
-                    without_command = self._offer(row, gain)
-                    without_command |= {"commands": [], "why_no_command": str(error)}
+                offer |= {"commands": [], "why_no_command": str(error)}
+                without_command = without_command or offer
             else:
-                return {**self._offer(row, gain), "commands": commands}
+                return {**offer, "commands": commands}
         return without_command
 
-    def _offer(self, row: int, gain: float | None) -> dict[str, Any]:
-        return {
-            "candidate": self.plan.candidate(row),
-            **({} if gain is None else {"gain": gain}),
-            "estimate": self.plan.estimate(row).to_json(),
-        }
-
     def _commands(self, row: int) -> list[Rendered]:
-        case, problem = self.mended or self.ready.case, self.ready.problem
-        model = str(case.meant.model)
-        setting, table = self.plan.setting(row), case.arguments.judged.table.version
+        case, problem = self.mended or self.case, self.problem
+        model = str(case.model)
+        setting, table = self.plan.setting(row), case.arguments.table.version
         spec = setting.engine.with_options_of(table)
         deployment = Deployment(
             setting=replace(setting, cluster=problem.cluster, engine=spec),
@@ -397,7 +345,7 @@ class View:
             cache_tokens=count_cache_tokens(self.plan, row),
             served_name=model_short_name(model),
         )
-        longest = "auto" if case.meant.max_context == "auto" else None
+        longest = "auto" if case.max_context == "auto" else None
         return render_commands(
             deployment, model, case.arguments.values, case.launch.program, longest=longest
         )

@@ -6,163 +6,12 @@ what a shell would have to run to know (``$(…)``) stays as it is written.
 
 from __future__ import annotations
 
-import difflib
 import re
-from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from itertools import dropwhile, takewhile
 
 from recipe_core.base.errors import InputError
-from recipe_core.engines.grammar import ImageFolder, grammars
-from recipe_core.engines.option_releases import (
-    first_release_with,
-    first_release_without,
-    option_replacement,
-    releases,
-)
-from recipe_core.engines.options import Option, OptionTable, option_table
-from recipe_core.engines.release import release_key
-
-_OF_RELEASE = re.compile(r"v?(\d{1,4}\.\d{1,4}\.\d{1,4})")
-_PARTS = re.compile(r"[-_.]")
-
-
-def image_folder(engine: str, image: str) -> ImageFolder | None:
-    """The folder that servers of an image start in, None for one that is not known."""
-    folders = grammars()[engine].folders
-    return next(
-        (
-            folder
-            for name, folder in folders.items()
-            if _image_repository(image).endswith(f"/{name}")
-        ),
-        None,
-    )
-
-
-def image_start(image: str) -> tuple[str, tuple[str, ...]]:
-    """The engine of an image and the words that it starts by itself; empty for an unknown image."""
-    for repository, (engine, words) in _images().items():
-        if _image_repository(image).endswith(f"/{repository}"):
-            return engine, _started_then(engine, repository, image) or words
-    return "", ()
-
-
-def _started_then(engine: str, repository: str, image: str) -> tuple[str, ...]:
-    """Return what an older image of the engine's own project started; empty for others."""
-    grammar, tag = grammars()[engine], _OF_RELEASE.match(image_tag(image.partition("@")[0]) or "")
-    if tag is None or repository not in grammar.official:
-        return ()
-    older = (
-        start for start in grammar.older_images if release_key(tag[1]) < release_key(start.before)
-    )
-    return next((start.words for start in older), ())
-
-
-def engine_by_name(image: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return what an image of others starts by its name: one with ``vllm`` in it, as vLLM's."""
-    parts = _PARTS.split(_image_repository(image).rpartition("/")[2].casefold())
-    for engine, start in _images().values():
-        if engine in parts and start:
-            return engine, start
-    return None
-
-
-@cache
-def _images() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Repositories, the longest first, with their engine and what they start by themselves."""
-    rows = [
-        (repository, (name, words))
-        for name, g in grammars().items()
-        for repository, words in g.images.items()
-    ]
-    return dict(sorted(rows, key=lambda row: -len(row[0])))
-
-
-def _image_repository(image: str) -> str:
-    """An image without digest and tag, after a slash so that only entire path parts match."""
-    name = image.split("@", 1)[0]
-    head, slash, last = name.rpartition("/")
-    return f"/{head}{slash}{last.split(':', 1)[0]}"
-
-
-def image_is_of(image: str, repositories: Iterable[str]) -> bool:
-    return any(_image_repository(image).endswith(f"/{name}") for name in repositories)
-
-
-def image_tag(image: str) -> str | None:
-    """The tag of an image; None when it has neither tag nor digest."""
-    if "@" in image:
-        return image.split("@", 1)[1]
-    return image.rpartition("/")[2].partition(":")[2] or None
-
-
-@cache
-def _sorted_flags(name: str, version: str) -> list[str]:
-    return sorted(option_table(name, version).by_spelling)
-
-
-def beginning(table: OptionTable, flag: str) -> list[Option]:
-    """The options that a flag begins."""
-    flags = _sorted_flags(table.engine, table.version)
-    options: dict[str, Option] = {}
-    for n in range(bisect_left(flags, flag), len(flags)):
-        if not flags[n].startswith(flag):
-            break
-        option = table.by_spelling[flags[n]]
-        options[option.flag] = option
-    return list(options.values())
-
-
-@lru_cache(maxsize=4096)
-def explained(name: str, version: str, flag: str, suggest: bool) -> tuple[int, str, str | None]:
-    """Return how many words an unknown flag takes, the message about it, and a hint."""
-    table, grammar = option_table(name, version), grammars()[name]
-    when = since(name, version, flag)
-    gone = grammar.gone.get(flag)
-    if gone is not None:
-        takes = 1 << 20 if gone.takes == "many" else gone.takes
-        hint = option_replacement(name, flag, table)
-        return takes, f"{'has no' if when else 'no longer has'} {flag}{when}.", hint
-    options = beginning(table, flag) if grammar.abbreviations and flag.startswith("--") else []
-    if len(options) > 1:
-        hint = f"Write one in full: {', '.join(option.flag for option in options[:5])}."
-        return 1, f"has several options that begin with {flag[:80]}.", hint
-    takes = _words_of(name, flag)
-    nearest = closest(flag, tuple(table.by_spelling)) if suggest and not when else None
-    return takes, f"has no {flag[:80]}{when}.", nearest
-
-
-def _words_of(name: str, flag: str) -> int:
-    """Count the words of an option that only other releases have; one for an unknown one."""
-    for version in reversed(releases(name)):
-        option = option_table(name, version).by_spelling.get(flag)
-        if option is not None:
-            many = 1 << 20 if option.many else 1
-            return 0 if option.type == "switch" else many
-    return 1
-
-
-def since(name: str, version: str, flag: str, key: str | None = None) -> str:
-    """Say when a lacking flag or key came or went, to end a sentence; empty if unknown."""
-    first, last = first_release_with(name, flag, key), first_release_without(name, flag, key)
-    if first is not None and release_key(version) < release_key(first):
-        return f"; it came with {first}"
-    if last is not None and release_key(version) >= release_key(last):
-        return f"; it went with {last}"
-    return ""
-
-
-def closest(text: str, names: Sequence[str]) -> str | None:
-    """The nearest of the known words; dashes and underscores are one."""
-    if len(text) > 100:
-        return None
-    folded = {word.casefold().replace("_", "-"): word for word in names}
-    word = text.casefold().replace("_", "-")
-    close = difflib.get_close_matches(word, list(folded), n=2, cutoff=0.6)
-    return f"Did you mean {' or '.join(folded[match] for match in close)}?" if close else None
-
 
 # The longest command or script that is read.
 MAX_CHARACTERS = 64 << 10
@@ -197,11 +46,14 @@ _WHOLE_LIST = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 _DECLARE = frozenset({"export", "declare", "local", "readonly", "set", "setenv"})
 
 
+Words = tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
-class Words:
+class Command:
     """One simple command: its words, and the variables that are set for it alone."""
 
-    words: tuple[str, ...]
+    words: Words
     env: dict[str, str]
 
 
@@ -212,7 +64,7 @@ class Script:
     ``loose_ends``: lines that end in a backslash and a blank.
     """
 
-    commands: tuple[Words, ...]
+    commands: tuple[Command, ...]
     env: dict[str, str]
     loose_ends: int = 0
 
@@ -228,10 +80,8 @@ def read_script(text: str, env: Mapping[str, str] | None = None) -> Script:
         InputError: when it is longer than ``MAX_CHARACTERS`` or a quote is not closed.
     """
     if len(text) > MAX_CHARACTERS:
-        raise InputError(
-            f"the command has {len(text):,} characters; at most {MAX_CHARACTERS:,} are read.",
-            field="command",
-        )
+        size = f"{len(text):,} characters; at most {MAX_CHARACTERS:,} are read"
+        raise InputError(f"the command has {size}.", field="command")
     if "\0" in text:
         raise InputError("the command holds a NUL character.", field="command")
     return _Reader(text, dict(env or {})).read()
@@ -241,7 +91,7 @@ def read_script(text: str, env: Mapping[str, str] | None = None) -> Script:
 class _Reader:
     text: str
     env: dict[str, str] = field(default_factory=dict)
-    commands: list[Words] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     word: list[str] | None = None
     dropping: bool = False  # the next word is where a redirection goes
@@ -331,7 +181,7 @@ class _Reader:
         match kind:
             case "quoted":
                 return _INSIDE.sub(
-                    lambda m: self._escaped(m[1]) if m[1] else self._value(m, 2), token["quoted"]
+                    lambda m: m[1].replace("\n", "") if m[1] else self._value(m, 2), token["quoted"]
                 )
             case "variable":
                 variable = _VARIABLE.fullmatch(token["variable"])
@@ -340,10 +190,6 @@ class _Reader:
                 return token[kind]
             case _:
                 return token.group()
-
-    @staticmethod
-    def _escaped(character: str) -> str:
-        return "" if character == "\n" else character
 
     def _value(self, token: re.Match[str], first: int) -> str:
         """Say what the text itself gives a variable, or its default; else as it is written."""
@@ -365,14 +211,14 @@ class _Reader:
         self._end_word()
         self.dropping = False
         words, self.words = self.words, []
-        start = next((n for n, word in enumerate(words) if not _ASSIGNMENT.match(word)), len(words))
-        set_here, rest = dict(map(self._assigned, words[:start])), words[start:]
+        set_here = dict(map(self._assigned, takewhile(_ASSIGNMENT.match, words)))
+        rest = tuple(dropwhile(_ASSIGNMENT.match, words))
         if not rest:
             self.env |= set_here
         elif rest[0] in _DECLARE:
             self.env |= dict(self._assigned(word) for word in rest[1:] if _ASSIGNMENT.match(word))
         else:
-            self.commands.append(Words(tuple(rest), set_here))
+            self.commands.append(Command(rest, set_here))
 
     def _past_documents(self, at: int) -> int:
         """Past the lines that follow ``<<END``, up to END."""

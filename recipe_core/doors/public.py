@@ -17,7 +17,8 @@ from recipe_core.compression.required import add_compression, detail_row_estimat
 from recipe_core.estimates.columns import scopes
 from recipe_core.estimates.columns.scopes import correct_by_default
 from recipe_core.plans import plans
-from recipe_core.plans.plan import Plan, Split
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.splits import Split
 from recipe_core.request.schema import PlanRequest, asks_for_any
 
 if TYPE_CHECKING:
@@ -343,9 +344,7 @@ def _calibration_context(calibrated: bool) -> AbstractContextManager[None]:
     """A block with the calibration of this machine or without, unless one says so already."""
     if scopes.has_standing():
         return nullcontext()
-    if not calibrated:
-        return scopes.without_corrections()
-    if not calibration_stamp():
+    if not calibrated or not calibration_stamp():
         return scopes.without_corrections()
     from recipe_core.calibration.store import machine_corrections
 

@@ -128,6 +128,11 @@ class Start(DataRow):
     model: Literal["any", "first", "option"]
     around: str | None = None
 
+    @property
+    def program(self) -> str:
+        """The word that tells it from other programs: of a module its name."""
+        return self.words[1] if self.words[0] == "-m" else self.words[0]
+
 
 class OlderStart(DataRow):
     """The words that the project's images of releases ``before`` one started by themselves."""

@@ -109,37 +109,23 @@ def memory_release(spec: Engine, version: str | None) -> str | None:
     return start[1] if covered else None
 
 
-def first_release_with(name: str, flag: str, key: str | None = None) -> str | None:
-    """The first release with a flag (or a key of its JSON); None where all tables or none have it.
+def release_of_change(name: str, version: str, flag: str, key: str | None = None) -> str:
+    """Say when a lacking flag (or a key of its JSON) came or went, to end a sentence.
 
-    Only of those that have it without a break up to the newest. A flag that is gone did not come
-    where a release spells the inverse of a switch like it.
+    Empty where the tables do not tell: it came only where all newer releases have it, and a flag
+    that is gone did not come where a release spells the inverse of a switch like it.
     """
+    tables = [option_table(name, release) for release in releases(name)]
+    have = [n for n, table in enumerate(tables) if _has_spelling(table, flag, key)]
     gone = grammars()[name].gone_word(flag, key) is not None
-    tables = [(release, option_table(name, release)) for release in releases(name)]
-    have = [
-        release
-        for release, table in tables
-        if _has_spelling(table, flag, key)
-        and not (gone and flag in table.by_spelling[flag].inverse)
-    ]
-    table_releases = releases(name)
-    if not have or have[-1] != table_releases[-1] or have[0] == table_releases[0]:
-        return None
-    return have[0]
-
-
-def first_release_without(name: str, flag: str, key: str | None = None) -> str | None:
-    """The first release without a flag (or a key) that older ones have; None if there is none."""
-    table_releases = releases(name)
-    have = [
-        n
-        for n, release in enumerate(table_releases)
-        if _has_spelling(option_table(name, release), flag, key)
-    ]
-    if not have or have[-1] + 1 == len(table_releases):
-        return None
-    return table_releases[have[-1] + 1]
+    came = [n for n in have if not (gone and flag in tables[n].by_spelling[flag].inverse)]
+    is_newest = bool(came) and came[-1] + 1 == len(tables)
+    if is_newest and release_key(version) < release_key(tables[came[0]].version) and came[0]:
+        return f"; it came with {tables[came[0]].version}"
+    left = have[-1] + 1 if have else len(tables)
+    if left < len(tables) and release_key(version) >= release_key(tables[left].version):
+        return f"; it went with {tables[left].version}"
+    return ""
 
 
 def _has_spelling(table: OptionTable, flag: str, key: str | None) -> bool:

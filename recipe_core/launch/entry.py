@@ -77,7 +77,7 @@ def compress_py() -> str:
         program="compress.py",
         package="compressor",
         setup="",
-        load="from compressor.main import main",
+        load="from compressor.__main__ import main",
     )
 
 

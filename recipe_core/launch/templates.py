@@ -79,23 +79,23 @@ def first_met(choices: Any, facts: Mapping[str, object]) -> Any:
 class Facts(dict[str, Any]):
     """Values by name for templates: those that are given, else worked out when they are asked for.
 
-    ``known``: what works a value out of ``subject``; ``texts``: templates that are values too.
+    ``computed``: what works a value out of ``subject``; ``texts``: templates that are values too.
     """
 
     def __init__(
         self,
         subject: Any,
-        known: Mapping[str, Callable[[Any], Any]],
+        computed: Mapping[str, Callable[[Any], Any]],
         values: Values,
         texts: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(values)
-        self.subject, self.known, self.texts = subject, known, texts or {}
+        self.subject, self.computed, self.texts = subject, computed, texts or {}
 
     def __missing__(self, name: str) -> Any:
         if name in self.texts:
             return fill_template(first_met(self.texts[name], self), self)
-        return self.known[name](self.subject)
+        return self.computed[name](self.subject)
 
     def sentences(self, rows: list[tuple[str, str]]) -> list[str]:
         """The texts of rows of a condition and a text whose condition is met."""

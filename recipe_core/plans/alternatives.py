@@ -9,27 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from recipe_core.accuracy.published import Retained
-from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import accuracy_text, chance_text, plain_range_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
-from recipe_core.models.variants import model_variants
 from recipe_core.plans.confidence import SURE
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
-from recipe_core.plans.rank import is_row_priced
+from recipe_core.plans.rank import is_row_priced, log_score
+from recipe_core.plans.remedies import Change
+from recipe_core.plans.serving_remedies import catalog_formats, online_formats
 from recipe_core.plans.splits import row_key
-from recipe_core.plans.table import replan
-from recipe_core.request.edit import change, select_split, shared_candidate
+from recipe_core.request.edit import select_split, shared_candidate
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.split_key import split_name
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
@@ -50,8 +48,12 @@ MADE = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
 OTHER_CHECKPOINTS = 3
 
 
+# Edits to try; without a title they are called after the devices that are then used.
+Edit = tuple[Kind, str, Mapping[str, Any]]
+
+
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(Change):
     """A choice beside the best split.
 
     Attributes:
@@ -59,33 +61,25 @@ class Alternative:
             that has to be made first, the cache's format, fewer or more devices, or how surely the
             limits must hold.
         title: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
-        fields: edits to the request that take it (dotted fields and values).
-        candidate: the split that is then best.
-        key: that split's name in links, in the plan after the edits.
         figure: the goal's figure then, as a text with its unit.
         change: by which share the figure is then larger (negative: smaller).
-        better: whether the goal's figure improves; else ``gained`` says what does.
-        gained: the figure that improves instead, and by which share it changes; empty where
-            ``better``.
-        devices: devices that it uses.
+        gain: by how much what it improves is better: a logarithm.
+        gained: the figure that improves instead of the goal's, and by which share; empty where the
+            goal's does (``better``).
         accuracy: what its formats keep of the accuracy of the model's base; None where they stay.
     """
 
     kind: Kind
     title: str
-    fields: Mapping[str, Any]
-    candidate: Mapping[str, Any]
-    key: str
     figure: str
     change: float
-    better: bool
-    gained: str
-    devices: int
+    gain: float
+    gained: str = ""
     accuracy: Retained | None = None
 
     @property
-    def formats(self) -> bool:
-        return self.kind in FORMATS
+    def better(self) -> bool:
+        return not self.gained
 
     @property
     def accuracy_text(self) -> str:
@@ -95,7 +89,7 @@ class Alternative:
         """
         if self.accuracy is None:
             return ""
-        if not self.accuracy.known:
+        if not self.accuracy.is_known:
             return f"What it keeps of the base's accuracy is unknown: {self.accuracy.basis}"
         ends = (self.accuracy.low, self.accuracy.high)
         likely = "" if ends[0] == ends[1] else f", {plain_range_text(ends, accuracy_text)} likely"
@@ -108,31 +102,12 @@ class Alternative:
         With what is gained where the goal's figure is not.
         """
         share, recovery = share_change_text(self.change), self.accuracy
-        if not self.better:
+        if self.gained:
             return f"{self.title}: {self.gained}, {self.figure} ({share})"
         accuracy = (
-            f", {accuracy_text(recovery.value)} accuracy" if recovery and recovery.known else ""
+            f", {accuracy_text(recovery.value)} accuracy" if recovery and recovery.is_known else ""
         )
         return f"{self.title}: {self.figure}, {share}{accuracy}"
-
-    @property
-    def split(self) -> str:
-        return split_name(self.candidate)
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain values; an accuracy that is unknown is null."""
-        out = {
-            "kind": self.kind,
-            "what": self.title,
-            "set": dict(self.fields),
-            "candidate": dict(self.candidate),
-            "label": self.label,
-            "formats": self.formats,
-        }
-        if self.accuracy is not None:
-            part = self.accuracy.to_json()
-            out |= {"accuracy": part["retained"], "accuracy_basis": part["basis"]}
-        return out
 
 
 def share_change_text(share: float) -> str:
@@ -168,79 +143,50 @@ def find_alternatives(plan: Plan) -> list[Alternative]:
     if plan.request.objective.limits.percentile is None and len(plan) <= MOST_ROWS:
         options += _plan_edits(plan, best)
     by_kind: dict[Kind, Alternative] = {}
-    for choice in sorted(options, key=lambda choice: -choice.rank):
-        by_kind.setdefault(choice.option.kind, choice.option)
+    for option in sorted(options, key=lambda option: -option.gain):
+        by_kind.setdefault(option.kind, option)
     # what makes the choice safe comes first, then what improves the goal, the most first
     ranked = sorted(by_kind.values(), key=lambda option: (option.kind != "sure", not option.better))
     return ranked[:AT_MOST]
 
 
-class Ranked(NamedTuple):
-    """A choice, and by how much what it improves is better: a logarithm."""
-
-    rank: float
-    option: Alternative
-
-
-class _Edit(NamedTuple):
-    """An edit to try; without a name it is called after the devices that are then used."""
-
-    kind: Kind
-    title: str
-    fields: Mapping[str, Any]
-
-
-def _choices_in_plan(plan: Plan, best: int) -> Iterator[Ranked]:
+def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:
     """The best split with fewer devices, and with more, on the best one's cluster."""
     devices = plan.raw("gpus")
-    home = plan.setting(best).cluster
     rows = plan.order[plan.holds[plan.order]]
+    rows = rows[plan.clusters_of_rows[rows] == plan.clusters_of_rows[best]]
     sides: dict[Kind, Any] = {
         "fewer": devices[rows] < devices[best],
         "more": devices[rows] > devices[best],
     }
     for kind, beyond in sides.items():
-        for row in map(int, rows[beyond]):
-            if plan.setting(row).cluster is home:
-                fields = select_split(plan.request, row_key(plan, row))
-                edit = _Edit(kind, row_devices_text(plan, row), fields)
-                yield from _compare_choice(plan, best, plan, row, edit)
-                break
+        for row in map(int, rows[beyond][:1]):
+            fields = select_split(plan.request, row_key(plan, row))
+            yield from _compare_choice(plan, best, plan, row, (kind, "", fields))
 
 
-def _plan_edits(plan: Plan, best: int) -> Iterator[Ranked]:
+def _plan_edits(plan: Plan, best: int) -> Iterator[Alternative]:
     """Yield what another request gives: other formats, more devices than there are."""
-    without_split = _open_split_edit(plan.request)
-    for tried in (
-        *_surer_edits(plan, best),
-        *_format_edits(plan, best),
-        *_device_edits(plan, best),
-    ):
-        fields = {**without_split, **tried.fields}
-        try:
-            after = replan(plan, change(plan.request, fields))
-        except RecipeError:
+    # the split is left to the ranking again
+    shared, without_split = shared_candidate(plan.request), dict[str, Any]()
+    if plan.request.candidate is not None:
+        without_split["candidate"] = shared.model_dump(exclude_none=True) if shared else None
+    edits = (*_surer_edits(plan, best), *_format_edits(plan, best), *_device_edits(plan, best))
+    for kind, title, edit in edits:
+        fields = {**without_split, **edit}
+        best_plan = plan.replan_best(fields)
+        if best_plan is None:
             continue
-        row = after.best_row
-        if row is None or (after.queues[row] and not plan.queues[best]):
-            continue
-        if after.uncertain[row] and not plan.uncertain[best]:
-            continue
-        is_made = tried.kind == "made"
-        if tried.kind in ("weights", "made") and (
-            after.setting(row).needs_other_checkpoint != is_made
+        after, row = best_plan
+        if (after.queues[row] and not plan.queues[best]) or (
+            after.uncertain[row] and not plan.uncertain[best]
         ):
             continue
-        edit = _Edit(tried.kind, tried.title or row_devices_text(after, row), fields)
-        yield from _compare_choice(plan, best, after, row, edit)
-
-
-def _open_split_edit(request: PlanRequest) -> dict[str, Any]:
-    """The edit that leaves the split to the ranking again; nothing where it does already."""
-    if request.candidate is None:
-        return {}
-    shared = shared_candidate(request)
-    return {"candidate": shared.model_dump(exclude_none=True) if shared else None}
+        if kind in ("weights", "made") and (
+            after.setting(row).needs_other_checkpoint != (kind == "made")
+        ):
+            continue
+        yield from _compare_choice(plan, best, after, row, (kind, title, fields))
 
 
 def row_devices_text(plan: Plan, row: int) -> str:
@@ -252,96 +198,87 @@ def row_devices_text(plan: Plan, row: int) -> str:
     return f"{number:,} {device_word(plan)}{plural}"
 
 
-def _surer_edits(plan: Plan, best: int) -> Iterator[_Edit]:
+def _surer_edits(plan: Plan, best: int) -> Iterator[Edit]:
     """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
 
     Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
     """
     doubtful = bool(stated_limits(plan)) and float(plan.chances[best]) < SURE
     if doubtful and plan.request.load_searched and plan.request.objective.confidence is None:
-        yield _Edit("sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE})
+        yield "sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE}
 
 
-def _format_edits(plan: Plan, best: int) -> Iterator[_Edit]:
+def _format_edits(plan: Plan, best: int) -> Iterator[Edit]:
     """Weights that the engine converts itself, checkpoints in other formats, and caches."""
     if plan.kind != "serving":
         return
-    setting, request = plan.setting(best), plan.request
-    device, spec = setting.cluster.device, setting.engine
-    if setting.model.quantization is None:
-        for dtype in spec.online_weight_dtypes:
-            if dtype in device.weight_dtypes and dtype != setting.weight_dtype:
-                yield _Edit("weights", f"{dtype} weights", {"options.weight_dtypes": (dtype,)})
-    yield from _checkpoint_edits(setting, request)
-    for dtype in device.kv_dtypes:
-        if dtype in spec.kv_dtypes and dtype != setting.kv_dtype:
-            yield _Edit("cache", f"{dtype} cache", {"options.kv_dtypes": (dtype,)})
+    setting = plan.setting(best)
+    for dtype in online_formats(setting):
+        yield "weights", f"{dtype} weights", {"options.weight_dtypes": (dtype,)}
+    yield from _checkpoint_edits(setting, plan.request)
+    for dtype in setting.cluster.device.kv_dtypes:
+        if dtype in setting.engine.kv_dtypes and dtype != setting.kv_dtype:
+            yield "cache", f"{dtype} cache", {"options.kv_dtypes": (dtype,)}
 
 
-def _checkpoint_edits(setting: Setting, request: PlanRequest) -> Iterator[_Edit]:
+def _checkpoint_edits(setting: Setting, request: PlanRequest) -> Iterator[Edit]:
     """Checkpoints of the catalog, one a format, and formats that would have to be made.
 
     Of the latter only where the objective is about accuracy, which says that formats may change.
     """
     if not isinstance(request.model, str):
         return
-    device, weight_dtype = setting.cluster.device, setting.weight_dtype
-    by_format: dict[str, str] = {}
-    for name, dtype in model_variants(request.model).items():
-        if dtype in device.weight_dtypes and dtype != weight_dtype:
-            by_format.setdefault(dtype, name)
+    by_format = catalog_formats(setting)
     for dtype, name in [*by_format.items()][:OTHER_CHECKPOINTS]:
         fields = {"model": name, "options.weight_dtypes": ("auto",)}
-        yield _Edit("checkpoint", f"{dtype} checkpoint", fields)
+        yield "checkpoint", f"{dtype} checkpoint", fields
     objective = request.objective
     if objective.limits.accuracy_recovery is None and "accuracy" not in objective.goals:
         return
-    available = {weight_dtype, *by_format, *setting.engine.online_weight_dtypes}
-    for dtype in device.weight_dtypes:
+    available = {setting.weight_dtype, *by_format, *setting.engine.online_weight_dtypes}
+    for dtype in setting.cluster.device.weight_dtypes:
         if dtype in MADE and dtype not in available:
-            yield _Edit("made", f"{dtype} weights, to be made", {"options.weight_dtypes": (dtype,)})
+            yield "made", f"{dtype} weights, to be made", {"options.weight_dtypes": (dtype,)}
 
 
-def _device_edits(plan: Plan, best: int) -> Iterator[_Edit]:
+def _device_edits(plan: Plan, best: int) -> Iterator[Edit]:
     """The next size of the hardware, where the best split uses all that is there."""
     hardware, place = plan.request.hardware, plan.setting(best).cluster
     uses_all = len(plan.problem.clusters) == 1 and plan.raw("gpus")[best] >= place.devices
     if not uses_all or place.devices * 2 > MAX_DEVICES[plan.kind]:
         return
     field = "per_node" if hardware.per_node * 2 <= place.device.node.devices else "nodes"
-    yield _Edit("more", "", {f"hardware.{field}": getattr(hardware, field) * 2})
+    yield "more", "", {f"hardware.{field}": getattr(hardware, field) * 2}
 
 
-def _compare_choice(plan: Plan, best: int, after: Plan, row: int, edit: _Edit) -> Iterator[Ranked]:
+def _compare_choice(
+    plan: Plan, best: int, after: Plan, row: int, edit: Edit
+) -> Iterator[Alternative]:
     """The choice with its figures, where it improves the goal or trades it for another figure."""
+    kind, title, fields = edit
     name = _goal_measure(plan, best)
     before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
-    rank, gained = _goal_gain(plan, best, after, row), ""
-    if not (math.isfinite(rank) and before > 0 and math.isfinite(then)):
+    gain, gained = float((log_score(plan, [best]) - log_score(after, [row]))[0]), ""
+    if not (math.isfinite(gain) and before > 0 and math.isfinite(then)):
         return
-    better = rank >= math.log1p(LEAST_GAIN)
-    if edit.kind == "sure":
-        better, gained = False, _limits_kept(after, row)
-    elif not better:
+    if kind == "sure":
+        gained = _limits_kept(after, row)
+    elif gain < math.log1p(LEAST_GAIN):
         traded = _best_trade(plan, best, after, row, name)
-        if traded is None or edit.kind not in ("fewer", "more"):
+        if traded is None or kind not in ("fewer", "more"):
             return
-        gained, rank = traded
-    yield Ranked(
-        rank,
-        Alternative(
-            kind=edit.kind,
-            title=edit.title,
-            fields=dict(edit.fields),
-            candidate=after.candidate(row),
-            key=row_key(after, row),
-            figure=measure_text(after, name, row),
-            change=then / before - 1,
-            better=better,
-            gained=gained,
-            devices=int(after.raw("gpus")[row]),
-            accuracy=accuracy_of(after.setting(row)) if edit.kind in FORMATS else None,
-        ),
+        gained, gain = traded
+    yield Alternative(
+        fields=dict(fields),
+        candidate=after.candidate(row),
+        key=row_key(after, row),
+        kind=kind,
+        title=title or row_devices_text(after, row),
+        figure=measure_text(after, name, row),
+        change=then / before - 1,
+        gain=gain,
+        gained=gained,
+        accuracy=accuracy_of(after.setting(row)) if kind in FORMATS else None,
     )
 
 
@@ -362,28 +299,12 @@ def _goal_measure(plan: Plan, best: int) -> str:
     return by_column[column]
 
 
-def _goal_gain(plan: Plan, best: int, after: Plan, row: int) -> float:
-    """By how much the weighed goals improve: a logarithm, positive is better."""
-    gain = 0.0
-    for goal, weight in plan.request.objective.goals.items():
-        column, sign = plan.spec.goals[goal]
-        if column in plan.spec.unpriced and not is_row_priced(plan, best):
-            column, sign = plan.spec.unpriced[column], -1
-        before, then = float(plan.columns[column][best]), float(after.columns[column][row])
-        if before <= 0 or then <= 0:
-            return math.nan
-        gain += weight * sign * math.log(before / then)
-    return gain
-
-
 def _best_trade(
     plan: Plan, best: int, after: Plan, row: int, goal: str
 ) -> tuple[str, float] | None:
     """The figure that improves most while the goal's does not, and by how much."""
     out: tuple[str, float] | None = None
-    # interactivity says the time per output token over again
-    names = dict.fromkeys([*plan.shown.headline, "usd_hour"])
-    for name in (name for name in names if name not in (goal, "interactivity")):
+    for name in dict.fromkeys([*plan.shown.headline, "usd_hour"]):
         measure = plan.measures[name]
         before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
         # interactivity says the time per output token over again

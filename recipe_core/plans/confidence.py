@@ -47,11 +47,7 @@ def confidence(cases: Cases, limits: Limits) -> Float:
         return cases.chances
     rows = np.flatnonzero(cases.runs)
     chance = np.full(len(cases), np.nan)
-    keeps_certain, scores, signed = _limit_scores(cases, limits, rows)
-    chance[rows] = np.where(keeps_certain, 1.0, 0.0)
-    if scores and len(rows):
-        correlation = signed_correlation(signed, cases.physics.correlations())
-        chance[rows] *= joint_probability(np.stack(scores), correlation)
+    chance[rows] = moved_confidence(cases, limits, rows, {})[0][:, 0]
     return chance
 
 
@@ -82,21 +78,20 @@ def below_text(chance: float, threshold: float) -> str:
 
 
 def moved_confidence(
-    cases: Cases, limits: Limits, rows: Int, name: str, factors: Float
+    cases: Cases, limits: Limits, rows: Int, moved: Mapping[str, Float]
 ) -> tuple[Float, Bool]:
-    """As ``confidence``, of some cases, with one limit times each of ``factors``.
+    """As ``confidence``, of some cases, with limits times factors.
 
     Args:
         cases: of one setting.
         limits: as stated.
         rows: of the cases; each must run.
-        name: the field of the limit that is moved.
-        factors: what it is multiplied by.
+        moved: factors of limits by the names of their fields, as many of each.
 
     Returns:
         Probabilities, and whether the estimates keep the limits: rows × factors.
     """
-    keeps_certain, keeps_all, by = _score_limits(cases, limits, rows, {name: factors})
+    keeps_certain, keeps_all, by = _score_limits(cases, limits, rows, moved)
     chance = np.where(keeps_certain, 1.0, 0.0)
     if by and len(rows):
         correlation = signed_correlation(list(by), cases.physics.correlations())
@@ -105,14 +100,6 @@ def moved_confidence(
         )
         chance = chance * joint_probability(flat, correlation).reshape(keeps_certain.shape)
     return chance, keeps_all
-
-
-def _limit_scores(
-    cases: Cases, limits: Limits, rows: Int
-) -> tuple[Bool, list[Float], list[tuple[str, int]]]:
-    """Of some cases those that keep the certain limits, and normal scores of the uncertain ones."""
-    keeps_certain, _, by = _score_limits(cases, limits, rows, {})
-    return keeps_certain[:, 0], [score[:, 0] for score in by.values()], list(by)
 
 
 def _score_limits(

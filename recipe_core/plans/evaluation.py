@@ -22,7 +22,7 @@ from recipe_core.estimates.serving.simulate import Simulation
 
 if TYPE_CHECKING:
     from recipe_core.estimates.results import Estimate
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 
 Bits = NDArray[np.uint64]
@@ -50,10 +50,10 @@ class Physics(Generic[S, C, E]):
     quantities: Mapping[str, Callable[[E], Any]]
     rules: Callable[[S, C], Sequence[Refusal]]
     search_rules: Callable[[S, C], Sequence[Refusal]]
-    place_rules: Callable[[S, C], Sequence[Refusal]]
     uncertain: Callable[[S, str], Uncertain | None]
-    correlations: Callable[[], Mapping[str, Mapping[str, float]]]
-    left: Callable[[E, str], Float | None]
+    place_rules: Callable[[S, C], Sequence[Refusal]] = lambda _setting, _cases: ()
+    correlations: Callable[[], Mapping[str, Mapping[str, float]]] = dict
+    left: Callable[[E, str], Float | None] = lambda _estimates, _metric: None
 
 
 def columns_of(part: str, *names: str) -> dict[str, Callable[[Any], Any]]:
@@ -239,13 +239,13 @@ def _rule_bits(rules: Sequence[Refusal], codes: dict[str, int], n: int) -> Bits:
     return out
 
 
-def repeat_blocks(plan: PlanTable, value: Callable[[Any], Any]) -> Any:
+def repeat_blocks(plan: Plan, value: Callable[[Any], Any]) -> Any:
     """A value of each block, for each of its rows."""
     sizes = [len(block) for block in plan.blocks]
     return np.repeat(np.array([value(block) for block in plan.blocks]), sizes)
 
 
-def band_ends(plan: PlanTable, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
+def band_ends(plan: Plan, name: str, rows: Sequence[int] | Int) -> tuple[Float, Float]:
     """Low and high ends of the 80 % band around a measure of some rows, SI.
 
     Those of accuracy rest on published figures. NaN where unknown, certain, or refused.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.plans.evaluation import EvaluatedCases
@@ -12,7 +14,7 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import Goal, Metric
 
 if TYPE_CHECKING:
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 Block = EvaluatedCases[Any, Any, Any]
 # What a split is cut by, of both kinds.
@@ -48,11 +50,15 @@ class Ranking:
     software: of a setting, to which the common part belongs: device, engine and version.
     """
 
-    precedence: Callable[[PlanTable], tuple[Any, ...]]
-    simplicity: Callable[[PlanTable], tuple[Any, ...]]
+    precedence: Callable[[Plan], tuple[Any, ...]]
+    simplicity: Callable[[Plan], tuple[Any, ...]]
     errors: Callable[[Any], tuple[Float, Float]]
-    moves: Callable[[PlanTable, Int], Float]
+    moves: Callable[[Plan, Int], Float]
     software: Callable[[Any], tuple[str, ...]]
+
+
+def _no_changes(*_: Any) -> Iterator[Fields]:
+    return iter(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +67,16 @@ class Cures:
 
     remedies: by topic, that may let a split in. row_cures: that may let a refused row run, by the
     rules that it breaks; row_reliefs: changes to its own choices that may keep its limits.
-    carried: what of a row's own split has to change with fields. finer_formats: that keep a limit
-    on accuracy. launches: after which a bundle can be made. moves: what a decision may depend on,
-    by name. identity: values that make a row another choice.
+    launches: after which a bundle can be made. moved: lengths and loads of the workload that a
+    decision may depend on. identity: fields of a candidate whose values make a row another choice.
     """
 
-    remedies: Callable[[PlanTable], Iterator[tuple[str, Fields]]]
-    row_cures: Callable[[PlanTable, int, frozenset[str]], Iterator[Fields]]
-    row_reliefs: Callable[[PlanTable, int, frozenset[str]], Iterator[Fields]]
-    carried: Callable[[Fields], Fields]
-    finer_formats: Callable[[PlanTable], Iterator[Fields]]
-    launches: Callable[[PlanTable], Iterator[Fields]]
-    moves: Callable[[PlanTable], Iterator[tuple[str, Fields]]]
-    identity: Callable[[PlanTable, int], tuple[Any, ...]]
+    remedies: Callable[[Plan], Iterator[tuple[str, Fields]]]
+    row_cures: Callable[[Plan, int, frozenset[str]], Iterator[Fields]]
+    moved: Callable[[Plan], tuple[tuple[str, ...], tuple[str, ...]]]
+    identity: tuple[str, ...]
+    row_reliefs: Callable[[Plan, int, frozenset[str]], Iterator[Fields]] = _no_changes
+    launches: Callable[[Plan], Iterator[Fields]] = _no_changes
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +95,6 @@ class Kind:
     goals: Mapping[Goal, tuple[str, int]]
     unpriced: Mapping[str, str]
     frontier: tuple[str, str]
-    shown_as: Mapping[str, str]
     settled: tuple[str, ...]
     ranking: Ranking
     cures: Cures
@@ -102,25 +104,27 @@ class Kind:
     """Setting and case of a candidate that states its split in full, else None."""
     judge_cases: Callable[[Kind, Any, Any, Any], list[Any]]
     """Cases of one setting, one after another."""
-    shown: Callable[[PlanTable], Shown]
-    add_columns: Callable[[dict[str, Any]], None]
+    shown: Callable[[Plan], Shown]
     is_uncertain: Callable[[Float], Bool]
     """Probabilities of a start between the bounds that tell whether it does."""
-    overloaded: Callable[[PlanTable], Bool]
     names_of: Callable[[Any], Mapping[str, str]]
     """Names that tell settings on one cluster apart: engine, formats."""
     titles_of: Callable[[Any], Mapping[str, str]]
-    split_columns: Callable[[PlanTable], Mapping[str, Any]]
+    split_columns: Callable[[Plan], Mapping[str, Any]]
     """Columns that tell rows apart beside the table's: device, engine, formats …"""
-    describe: Callable[[PlanTable, Block, Int], list[dict[str, Any]]]
+    describe: Callable[[Plan, Block, Int], list[dict[str, Any]]]
     """Splits of some cases of a block, as the contract writes them."""
-    workload: Callable[[PlanTable, int], Any]
+    workload: Callable[[Plan, int], Any]
     """The workload of a row, under its load."""
-    find: Callable[[PlanTable, str, Fields], int | None]
-    memory: Callable[[PlanTable, Sequence[int]], dict[str, Float]]
-    held_memory: Callable[[PlanTable, Sequence[int]], dict[str, Float]]
-    detailed: Callable[[PlanTable, int], Any]
+    is_same_split: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]
+    """Return whether a candidate is what a key names, where degrees, cluster and load agree."""
+    memory: Callable[[Plan, Sequence[int]], dict[str, Float]]
+    held_memory: Callable[[Plan, Sequence[int]], dict[str, Float]]
+    detailed: Callable[[Plan, int], Any]
     """The estimate of a row with everything that is left out where many are listed."""
-    trim_reasons: Callable[[PlanTable, list[list[str]]], list[list[str]]]
-    launch_note: Callable[[PlanTable], str | None]
-    unlaunchable: Callable[[PlanTable, int], list[str]]
+    shown_as: Mapping[str, str] = field(default_factory=dict)
+    add_columns: Callable[[dict[str, Any]], None] = lambda _columns: None
+    overloaded: Callable[[Plan], Bool] = lambda table: np.zeros(len(table), dtype=np.bool_)
+    trim_reasons: Callable[[Plan, list[list[str]]], list[list[str]]] = lambda _table, rows: rows
+    launch_note: Callable[[Plan], str | None] = lambda _table: None
+    unlaunchable: Callable[[Plan, int], list[str]] = lambda _table, _row: []

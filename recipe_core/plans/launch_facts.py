@@ -13,7 +13,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import training_data
-from recipe_core.engines.training_programs import LAUNCH_RULES, Bound, Launches, training_engine
+from recipe_core.engines.training_programs import LAUNCH_RULES, Launches, training_engine
 from recipe_core.estimates.columns.training import (
     OFFLOADS,
     RECOMPUTE,
@@ -26,8 +26,8 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.training_rules import untold_choices
 from recipe_core.estimates.training.frozen_base import frozen_base_bytes
 from recipe_core.estimates.training.stages import reserved_ends, stage_layer_counts
-from recipe_core.models.attention import LatentAttention, LinearAttention
-from recipe_core.plans.megatron_model import megatron_model
+from recipe_core.models.attention import LinearAttention
+from recipe_core.plans.megatron_model import has_latent_layers, megatron_model
 from recipe_core.plans.titan_models import reads_checkpoint, shipped_configuration, unlike_shipped
 
 METHODS = {
@@ -89,15 +89,14 @@ class LaunchFacts:
                 return getattr(holder, name)
         raise LAUNCH_RULES.problem("", f"{name!r} is no fact of a launch", "Name one that is.")
 
-    def bound(self, bound: Bound) -> Any:
-        return self[bound] if isinstance(bound, str) else bound
-
     def coded(self, name: str, words: tuple[Any, ...]) -> tuple[Any, ...]:
         """Words as they stand in a fact: codes, where it is a column of codes."""
-        codes = _CODES.get(name)
-        if codes is None or self.cases is None:
+        if self.cases is None:
             return words
-        return tuple(codes.index(word) for word in words)
+        if name in _MODULES:
+            return tuple(modules_code((word,)) for word in words)
+        codes = _CODES.get(name)
+        return words if codes is None else tuple(codes.index(word) for word in words)
 
     def shown(self, name: str, i: int) -> Any:
         """The fact in a sentence about split ``i``."""
@@ -122,10 +121,9 @@ def _readable_data(setting: TrainingSetting) -> tuple[str, ...]:
 
 
 def _kernel_title(setting: TrainingSetting) -> str:
-    for name, kernel in training_data().attention_kernels.items():
-        if name == setting.attention:
-            return kernel.title
-    return f"{setting.attention} attention"
+    kernels = training_data().attention_kernels.items()
+    titles = (kernel.title for name, kernel in kernels if name == setting.attention)
+    return next(titles, f"{setting.attention} attention")
 
 
 def _gradient_formats(setting: TrainingSetting) -> tuple[str, ...]:
@@ -137,23 +135,9 @@ def _gradient_formats(setting: TrainingSetting) -> tuple[str, ...]:
     return formats if _engine_launches(setting).gradients else (default,)
 
 
-def _optimizer_stages(setting: TrainingSetting) -> tuple[int, ...]:
-    able = _engine_launches(setting)
-    return able.optimizer_stages.get(setting.optimizer_name, able.zero_stages)
-
-
-def _full_attention(setting: TrainingSetting) -> bool:
-    attention = setting.model.plain_attention
-    return attention is not None and attention.window is None
-
-
-def _has_latent_attention(setting: TrainingSetting) -> bool:
-    return any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
-
-
 def _shared_heads(setting: TrainingSetting) -> int:
     """Heads that ranks of tp share: of keys and values, of queries where attention is latent."""
-    latent = _has_latent_attention(setting)
+    latent = has_latent_layers(setting.model)
     kinds = [kind for kind, _ in setting.model.mixers if not isinstance(kind, LinearAttention)]
     return math.gcd(*(kind.heads if latent else kind.kv_heads for kind in kinds))
 
@@ -183,14 +167,18 @@ _OF_SETTING: Mapping[str, Callable[[TrainingSetting], Any]] = {
     "untold_choices": untold_choices,
     "base_bytes": frozen_base_bytes,
     "gradient_formats": _gradient_formats,
-    "optimizer_stages": _optimizer_stages,
-    "full_attention": _full_attention,
+    "optimizer_stages": lambda s: _engine_launches(s).optimizer_stages.get(
+        s.optimizer_name, _engine_launches(s).zero_stages
+    ),
+    "full_attention": lambda s: (
+        s.model.plain_attention is not None and s.model.plain_attention.window is None
+    ),
     "plain_layers": lambda s: s.model.plain_attention is not None and not s.model.is_moe,
-    "latent": _has_latent_attention,
+    "latent": lambda s: has_latent_layers(s.model),
     "windows": lambda s: any(kind.window for kind, _ in s.model.mixers),
     "shared_heads": _shared_heads,
     "shared_heads_kind": lambda s: (
-        "attention heads" if _has_latent_attention(s) else "key/value heads"
+        "attention heads" if has_latent_layers(s.model) else "key/value heads"
     ),
 }
 

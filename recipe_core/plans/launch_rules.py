@@ -8,7 +8,7 @@ and the plan says that there is no bundle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from string import Formatter
 from typing import Any
@@ -19,8 +19,6 @@ from recipe_core.base.arrays import Bool
 from recipe_core.base.units import gib
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.training_programs import (
-    Condition,
-    Conditions,
     RequestRule,
     SplitRule,
     launch_rules,
@@ -31,9 +29,9 @@ from recipe_core.estimates.columns.training import (
     OFFLOADS,
     TrainingCases,
     TrainingSetting,
-    modules_code,
 )
 from recipe_core.estimates.rules.refusal import Refusal
+from recipe_core.plans.conditions import any_holds
 from recipe_core.plans.launch_facts import OFFLOAD_TITLES, LaunchFacts
 
 # The code of the rule that refuses all splits of a framework.
@@ -66,68 +64,11 @@ class Unable:
 # Conditions and sentences
 
 
-def _any_holds(conditions: Conditions, subject: LaunchFacts) -> Bool | bool:
-    """Mark where all tests of any mapping hold."""
-    out: Bool | bool = False
-    for tests in conditions:
-        out = out | _all_hold(tests, subject)
-    return out
-
-
-def _all_hold(tests: Mapping[str, Condition], subject: LaunchFacts) -> Bool | bool:
-    out: Bool | bool = True
-    for name, condition in tests.items():
-        out = out & _condition_holds(name, condition, subject)
-        if not np.any(out):  # what follows may be computed at length, or of nothing
-            return False
-    return out
-
-
-def _condition_holds(name: str, condition: Condition, subject: LaunchFacts) -> Bool | bool:
-    value, out = subject[name], True
-    for operator in condition.model_fields_set:
-        operand = getattr(condition, operator)
-        out = out & _test_operator(name, value, operator, operand, subject)
-    return out
-
-
-def _test_operator(name: str, value: Any, operator: str, operand: Any, subject: LaunchFacts) -> Any:
-    match operator:
-        case "present":
-            return bool(value) is operand
-        case "one_of":
-            return _is_among(value, subject.coded(name, operand))
-        case "none_of":
-            return ~_is_among(value, subject.coded(name, operand))
-        case "inside":
-            return _is_among(value, subject.coded(name, subject[operand]))
-        case "outside":
-            return ~_is_among(value, subject.coded(name, subject[operand]))
-        case "has" if isinstance(value, np.ndarray):  # names as bits
-            return value & modules_code((operand,)) > 0
-        case "has":
-            return operand in value
-        case "lacks":
-            return operand not in value
-        case "above":
-            return np.asarray(value > subject.bound(operand))
-        case "below":
-            return np.asarray(value < subject.bound(operand))
-        case "uneven":
-            return np.asarray(value % np.maximum(subject.bound(operand), 1) != 0)
-        case _:
-            return np.asarray(value == subject.bound(operand))
-
-
-def _is_among(value: Any, allowed: Sequence[Any]) -> Bool:
-    if isinstance(value, np.ndarray):
-        return np.isin(value, allowed)
-    return np.asarray(value in allowed)
-
-
 def _breaks(rule: RequestRule | SplitRule, subject: LaunchFacts) -> Bool | bool:
-    broken = _any_holds(rule.when, subject)
-    return broken & ~np.asarray(_any_holds(rule.unless, subject)) if np.any(broken) else False
+    broken = any_holds(rule.when, subject, subject.coded)
+    if not np.any(broken):
+        return False
+    return broken & ~np.asarray(any_holds(rule.unless, subject, subject.coded))
 
 
 class _Sentence(Formatter):
@@ -150,19 +91,6 @@ class _Sentence(Formatter):
         return (", " if format_spec == "," else " or ").join(map(str, value))
 
 
-def _rule_refusals(
-    rules: Iterable[SplitRule], subject: LaunchFacts, count: int
-) -> Iterator[LaunchRefusal]:
-    for rule in rules:
-        yield LaunchRefusal(
-            rule.code,
-            np.array(np.broadcast_to(_breaks(rule, subject), count)),
-            lambda i, rule=rule: _Sentence(subject, i).format(rule.says),  # type: ignore[misc]
-            rule.field,
-            _Sentence(subject).format(rule.use),
-        )
-
-
 # One framework
 
 
@@ -183,48 +111,46 @@ def launch_lacks(
             yield Unable(text.format(rule.lack), rule.field, text.format(rule.use), value)
 
 
-def degree_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRefusal]:
-    """Degrees that are not launched whatever else a split chooses."""
+def split_rules(
+    setting: TrainingSetting, cases: TrainingCases, *, degrees: bool = False
+) -> Iterator[LaunchRefusal]:
+    """Yield what the setting's framework cannot be told of its splits.
+
+    ``degrees``: only what is not launched whatever else a split chooses.
+    """
     shared, launches = launch_rules(), training_engine(setting.engine).launches
     rules = [*shared.degrees, *shared.expand(launches.degree_rules), *shared.nodes]
-    yield from _rule_refusals(rules, LaunchFacts(setting, cases), len(cases))
+    if not degrees:
+        rules += [*shared.splits, *shared.expand(launches.rules)]
+    subject = LaunchFacts(setting, cases)
+    for rule in rules:
+        yield LaunchRefusal(
+            rule.code,
+            np.array(np.broadcast_to(_breaks(rule, subject), len(cases))),
+            lambda i, rule=rule: _Sentence(subject, i).format(rule.says),  # type: ignore[misc]
+            rule.field,
+            _Sentence(subject).format(rule.use),
+        )
 
 
-def split_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[LaunchRefusal]:
-    """Yield what the setting's framework cannot be told of its splits."""
-    yield from degree_rules(setting, cases)
-    shared, launches = launch_rules(), training_engine(setting.engine).launches
-    rules = [*shared.splits, *shared.expand(launches.rules)]
-    yield from _rule_refusals(rules, LaunchFacts(setting, cases), len(cases))
-
-
-def launch_search_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
+def launch_search_rules(
+    setting: TrainingSetting, cases: TrainingCases, *, degrees: bool = False
+) -> list[Refusal]:
     """Return rules on splits of a search whose framework cannot launch the request or the split.
 
-    Nothing where no framework can launch the request: then there are estimates only.
+    Nothing where no framework can launch the request: then there are estimates only. ``degrees``:
+    as ``split_rules``.
     """
-    return _refuse_unlaunchable(setting, cases, split_rules)
-
-
-def launch_degree_rules(setting: TrainingSetting, cases: TrainingCases) -> list[Refusal]:
-    return _refuse_unlaunchable(setting, cases, degree_rules)
-
-
-def _refuse_unlaunchable(
-    setting: TrainingSetting,
-    cases: TrainingCases,
-    rules: Callable[[TrainingSetting, TrainingCases], Iterable[LaunchRefusal]],
-) -> list[Refusal]:
     if not len(cases):
         return []
     # all cases share where states live, and whether the loss is in pieces
-    offload, in_pieces = OFFLOADS[int(cases.offload[0])], bool(cases.fused_loss[0])
-    frameworks = able_frameworks(setting, offload, in_pieces)
+    needs = OFFLOADS[int(cases.offload[0])], bool(cases.fused_loss[0])
+    frameworks = able_frameworks(setting, *needs)
     if not frameworks:
         return []
     if setting.engine in frameworks:
-        return list(rules(setting, cases))
-    lacks = " and ".join(lack.phrase for lack in launch_lacks(setting, offload, in_pieces))
+        return list(split_rules(setting, cases, degrees=degrees))
+    lacks = " and ".join(lack.phrase for lack in launch_lacks(setting, *needs))
     reason = f"{setting.framework.title} cannot launch {lacks}: use {framework_titles(frameworks)}"
     return [Refusal(FRAMEWORK, np.ones(len(cases), dtype=np.bool_), lambda _: reason)]
 

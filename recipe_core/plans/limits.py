@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.rules.refusal import RULE_TITLES, Refusal
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.estimates.serving.accuracy import accuracy_of, titles_of
@@ -21,7 +21,7 @@ from recipe_core.request.objective import Limits
 from recipe_core.request.schema import PlanRequest
 
 if TYPE_CHECKING:
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 Cases = EvaluatedCases[Any, Any, Any]
 
@@ -45,7 +45,7 @@ def bounded_values(rule: Limit, cases: Cases, percentile: float | None) -> Float
     return np.where(np.isfinite(simulated), simulated, mean)
 
 
-def bounded_figures(plan: PlanTable, code: str) -> Float:
+def bounded_figures(plan: Plan, code: str) -> Float:
     """The figure of every row that a limit bounds: a mean, or the percentile of the limits."""
     rule, percentile = LIMITS[code], plan.request.objective.limits.percentile
     return np.concatenate([bounded_values(rule, block, percentile) for block in plan.blocks])
@@ -57,7 +57,7 @@ def limit_excess(rule: Limit, values: Float, limits: Limits) -> Float:
     return 1 / np.maximum(ratio, 1e-12) if rule.at_least else ratio
 
 
-def stated_limits(plan: PlanTable) -> list[str]:
+def stated_limits(plan: Plan) -> list[str]:
     """Codes of the limits that the objective states."""
     limits = plan.request.objective.limits
     return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
@@ -80,39 +80,44 @@ def add_limit_rules(cases: Cases, limits: Limits, *, timed: bool | None = None) 
 
     ``timed`` restricts it to limits on times, or to the others.
     """
-    rules = []
-    for code, rule in LIMITS.items():
-        bound = rule.bound(limits)
-        if bound is not None and timed in (None, rule.timed):
-            rules.append(_limit_refusal(code, rule, bound, cases, limits.percentile))
+    rules = [
+        _limit_refusal(code, rule, cases, limits)
+        for code, rule in LIMITS.items()
+        if rule.bound(limits) is not None and timed in (None, rule.timed)
+    ]
     return replace(cases, limits=(*cases.limits, *rules))
 
 
-def _limit_refusal(
-    code: str, rule: Limit, bound: float, cases: Cases, percentile: float | None
-) -> Refusal:
+def breaks_limit(rule: Limit, cases: Cases, limits: Limits) -> Bool:
+    """Cases that a stated limit refuses: what nobody knows keeps none."""
+    values, bound = bounded_values(rule, cases, limits.percentile), rule.bound(limits) or 0.0
+    with np.errstate(invalid="ignore"):
+        beyond = values < bound if rule.at_least else values > bound
+    if rule.priced and cases.setting.cluster.usd_per_device_hour is None:
+        return np.ones(len(values), dtype=np.bool_)
+    return np.asarray(beyond | np.isnan(values) if rule.column == ACCURACY else beyond)
+
+
+def _limit_refusal(code: str, rule: Limit, cases: Cases, limits: Limits) -> Refusal:
+    percentile, bound = limits.percentile, rule.bound(limits) or 0.0
     values, means = bounded_values(rule, cases, percentile), cases.columns[rule.column]
     limit, setting = rule.show(bound), cases.setting
-    of_formats = rule.column == ACCURACY
-    unknown = np.isnan(values) if of_formats else np.zeros(len(values), dtype=np.bool_)
-    place = setting.cluster
-    if rule.priced and place.usd_per_device_hour is None:
-        amount = f"${bound:,.2f}".removesuffix(".00")
-        unpriced = (
-            f"no price of {place.device.title} is known, so the limit of {amount} {rule.priced} "
-            "cannot be judged; state hardware.usd_per_device_hour"
-        )
-        return Refusal(code, cases.feasible, lambda _: unpriced)
 
     def say(i: int) -> str:
-        if unknown[i]:
+        if rule.priced and setting.cluster.usd_per_device_hour is None:
+            amount = f"${bound:,.2f}".removesuffix(".00")
+            return (
+                f"no price of {setting.cluster.device.title} is known, so the limit of {amount} "
+                f"{rule.priced} cannot be judged; state hardware.usd_per_device_hour"
+            )
+        if rule.column == ACCURACY and np.isnan(values[i]):
             return (
                 f"what {titles_of(setting)} keep of the accuracy is unknown: "
                 f"{accuracy_of(setting).basis} The limit of {limit} cannot be judged"
             )
         shown = rule.show(values[i])
         if rule.at_least:
-            cause = f" ({titles_of(setting)})" if of_formats else ""
+            cause = f" ({titles_of(setting)})" if rule.column == ACCURACY else ""
             return f"{rule.label} {shown}{cause} is below the required {limit}"
         if percentile is None or not rule.timed:
             return f"{rule.label} {shown} exceeds the limit of {limit}"
@@ -121,8 +126,7 @@ def _limit_refusal(
             f"the mean is {rule.show(means[i])}"
         )
 
-    beyond = values < bound if rule.at_least else values > bound
-    return Refusal(code, cases.feasible & (beyond | unknown), say)
+    return Refusal(code, cases.feasible & breaks_limit(rule, cases, limits), say)
 
 
 def without_percentile(request: PlanRequest) -> PlanRequest:

@@ -19,8 +19,8 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import round_significant
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.rank import TIE_DIGITS
-from recipe_core.plans.table import PlanTable
 from recipe_core.request.objective import GAIN_FROM_LOAD
 
 # Splits × loads of one round, as a rule: few splits are looked at closely, many in more rounds.
@@ -46,7 +46,7 @@ STEPS = 9
 FARTHEST = 64.0
 
 # Cases under the loads that they state, judged by means.
-Judge = Callable[[Cases], PlanTable]
+Judge = Callable[[Cases], Plan]
 
 
 def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> Float:
@@ -100,7 +100,7 @@ class _Brackets:
     rising: bool
 
     @classmethod
-    def around(cls, first: PlanTable, rows: Int, lowest: Float) -> _Brackets:
+    def around(cls, first: Plan, rows: Int, lowest: Float) -> _Brackets:
         """From the smallest load, as it was judged, to what is held at once."""
         at_once = np.floor(np.asarray(first.columns["held_requests"], dtype=float)[rows])
         rising = set(first.request.objective.goals) <= GAIN_FROM_LOAD
@@ -124,7 +124,7 @@ class _Brackets:
         low, high = self.low[some, None], self.high[some, None]
         return np.asarray(np.round(low * (high / low) ** share))
 
-    def narrow(self, some: Int, loads: Float, judged: PlanTable) -> None:
+    def narrow(self, some: Int, loads: Float, judged: Plan) -> None:
         """Take the best of more loads of some splits, and its neighbours as the ends."""
         missed, score = (
             missed_by(judged).reshape(loads.shape),
@@ -160,7 +160,7 @@ def least_loads(cases: Cases) -> Float:
     return np.where(together, 1.0, cases.replicas).astype(float)
 
 
-def missed_by(plan: PlanTable) -> Float:
+def missed_by(plan: Plan) -> Float:
     """Return how many times a limit, or what it holds, each row exceeds at worst.
 
     0 where it holds within the limits, infinite where it cannot run. Whether a row starts is not
@@ -179,7 +179,7 @@ def missed_by(plan: PlanTable) -> Float:
     return np.where(plan.feasible & ~plan.spec.overloaded(plan), 0.0, missed)
 
 
-def _load_scores(plan: PlanTable) -> Float:
+def _load_scores(plan: Plan) -> Float:
     """Return the scores that rank rows, as far as ties tell them apart; infinite where unknown."""
     score = np.nan_to_num(plan.score, nan=np.inf)
     if len(plan.request.objective.goals) > 1:  # a logarithm

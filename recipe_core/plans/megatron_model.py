@@ -19,6 +19,7 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.models.attention import GroupedAttention, LatentAttention
 from recipe_core.models.mlp import DenseMlp, MoeMlp
 from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.titan_models import read_attributes
 
 MEGATRON = DataFile(PACKAGE / "engines" / "training" / "megatron.yaml", "engines")
 Config = Mapping[str, Any]
@@ -44,18 +45,22 @@ class Family(DataRow):
 class MegatronModels(DataRow):
     """The arguments of ``pretrain_gpt`` at a release, by what they stand for.
 
-    ``arguments``: by class of this project, of its attributes. ``always``: values of arguments that
-    hold for every model. ``activations``: arguments of activations, null for one that needs none.
-    ``read``: fields of which a part is told in its own way, by the part.
+    ``arguments``: by class of this project, of its attributes; ``lacking``: attributes that have
+    none, as they end "a model with …". ``always``: values of arguments that hold for every model.
+    ``activations``: arguments of activations, null for one that needs none.
+    ``read``: fields of which a part is told in its own way, by the part. ``routers``: what
+    families of a router allow.
     """
 
     schema_version: Literal[1]
     release: str
     source: str
     arguments: dict[str, dict[str, str]]
+    lacking: dict[str, dict[str, str]]
     always: dict[str, Any]
     activations: dict[str, str | None]
     families: dict[str, Family]
+    routers: dict[str, dict[str, tuple[Any, ...]]]
     refused: dict[str, str]
     neutral: dict[str, tuple[str, ...]]
     sizes: tuple[str, ...]
@@ -117,7 +122,9 @@ def megatron_model(model: ModelSpec) -> MegatronModel:
     """Return what can be told of a model: dimensions and layers, and every field of its config."""
     items = list(_model_items(model))
     words = dict(item for item in items if not isinstance(item, str))
-    return MegatronModel(words, tuple(item for item in items if isinstance(item, str)))
+    return MegatronModel(
+        words, tuple(dict.fromkeys(item for item in items if isinstance(item, str)))
+    )
 
 
 def layer_pattern(marks: Sequence[bool]) -> str:
@@ -138,7 +145,7 @@ def _model_items(model: ModelSpec) -> Items:
     yield from _attention_items(model)
     yield from _block_items(model, config, family)
     yield from _field_items(config, family)
-    yield from _rotary_items(config, _has_latent_layers(model))
+    yield from _rotary_items(config, has_latent_layers(model))
     if model.is_moe:
         yield from _routing_items(model, config, family)
 
@@ -146,23 +153,21 @@ def _model_items(model: ModelSpec) -> Items:
 # What the model's layers say
 
 
-def _told_attributes(part: Any) -> Items:
-    """Arguments of what a part of the model has of its attributes."""
-    arguments = megatron_models().arguments
-    name = next(kind.__name__ for kind in type(part).__mro__ if kind.__name__ in arguments)
-    for attribute, argument in arguments[name].items():
-        if value := getattr(part, attribute):
-            yield argument, value
+def _part_items(*parts: object) -> Items:
+    """Arguments of what parts of the model have of their attributes, and what has none."""
+    models = megatron_models()
+    for part in parts:
+        yield from (item for item in read_attributes(part, models.arguments) if item[1])
+        lacking = read_attributes(part, models.lacking)
+        yield from (text.format(value) for text, value in lacking if value)
 
 
 def _total_items(model: ModelSpec) -> Items:
     yield "num_layers", len(model.layers)
-    yield from _told_attributes(model)
+    yield from _part_items(model, *model.towers)
     yield "untie_embeddings_and_output_weights", not model.tied_embeddings
     if not model.generates:
         yield "no head for tokens"
-    for tower in model.towers:
-        yield f"the {tower.name}"
     for modality in model.left_out:
         yield f"an encoder of {modality}"
     for extra in model.extras:
@@ -171,18 +176,18 @@ def _total_items(model: ModelSpec) -> Items:
         yield "more than one input per layer"
 
 
-def _has_latent_layers(model: ModelSpec) -> bool:
+def has_latent_layers(model: ModelSpec) -> bool:
     return any(isinstance(layer.attention, LatentAttention) for layer, _ in model.kinds)
 
 
 def _attention_items(model: ModelSpec) -> Items:
     kinds = {layer.attention for layer, _ in model.kinds}
     grouped = [kind for kind in kinds if isinstance(kind, GroupedAttention)]
-    latent = [kind for kind in kinds if isinstance(kind, LatentAttention)]
     if len(grouped) == len(kinds):
         yield from _grouped_items(model, grouped)
-    elif len(kinds) == len(latent) == 1:
-        yield from _latent_items(latent[0])
+    elif len(kinds) == 1 and has_latent_layers(model):
+        yield "multi_latent_attention", True
+        yield from _part_items(*kinds)
     else:
         yield f"layers of {len(kinds)} kinds of attention"
 
@@ -194,14 +199,11 @@ def _grouped_items(model: ModelSpec, kinds: Sequence[GroupedAttention]) -> Items
         yield f"attention of {len(shapes)} shapes"
     if kind.v_head_dim != kind.head_dim:
         yield f"values of {kind.v_head_dim} beside keys of {kind.head_dim} per head"
-    if any(kind.gate or kind.shared_kv or kind.borrows_cache for kind in kinds):
-        yield "gated attention or shared keys and values"
-    if any(kind.bidirectional for kind in kinds):
-        yield "attention to later tokens"
-    heads, *rest = _told_attributes(kind)
+    heads, *rest = _part_items(kind)
     yield heads
     yield "group_query_attention", kind.kv_heads != kind.heads
     yield from rest
+    yield from (item for item in _part_items(*kinds) if isinstance(item, str))
     yield from _window_items(model, {kind.window for kind in kinds if kind.window})
 
 
@@ -217,15 +219,6 @@ def _window_items(model: ModelSpec, widths: set[int]) -> Items:
         yield "window_attn_skip_freq", layer_pattern(marks)
 
 
-def _latent_items(attention: LatentAttention) -> Items:
-    if attention.index_heads or attention.attends:
-        yield "an indexer that chooses what is attended to"
-    if attention.window:
-        yield f"a window of {attention.window} tokens on latent attention"
-    yield "multi_latent_attention", True
-    yield from _told_attributes(attention)
-
-
 def _block_items(model: ModelSpec, config: Config, family: Family) -> Items:
     dense = {block for block, _ in model.mlps if isinstance(block, DenseMlp)}
     experts = {block for block, _ in model.mlps if isinstance(block, MoeMlp)}
@@ -234,8 +227,7 @@ def _block_items(model: ModelSpec, config: Config, family: Family) -> Items:
         return
     if len(dense) > 1 or len(experts) > 1:
         yield "feed-forward blocks of several shapes"
-    if any(block.latent or block.bias for block in experts):
-        yield "experts in a space of their own, or with biases"
+    yield from (item for item in _part_items(*experts) if isinstance(item, str))
     yield "ffn_hidden_size", min(block.intermediate for block in dense or experts)
     yield from _activation_items(config, family)
     if dense and experts:
@@ -261,7 +253,7 @@ def _field_items(config: Config, family: Family) -> Items:
     """Every field has an argument, an allowed value, or no bearing on what is trained."""
     models = megatron_models()
     arguments = {**models.fields, **family.fields}
-    allowed = {**models.allowed, **family.allowed}
+    allowed = {**models.allowed, **models.routers.get(family.router or "", {}), **family.allowed}
     elsewhere = {*models.wordless, family.norm}
     yield from {**models.always, **family.always}.items()
     for name, value in config.items():
@@ -351,11 +343,9 @@ def _routing_items(model: ModelSpec, config: Config, family: Family) -> Items:
     if family.router is None:
         yield f"{experts.experts} experts in model_type {model.model_type!r}"
         return
-    yield from _told_attributes(experts)
+    yield from _part_items(experts)
     yield "moe_router_score_function", family.router
     yield "moe_router_dtype", "fp32"  # as transformers computes weights of experts
-    if config.get("scoring_func", family.router) != family.router:
-        yield f"scoring_func {config['scoring_func']!r}"
     yield from _router_weight_items(config, family, experts.top_k)
     yield from _router_group_items(config, family, experts.top_k)
     yield from _balance_items(config, family)
@@ -366,8 +356,6 @@ def _router_weight_items(config: Config, family: Family, top_k: int) -> Items:
     normalised = bool(config.get("norm_topk_prob"))
     if family.router == "sigmoid":
         yield "moe_router_enable_expert_bias", True
-        if not normalised:
-            yield "norm_topk_prob False beside sigmoid scores"
     elif not normalised:
         yield "moe_router_pre_softmax", True
     elif top_k == 1:
@@ -380,8 +368,6 @@ def _router_group_items(config: Config, family: Family, top_k: int) -> Items:
     usual = "noaux_tc" if family.router == "sigmoid" else "greedy"
     method, groups = config.get("topk_method", usual), config.get("n_group", 1)
     limited = config.get("topk_group", 1)
-    if method not in (usual, *(("group_limited_greedy",) if usual == "greedy" else ())):
-        yield f"topk_method {method!r}"
     if groups == 1 or method == "greedy":
         return
     if not _is_count(groups) or not _is_count(limited) or top_k // limited != _SUMMED.get(method):

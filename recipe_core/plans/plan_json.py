@@ -23,7 +23,6 @@ from recipe_core.plans.rank import (
     nearest_row,
 )
 from recipe_core.plans.splits import refusal_reasons, row_estimates, row_reasons, row_state
-from recipe_core.plans.table import PlanTable
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import load_field_text, split_name
 
@@ -47,6 +46,8 @@ def plan_document(plan: Plan, top: int, refused: int) -> dict[str, Any]:
     )
     listed = rows[:refused]
     reasons = zip(_cases_json(plan, listed), refusal_reasons(plan, listed), strict=True)
+    places = plan.problem.clusters
+    unpriced = [place.device.name for place in places if place.usd_per_device_hour is None]
     corrections = plan.problem.corrections
     own_runs = {} if corrections is None else {"own_runs": corrections.to_json()}
     return {
@@ -77,13 +78,13 @@ def plan_document(plan: Plan, top: int, refused: int) -> dict[str, Any]:
             "refused": len(rows),
             "tied_with_best": count_ties(plan),
         },
-        "unpriced": _unpriced_devices(plan),
+        "unpriced": list(dict.fromkeys(unpriced)),
         "launch_note": plan_launch_note(plan),
         **own_runs,
     }
 
 
-def _cases_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
+def _cases_json(plan: Plan, rows: Int) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = [{"candidate": split} for split in plan.candidates(rows)]
     serving = plan.kind == "serving"
     several = len(plan.problem.clusters) > 1
@@ -109,32 +110,30 @@ def checkpoint_of(setting: Setting) -> str | None:
     return stored_as(setting.model.name, setting.weight_dtype)
 
 
-def _states_json(plan: PlanTable, rows: Int) -> list[dict[str, Any]]:
+def _states_json(plan: Plan, rows: Int) -> list[dict[str, Any]]:
     """Return whether rows hold their load at once, their job, and whether they are on the front."""
     out = [_state_json(plan, row) for row in rows.tolist()]
-    if plan.kind == "training":
-        return out
-    if plan.problem.workload.mode == "offline":
-        for state, row in zip(out, rows.tolist(), strict=True):
+    serving = plan.kind == "serving"
+    on_front = front_with_accuracy(plan) if serving else None
+    for state, row in zip(out, rows.tolist(), strict=True):
+        if serving and plan.problem.workload.mode == "offline":
             figures = {name: float(plan.columns[name][row]) for name in ("wall_s", "usd")}
             state |= {k: value if math.isfinite(value) else None for k, value in figures.items()}
-    on_front = front_with_accuracy(plan)
-    if on_front is not None:
-        for state, row in zip(out, rows.tolist(), strict=True):
+        if on_front is not None:
             state["pareto_accuracy"] = bool(on_front[row])
     return out
 
 
-def _state_json(plan: PlanTable, row: int) -> dict[str, Any]:
+def _state_json(plan: Plan, row: int) -> dict[str, Any]:
     """Return whether a feasible row holds its load at once; where not, how much or why not."""
-    state = row_state(plan, row)
-    if state == "uncertain":
+    state = {"state": row_state(plan, row)}
+    if plan.uncertain[row]:
         chance = float(plan.columns["start_probability"][row])
-        return {"state": state, "start_probability": chance, "doubt": doubt_text(plan, row)}
-    if state != "queues":
-        return {"state": state}
+        return {**state, "start_probability": chance, "doubt": doubt_text(plan, row)}
+    if not plan.queues[row]:
+        return {**state}
     requests = int(plan.columns["held_requests"][row])
-    return {"state": state, "holds_requests": requests, "queue": queue_text(plan, row)}
+    return {**state, "holds_requests": requests, "queue": queue_text(plan, row)}
 
 
 def _nearest_json(plan: Plan) -> dict[str, Any] | None:
@@ -149,21 +148,15 @@ def _nearest_json(plan: Plan) -> dict[str, Any] | None:
     }
 
 
-def _unpriced_devices(plan: PlanTable) -> list[str]:
-    places = plan.problem.clusters
-    names = [place.device.name for place in places if place.usd_per_device_hour is None]
-    return list(dict.fromkeys(names))
-
-
 # bundles
 
 
-def plan_launch_note(plan: PlanTable) -> str | None:
+def plan_launch_note(plan: Plan) -> str | None:
     """Say why no bundle of any split can be made, as sentences; None where one can."""
     return plan.spec.launch_note(plan)
 
 
-def can_bundle(plan: PlanTable, row: int) -> bool:
+def can_bundle(plan: Plan, row: int) -> bool:
     """Return whether a bundle of a split can be made; else its figures are estimates only."""
     if plan.kind == "serving":
         return True
@@ -173,7 +166,7 @@ def can_bundle(plan: PlanTable, row: int) -> bool:
 # names of rows
 
 
-def split_label(plan: PlanTable, row: int, *, device: bool = True) -> str:
+def split_label(plan: Plan, row: int, *, device: bool = True) -> str:
     """The degrees, and what else a split is.
 
     Device (unless that is said elsewhere), engine, formats and load where the plan has several.
@@ -181,7 +174,7 @@ def split_label(plan: PlanTable, row: int, *, device: bool = True) -> str:
     return split_labels(plan, [row], device=device)[0]
 
 
-def split_labels(plan: PlanTable, rows: Sequence[int] | Int, *, device: bool = True) -> list[str]:
+def split_labels(plan: Plan, rows: Sequence[int] | Int, *, device: bool = True) -> list[str]:
     """The same of some rows. Many at once cost little more than one."""
     labels = [split_name(candidate) for candidate in plan.candidates(rows)]
     differing = plan.differs - (set() if device else {"device"})
@@ -193,7 +186,7 @@ def split_labels(plan: PlanTable, rows: Sequence[int] | Int, *, device: bool = T
     ]
 
 
-def _row_titles(plan: PlanTable, row: int, names: frozenset[str]) -> list[str]:
+def _row_titles(plan: Plan, row: int, names: frozenset[str]) -> list[str]:
     """Say what a row is besides its degrees, of some ``names``."""
     setting = plan.setting(row)
     place = setting.cluster
@@ -205,14 +198,14 @@ def _row_titles(plan: PlanTable, row: int, names: frozenset[str]) -> list[str]:
     return [text for name, text in titles.items() if name in names]
 
 
-def row_load_text(plan: PlanTable, row: int) -> str:
+def row_load_text(plan: Plan, row: int) -> str:
     """The load of a row with what it counts: ``64 in flight``; empty for training."""
     if plan.kind == "training":
         return ""
     return load_field_text(LOADS[plan.problem.workload.mode], float(plan.columns["load"][row]))
 
 
-def cluster_title(plan: PlanTable, row: int) -> str:
+def cluster_title(plan: Plan, row: int) -> str:
     """The device of a row as its title, and what else tells its cluster apart.
 
     With its number where several clusters are of one device, and counted where that too is the
@@ -230,19 +223,19 @@ def cluster_title(plan: PlanTable, row: int) -> str:
     return f"{title} ({counted[: number + 1].count(title)})"
 
 
-def device_word(plan: PlanTable) -> str:
+def device_word(plan: Plan) -> str:
     """``GPU``, or ``machine`` where the processor computes."""
     return "machine" if plan.problem.cluster.device.runtime == "cpu" else "GPU"
 
 
-def device_basis(plan: PlanTable) -> str:
+def device_basis(plan: Plan) -> str:
     return device_support(plan.problem.cluster.device).level
 
 
 # states of rows
 
 
-def queue_text(plan: PlanTable, row: int) -> str:
+def queue_text(plan: Plan, row: int) -> str:
     """``holds 9 of 64 at once, 46 s of the time to first token is waiting``, or empty."""
     if not plan.queues[row]:
         return ""
@@ -253,7 +246,7 @@ def queue_text(plan: PlanTable, row: int) -> str:
     return f"{phrase}, {seconds_text(waiting_s)} of the time to first token is waiting"
 
 
-def held_text(plan: PlanTable, row: int) -> str:
+def held_text(plan: Plan, row: int) -> str:
     """Say how much of its load a queueing row holds: ``9 of 64``; empty for any other row."""
     if not plan.queues[row]:
         return ""
@@ -261,7 +254,7 @@ def held_text(plan: PlanTable, row: int) -> str:
     return f"{requests:,.0f} of {load:,.0f}"
 
 
-def doubt_text(plan: PlanTable, row: int) -> str:
+def doubt_text(plan: Plan, row: int) -> str:
     """Say why it is uncertain whether a row starts, with the probability; empty for others."""
     if not plan.uncertain[row]:
         return ""
@@ -269,7 +262,7 @@ def doubt_text(plan: PlanTable, row: int) -> str:
     return str(estimates.doubts(np.array([place]))[0])
 
 
-def measure_text(plan: PlanTable, name: str, row: int) -> str:
+def measure_text(plan: Plan, name: str, row: int) -> str:
     """A measure of one row as a sentence says it."""
     value = float(plan.raw(name)[row])
     return plan.measures[name].show(value) if np.isfinite(value) else "unknown"

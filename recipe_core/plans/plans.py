@@ -15,10 +15,12 @@ from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster, is_own
 from recipe_core.plans.kind import Kind
+from recipe_core.plans.limits import LIMITS, breaks_limit
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.schema import PlanRequest
 
 
@@ -39,8 +41,7 @@ def search_plan(problem: Problem[Any], candidate: CandidateRequest | None = None
     Without one, what all splits of a training plan share (framework, precision, offload) is the
     request's.
     """
-    kind = problem_kind(problem)
-    return Plan(kind, *kind.search_cases(kind, problem, candidate))
+    return Plan.of_search(problem_kind(problem), problem, candidate)
 
 
 def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
@@ -57,8 +58,7 @@ def plan_together(problems: Sequence[Problem[Any]]) -> tuple[Plan, Int]:
 
 def plan_stated(problem: Problem[Any], candidate: CandidateRequest) -> Plan | None:
     """The plan of the one split that a candidate states in full; None where it does not."""
-    pair = find_stated_case(problem, candidate)
-    return None if pair is None else plan_cases(problem, *pair)
+    return Plan.of_stated(problem_kind(problem), problem, candidate)
 
 
 def find_stated_case(problem: Problem[Any], candidate: CandidateRequest) -> tuple[Any, Any] | None:
@@ -82,6 +82,24 @@ def plan_least_loads(plan: Plan) -> Plan:
     from recipe_core.plans.serving_search import judge_least_loads
 
     return Plan(plan.spec, *judge_least_loads(plan))
+
+
+def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
+    """Return how many splits keep a bound on a metric (in its limit's unit) and all other limits.
+
+    ``bound``: None is no bound. Where the load is searched it follows the limits on time: then
+    those splits keep another bound on a time than the plan's that keep it at their smallest load.
+    """
+    moved, limits = limits_by_name()[plan.measures[name].limit or ""], plan.request.objective.limits
+    if moved.timed and bound != getattr(limits, moved.name):
+        plan = plan_least_loads(plan)
+    limits = plan.request.objective.limits.model_copy(update={moved.name: bound})
+    keep = plan.runs.copy()
+    for rule in LIMITS.values():
+        if rule.bound(limits) is not None:
+            broken = [breaks_limit(rule, block, limits) for block in plan.blocks]
+            keep &= ~np.concatenate(broken)
+    return int(keep.sum())
 
 
 def plan_splits(

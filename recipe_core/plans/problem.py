@@ -79,12 +79,12 @@ def resolve_problem(
     """
     refuse_other_kind(request)
     own_corrections, corrections = corrections, corrections or standing_corrections()
-    if own_corrections is not None and own_corrections.given and request.is_training:
-        raise InputError(
-            "measured runs correct estimates of serving, not of training.",
-            field="measured",
-            hint="Leave them out, or ask for a serving workload.",
-        )
+    refuse_field(
+        own_corrections is not None and own_corrections.given and request.is_training,
+        "measured runs correct estimates of serving, not of training.",
+        "measured",
+        "Leave them out, or ask for a serving workload.",
+    )
     model = _requested_model(request, folders)
     request, model = _apply_task(request, model)
     first = _requested_cluster(request, request.hardware, 0)
@@ -104,6 +104,14 @@ def resolve_problem(
     return service
 
 
+def refuse_field(
+    is_wrong: object, message: str, field: str, hint: str | None = "Leave it out."
+) -> None:
+    """Raise InputError about a field where something is wrong with it."""
+    if is_wrong:
+        raise InputError(message, field=field, hint=hint)
+
+
 def _requested_cluster(request: PlanRequest, hardware: HardwareRequest, k: int) -> Cluster:
     """The cluster of the request (the first) or of its options.
 
@@ -111,11 +119,12 @@ def _requested_cluster(request: PlanRequest, hardware: HardwareRequest, k: int) 
     """
     field = f"options.hardware.{k - 1}" if k else "hardware"
     largest = MAX_DEVICES[request.workload.kind]
-    if hardware.devices > largest:
-        raise InputError(
-            f"per_node × nodes = {hardware.devices:,}; at most {largest:,} devices are planned.",
-            field=f"{field}.nodes",
-        )
+    refuse_field(
+        hardware.devices > largest,
+        f"per_node × nodes = {hardware.devices:,}; at most {largest:,} devices are planned.",
+        f"{field}.nodes",
+        None,
+    )
     try:
         return cluster(hardware)
     except HardwareError as error:
@@ -137,21 +146,21 @@ def _apply_task(request: PlanRequest, model: ModelSpec) -> tuple[PlanRequest, Mo
     """
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
-        if model.is_encoder:
-            raise InputError(
-                f"{model.name} is an encoder; training of encoders is not modelled.",
-                field="model",
-                hint="Choose a decoder-only model.",
-            )
+        refuse_field(
+            model.is_encoder,
+            f"{model.name} is an encoder; training of encoders is not modelled.",
+            "model",
+            "Choose a decoder-only model.",
+        )
         return request, model
     task = workload.task or model.task
     if task == "generate":
-        if model.is_encoder:
-            raise InputError(
-                f"{model.name} is an encoder and generates no text.",
-                field="workload.task",
-                hint="Set it to embed or score, or leave it out.",
-            )
+        refuse_field(
+            model.is_encoder,
+            f"{model.name} is an encoder and generates no text.",
+            "workload.task",
+            "Set it to embed or score, or leave it out.",
+        )
         return request, model
     workload = workload.as_task(task)
     return request.model_copy(update={"workload": workload}), model.pooled(task)
@@ -181,18 +190,14 @@ TRAINING_FIELDS = _fields_lacking(TrainingCandidate, ServingCandidate)
 def refuse_other_kind(request: PlanRequest) -> None:
     """Raise InputError for the first field that only the other kind of workload has."""
     candidate, training = request.candidate or CandidateRequest(), request.is_training
-    foreign_fields, kinds = (
-        (SERVING_FIELDS, "serving, not to training")
-        if training
-        else (TRAINING_FIELDS, "training, not to serving")
-    )
-    for name in foreign_fields:
-        if getattr(candidate, name) is not None:
-            raise InputError(
-                f"belongs to {kinds}.", field=f"candidate.{name}", hint="Leave it out."
-            )
+    foreign, kinds = SERVING_FIELDS, "serving, not to training"
+    if not training:
+        foreign, kinds = TRAINING_FIELDS, "training, not to serving"
+    for name in foreign:
+        has_value = getattr(candidate, name) is not None
+        refuse_field(has_value, f"belongs to {kinds}.", f"candidate.{name}")
     for field, hint in _serving_only_fields(request) if training else _foreign_limits(request):
-        raise InputError(f"belongs to {kinds}.", field=field, hint=hint)
+        refuse_field(True, f"belongs to {kinds}.", field, hint)
 
 
 def _serving_only_fields(request: PlanRequest) -> Iterator[tuple[str, str]]:
@@ -242,25 +247,24 @@ def _check_positions(problem: TrainingProblem) -> None:
     for k, phase in enumerate(workload.phases or ()):
         lengths[f"workload.phases.{k}.sequence_length"] = phase.sequence_length or 0
     for field, length in lengths.items():
-        if length > model.max_context:
-            raise InputError(
-                f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
-                field=field,
-                hint="Shorten sequences, or give a config with rope scaling.",
-            )
+        refuse_field(
+            length > model.max_context,
+            f"{length:,} tokens exceed the {model.max_context:,} positions of {model.name}.",
+            field,
+            "Shorten sequences, or give a config with rope scaling.",
+        )
 
 
 def _check_budget(problem: TrainingProblem) -> None:
     """Raise for a limit on a whole run that has no end."""
-    if problem.workload.tokens is not None:
-        return
     for name in run_limits():
-        if getattr(problem.request.objective.limits, name) is not None:
-            raise InputError(
-                "bounds a whole run, and workload.tokens does not say how long the run is.",
-                field=f"objective.limits.{name}",
-                hint="State workload.tokens, or leave the limit out.",
-            )
+        has_limit = getattr(problem.request.objective.limits, name) is not None
+        refuse_field(
+            has_limit and problem.workload.tokens is None,
+            "bounds a whole run, and workload.tokens does not say how long the run is.",
+            f"objective.limits.{name}",
+            "State workload.tokens, or leave the limit out.",
+        )
 
 
 def _check_media(workload: ServingWorkload, model: ModelSpec) -> None:
@@ -272,18 +276,18 @@ def _check_media(workload: ServingWorkload, model: ModelSpec) -> None:
     for field, modality, part in inputs:
         if part is None:
             continue
-        if model.tower(modality) is None:
-            raise InputError(
-                f"{model.name} has no {PARTS[modality]} that is known.",
-                field=f"workload.{field}",
-                hint="Leave it out, or choose a model that reads it.",
-            )
-        if workload.modalities is not None and modality not in workload.modalities:
-            raise InputError(
-                f"contradicts workload.modalities, which leaves {modality} out.",
-                field=f"workload.{field}",
-                hint="Leave one of them out.",
-            )
+        refuse_field(
+            model.tower(modality) is None,
+            f"{model.name} has no {PARTS[modality]} that is known.",
+            f"workload.{field}",
+            "Leave it out, or choose a model that reads it.",
+        )
+        refuse_field(
+            workload.modalities is not None and modality not in workload.modalities,
+            f"contradicts workload.modalities, which leaves {modality} out.",
+            f"workload.{field}",
+            "Leave one of them out.",
+        )
 
 
 def _check_serving(problem: ServingProblem) -> None:
@@ -295,18 +299,17 @@ def _check_serving(problem: ServingProblem) -> None:
         check_draft(problem, draft, f"options.speculative.{k}")
     if request.options.disaggregated:
         check_pools(problem, "options.disaggregated")
-    if workload.mode != "open" and any(load != int(load) for load in request.options.loads):
-        raise InputError(
-            f"mode {workload.mode} counts whole requests.",
-            field="options.loads",
-            hint="Give whole numbers.",
-        )
+    refuse_field(
+        workload.mode != "open" and any(load != int(load) for load in request.options.loads),
+        f"mode {workload.mode} counts whole requests.",
+        "options.loads",
+        "Give whole numbers.",
+    )
 
 
 def _check_pooled(problem: ServingProblem) -> None:
     """Raise for what requests without output tokens do not have."""
     request, workload = problem.request, problem.workload
-    reason = f"task {workload.task} has no output tokens after the first"
     objective, options = request.objective, request.options
     absent = {
         "objective.limits.tpot_ms": objective.limits.tpot_ms is not None,
@@ -317,14 +320,14 @@ def _check_pooled(problem: ServingProblem) -> None:
         "candidate.speculative": problem.candidate.speculative is not None,
     }
     for field, is_stated in absent.items():
-        if is_stated:
-            raise InputError(f"{reason}.", field=field, hint="Leave it out.")
-    if (workload.prefix_hit or workload.prefix_reuse) and problem.model.is_encoder:
-        raise InputError(
-            f"{problem.model.name} is an encoder, which caches no prefix.",
-            field="workload.prefix_hit" if workload.prefix_hit else "workload.prefix_reuse",
-            hint="Leave it out.",
+        refuse_field(
+            is_stated, f"task {workload.task} has no output tokens after the first.", field
         )
+    refuse_field(
+        (workload.prefix_hit or workload.prefix_reuse) and problem.model.is_encoder,
+        f"{problem.model.name} is an encoder, which caches no prefix.",
+        "workload.prefix_hit" if workload.prefix_hit else "workload.prefix_reuse",
+    )
     _check_means(objective, "embeddings and scores")
 
 
@@ -335,56 +338,52 @@ def check_draft(problem: ServingProblem, draft: Speculative | None, field: str) 
     """
     if draft is None:
         return
-    if draft.method == "mtp" and not problem.model.draft_layers:
-        raise InputError(
-            f"{problem.model.name} has no draft layers.",
-            field=f"{field}.method",
-            hint="Use eagle or ngram.",
-        )
+    refuse_field(
+        draft.method == "mtp" and not problem.model.draft_layers,
+        f"{problem.model.name} has no draft layers.",
+        f"{field}.method",
+        "Use eagle or ngram.",
+    )
     _check_means(problem.request.objective, "speculative decoding")
 
 
 def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> None:
     """Raise for a stated split that this version does not model, or that contradicts itself."""
-    if candidate.eager:
-        raise InputError(
-            "eager execution is not modelled by this version.",
-            field="candidate.eager",
-            hint="Leave it out.",
-        )
-    degrees = (candidate.tp, candidate.pp, candidate.dp)
-    if candidate.engine_version is not None and None in degrees:
-        raise InputError(
-            "goes with a split stated in full.",
-            field="candidate.engine_version",
-            hint="State tp, pp and dp too, or leave it out.",
-        )
+    refuse_field(
+        candidate.eager, "eager execution is not modelled by this version.", "candidate.eager"
+    )
+    refuse_field(
+        candidate.engine_version is not None and None in (candidate.tp, candidate.pp, candidate.dp),
+        "goes with a split stated in full.",
+        "candidate.engine_version",
+        "State tp, pp and dp too, or leave it out.",
+    )
     check_draft(problem, candidate.speculative, "candidate.speculative")
     if candidate.prefill is not None:
         check_pools(problem, "candidate.prefill")
-    elif candidate.replicas is not None:
-        raise InputError(
-            "goes with a prefill pool.",
-            field="candidate.replicas",
-            hint="Use dp, or add candidate.prefill.",
-        )
+        return
+    refuse_field(
+        candidate.replicas is not None,
+        "goes with a prefill pool.",
+        "candidate.replicas",
+        "Use dp, or add candidate.prefill.",
+    )
 
 
 def check_pools(problem: ServingProblem, field: str) -> None:
     """Raise for what a prefill pool of its own does not go with."""
-    if problem.workload.mode == "static":
-        raise InputError(
-            "a static batch is not served by two pools.",
-            field=field,
-            hint="Leave it out or change the mode.",
-        )
+    refuse_field(
+        problem.workload.mode == "static",
+        "a static batch is not served by two pools.",
+        field,
+        "Leave it out or change the mode.",
+    )
     _check_means(problem.request.objective, "disaggregated pools")
 
 
 def _check_means(objective: Objective, subject: str) -> None:
-    if objective.limits.percentile is not None:
-        raise InputError(
-            f"percentiles of {subject} are not simulated by this version.",
-            field="objective.limits.percentile",
-            hint="Leave it out.",
-        )
+    refuse_field(
+        objective.limits.percentile is not None,
+        f"percentiles of {subject} are not simulated by this version.",
+        "objective.limits.percentile",
+    )

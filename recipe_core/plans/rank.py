@@ -18,10 +18,10 @@ from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
 from recipe_core.request.metrics import is_more_better
 
 if TYPE_CHECKING:
-    from recipe_core.plans.table import PlanTable
+    from recipe_core.plans.plan import Plan
 
 
-def front_of_columns(table: PlanTable, *columns: str, among: Bool | None = None) -> Bool:
+def front_of_columns(table: Plan, *columns: str, among: Bool | None = None) -> Bool:
     """Rows on the Pareto front of two or three columns, among those that hold their load.
 
     ``columns``: by default the tradeoff that plans of the kind state. ``among``: and among these
@@ -46,18 +46,18 @@ def front_of_columns(table: PlanTable, *columns: str, among: Bool | None = None)
     return pareto_front(*signed, among=rows)
 
 
-def _comparable_columns(table: PlanTable) -> tuple[str, ...]:
+def _comparable_columns(table: Plan) -> tuple[str, ...]:
     quantities = [*table.blocks[0].quantities] if table.blocks else []
     derived = [measure.column for measure in table.measures.values()]
     return tuple(dict.fromkeys([*quantities, *derived, "gpus", "load"]))
 
 
-def front_of_measures(table: PlanTable, *names: str, among: Bool | None = None) -> Bool:
+def front_of_measures(table: Plan, *names: str, among: Bool | None = None) -> Bool:
     """Rows on the Pareto front of two or three measures; as ``front_of_columns``."""
     return front_of_columns(table, *(table.measures[name].column for name in names), among=among)
 
 
-def front_with_accuracy(table: PlanTable) -> Bool | None:
+def front_with_accuracy(table: Plan) -> Bool | None:
     """Rows that no other beats in cost, time per output token or accuracy without losing one.
 
     Of devices without a price output per device stands for cost. None where rows do not differ in
@@ -112,7 +112,7 @@ TIED = 0.4
 EVERY = slice(None)
 
 
-def score_rows(table: PlanTable) -> Float:
+def score_rows(table: Plan) -> Float:
     """Score every row, less is better: the goals' quantities, their weights as powers.
 
     Of several goals it is the logarithm.
@@ -125,7 +125,7 @@ def score_rows(table: PlanTable) -> Float:
     return np.asarray(np.sign(sign * goals[goal]) * _priced_column(table, column, EVERY))
 
 
-def log_score(table: PlanTable, rows: Any, *, at_least: float | None = None) -> Float:
+def log_score(table: Plan, rows: Any, *, at_least: float | None = None) -> Float:
     """The logarithm of what rows are ranked by, goals weighed, less is better."""
     weighed = []
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -138,7 +138,7 @@ def log_score(table: PlanTable, rows: Any, *, at_least: float | None = None) -> 
         return add(weighed)
 
 
-def _priced_column(table: PlanTable, name: str, rows: Any) -> Float:
+def _priced_column(table: Plan, name: str, rows: Any) -> Float:
     """A column; cost of devices without a price is counted in devices, beside no priced one."""
     values = np.asarray(table.columns[name][rows], dtype=float)
     if name not in table.spec.unpriced:
@@ -147,13 +147,13 @@ def _priced_column(table: PlanTable, name: str, rows: Any) -> Float:
     return np.where(lacks_price(table)[rows], 1 / rate, values)
 
 
-def counts_cost(table: PlanTable) -> bool:
+def counts_cost(table: Plan) -> bool:
     """Return whether a goal of the objective is about cost."""
     spec = table.spec
     return any(spec.goals[goal][0] in spec.unpriced for goal in table.request.objective.goals)
 
 
-def lacks_price(table: PlanTable) -> Bool:
+def lacks_price(table: Plan) -> Bool:
     """Rows whose score lacks a price, ranked after the others; none where cost is no goal."""
     if not counts_cost(table) or not table.blocks:
         return np.zeros(len(table), dtype=np.bool_)
@@ -161,11 +161,11 @@ def lacks_price(table: PlanTable) -> Bool:
     return np.asarray(lacks, dtype=np.bool_)
 
 
-def is_row_priced(table: PlanTable, row: int) -> bool:
+def is_row_priced(table: Plan, row: int) -> bool:
     return table.setting(row).cluster.usd_per_device_hour is not None
 
 
-def rank_rows(table: PlanTable) -> Int:
+def rank_rows(table: Plan) -> Int:
     """Feasible rows, best first; equal ones by simplicity.
 
     Where cost counts, those without a price come after all others.
@@ -179,7 +179,7 @@ def rank_rows(table: PlanTable) -> Int:
     return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
 
 
-def beats(table: PlanTable, rows: Sequence[int] | Int, beside: int) -> list[float | None]:
+def beats(table: Plan, rows: Sequence[int] | Int, beside: int) -> list[float | None]:
     """The probability that each of some rows is better than another row, if both were measured.
 
     Better by the goals of the objective. Errors that all splits on one device and engine have in
@@ -192,7 +192,7 @@ def beats(table: PlanTable, rows: Sequence[int] | Int, beside: int) -> list[floa
 
 
 def beats_elsewhere(
-    table: PlanTable, row: int, beside: PlanTable, row_beside: int, *, dearer: float = 1.0
+    table: Plan, row: int, beside: Plan, row_beside: int, *, dearer: float = 1.0
 ) -> float | None:
     """The probability that a row is better than one of another plan of the same objective.
 
@@ -202,19 +202,11 @@ def beats_elsewhere(
     if counts_cost(table) and is_row_priced(table, row) != is_row_priced(beside, row_beside):
         return None
     gain = log_score(beside, [row_beside]) - log_score(table, [row]) - np.log(dearer)
-    ranking, setting = table.spec.ranking, table.setting(row)
-    setting_beside = beside.setting(row_beside)
-    score = better_score(
-        gain,
-        ranking.moves(table, np.array([row])),
-        ranking.moves(beside, np.array([row_beside]))[0],
-        (ranking.errors(setting), ranking.errors(setting_beside)),
-        shared=ranking.software(setting) == ranking.software(setting_beside),
-    )
+    score = _gain_scores(table, np.array([row]), gain, beside, row_beside)
     return float(normal_probability(score)[0])
 
 
-def count_ties(table: PlanTable) -> int:
+def count_ties(table: Plan) -> int:
     """Return how many rows tie with the best: measured, each may as well be better (``TIED``).
 
     A row that queues ties with none that holds its load, one that may not start with none that
@@ -229,25 +221,28 @@ def count_ties(table: PlanTable) -> int:
     return int((tied & alike).sum())
 
 
-def _alike_priced(table: PlanTable, rows: Int, beside: int) -> Bool:
+def _alike_priced(table: Plan, rows: Int, beside: int) -> Bool:
     lacks = lacks_price(table)
     return np.asarray(lacks[rows] == lacks[beside])
 
 
-def _better_scores(table: PlanTable, rows: Int, beside: int) -> Float:
+def _better_scores(table: Plan, rows: Int, beside: int) -> Float:
     """Normal scores of rows being better than another row by the goal, if both were measured.
 
     Estimates that agree to ``TIE_DIGITS`` count as equal.
     """
-    ranking = table.spec.ranking
     gain = log_score(table, [beside]) - log_score(table, rows)
     equal = round_significant(table.score[rows], TIE_DIGITS) == round_significant(
         table.score[[beside]], TIE_DIGITS
     )
-    gain = np.where(equal, 0.0, gain)
-    setting = table.setting(beside)
+    return _gain_scores(table, rows, np.where(equal, 0.0, gain), table, beside)
+
+
+def _gain_scores(table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: int) -> Float:
+    """Normal scores of rows whose logarithmic scores are better by ``gain`` than another's."""
+    ranking, setting = table.spec.ranking, beside.setting(row_beside)
     errors, software = ranking.errors(setting), ranking.software(setting)
-    moves = ranking.moves(table, np.array([beside]))[0]
+    moves = ranking.moves(beside, np.array([row_beside]))[0]
     out = np.zeros(len(rows))
     for block, places, _ in table.split_rows(rows):
         out[places] = better_score(
@@ -262,15 +257,35 @@ def _better_scores(table: PlanTable, rows: Int, beside: int) -> Float:
 
 # refused rows
 
+# Codes of refusals of which no load, limit, format, device or price is a cure: numbers that do not
+# divide, and pipelines that a shorter one equals.
+NEVER = frozenset(
+    (
+        *("heads", "kv-heads", "output-groups", "hidden", "width", "block", "layers"),
+        *("no-experts", "experts", "expert-ranks", "ep-divides", "cp-divides"),
+        *("idle-stages", "uneven-nodes", "virtual-stages", "schedule", "shard"),
+        *("packing", "global-batch", "sequence"),
+    )
+)
 
-def refused_rows(table: PlanTable) -> Int:
+
+def legal_rows(plan: Plan) -> Bool:
+    """Rows that no rule of divisibility refuses; nobody could choose the others."""
+    out = np.ones(len(plan), dtype=np.bool_)
+    for code, broken in plan.rules.items():
+        if code in NEVER:
+            out &= ~broken
+    return out
+
+
+def refused_rows(table: Plan) -> Int:
     """Rows that are refused, those with the fewest problems first."""
     rows = np.flatnonzero(~table.feasible)
     problems = np.sum([broken[rows] for broken in table.rules.values()], axis=0)
     return np.asarray(rows[np.argsort(problems, kind="stable")], dtype=np.int64)
 
 
-def rows_beyond_limits(table: PlanTable) -> list[int]:
+def rows_beyond_limits(table: Plan) -> list[int]:
     """Rows that only break limits of the objective, the smallest relative excess first."""
     if not len(table):
         return []
@@ -295,7 +310,7 @@ def rows_beyond_limits(table: PlanTable) -> list[int]:
     return [int(row) for row in rows[np.argsort(excess[rows], kind="stable")]]
 
 
-def nearest_row(table: PlanTable) -> int | None:
+def nearest_row(table: Plan) -> int | None:
     """Return when nothing is feasible: the row that misses the limits by least.
 
     Where none only misses limits, the one with the fewest problems and the least memory lacking.

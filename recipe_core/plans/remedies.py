@@ -1,6 +1,6 @@
 """Changes to a request, each really planned.
 
-Such that help a plan with nothing feasible, or one refused split; and such that flip a decision.
+Such that help a plan with nothing feasible, or one refused split.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,18 +21,24 @@ from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
 from recipe_core.plans.limits import LIMITS, bounded_figures, stated_limits
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.splits import broken_rules, row_key, row_request
-from recipe_core.plans.table import PlanTable, replan, replan_stated
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.split_key import split_name
 
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
+
 AT_MOST = 3
 # The lowest confidence that a request may ask for.
 LEAST_CONFIDENCE = 0.5
-# Share by which a price per device and hour is moved.
-PRICE = 0.2
 # Feasible rows with the nearest degrees whose other choices are compared.
 CLOSE = 50
+
+# Options of which a split has the one value.
+_OF_SPLIT = {
+    "options.weight_dtypes": "candidate.weight_dtype",
+    "options.kv_dtypes": "candidate.kv_dtype",
+}
 
 # What follows from a split rather than makes it another.
 _ENGINE_LIMITS = ("shard", *COLUMNS, "batch_window_ms", "instances")
@@ -90,7 +96,7 @@ def advice_text(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
 # A plan with nothing feasible
 
 
-def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
+def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
     """Up to ``at_most`` changes that let a split in; none where one surely starts.
 
     Looser limits where only those refuse, else what the kind of workload offers: other number
@@ -112,13 +118,15 @@ def helpful_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _finer_format_change(plan: PlanTable) -> list[Change]:
+def _finer_format_change(plan: Plan) -> list[Change]:
     """The smallest number formats that keep the limit on accuracy; none where others are broken."""
-    after = (_best_after(plan, fields) for fields in plan.spec.cures.finer_formats(plan))
+    row = rows_beyond_limits(plan)[0]
+    finer = plan.spec.cures.row_reliefs(plan, row, broken_rules(plan, row) & {"limit-accuracy"})
+    after = (_best_after(plan, fields) for fields in finer)
     return [change for change in [next(filter(None, after), None)] if change is not None]
 
 
-def looser_limits(plan: PlanTable) -> list[Change]:
+def looser_limits(plan: Plan) -> list[Change]:
     """Limits that would let a row in.
 
     Each alone where that is enough, else all that the nearest row breaks.
@@ -141,7 +149,7 @@ def looser_limits(plan: PlanTable) -> list[Change]:
     return [change for change in planned if change]
 
 
-def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[str, float]:
+def _loosened_limits(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
     """The limits among ``codes`` at the row's own figures, or as it holds them with confidence.
 
     Without those that are unknown.
@@ -163,7 +171,7 @@ def _loosened_limits(plan: PlanTable, row: int, codes: frozenset[str]) -> dict[s
     return out
 
 
-def _limit_margin(plan: PlanTable, code: str, row: int) -> float:
+def _limit_margin(plan: Plan, code: str, row: int) -> float:
     """Return how many times a row's figure a limit must be to hold with the confidence asked for.
 
     1 where none is.
@@ -176,7 +184,7 @@ def _limit_margin(plan: PlanTable, code: str, row: int) -> float:
     return float(factor_at(errors.factors, score))
 
 
-def buildable_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
+def buildable_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
     """Changes after which a bundle can be made, each really planned; none where one can already."""
     out: list[Change] = []
     for fields in plan.spec.cures.launches(plan):
@@ -185,26 +193,23 @@ def buildable_changes(plan: PlanTable, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _best_after(
-    plan: PlanTable, fields: Mapping[str, Any], *, bundled: bool = False
-) -> Change | None:
+def _best_after(plan: Plan, fields: Mapping[str, Any], *, bundled: bool = False) -> Change | None:
     """The change with the best split after it, None when there is still none.
 
     ``bundled``: one of which a bundle can be made.
     """
-    try:
-        after = replan(plan, change(plan.request, fields))
-    except RecipeError:
+    best_plan = plan.replan_best(fields)
+    if best_plan is None:
         return None
-    row = after.best_row
-    if row is None or after.uncertain[row]:
+    after, row = best_plan
+    if after.uncertain[row]:
         return None
     if _loses_bundle(plan, after) or (bundled and after.spec.launch_note(after)):
         return None
     return Change(fields, after.candidate(row), row_key(after, row))
 
 
-def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
+def _loses_bundle(plan: Plan, after: Plan) -> bool:
     """Return whether a change leaves estimates only, where a bundle could be made before."""
     return after.spec.launch_note(after) is not None and plan.spec.launch_note(plan) is None
 
@@ -212,7 +217,7 @@ def _loses_bundle(plan: PlanTable, after: PlanTable) -> bool:
 # One refused split
 
 
-def fixes(plan: PlanTable, row: int, at_most: int = AT_MOST) -> list[Change]:
+def fixes(plan: Plan, row: int, at_most: int = AT_MOST) -> list[Change]:
     """Changes that let this very split run, then the nearest split that runs already.
 
     None for a row that surely starts.
@@ -231,7 +236,7 @@ def fixes(plan: PlanTable, row: int, at_most: int = AT_MOST) -> list[Change]:
     return out
 
 
-def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
+def _worth_trying(plan: Plan, row: int) -> Iterator[Fields]:
     """Changes for the rules that a row breaks, the least intrusive first.
 
     Several rules are met together.
@@ -245,17 +250,17 @@ def _worth_trying(plan: PlanTable, row: int) -> Iterator[Fields]:
         yield {**limits, **fields}
 
 
-def _runs_after(plan: PlanTable, row: int, fields: Mapping[str, Any]) -> bool:
+def _runs_after(plan: Plan, row: int, fields: Mapping[str, Any]) -> bool:
+    carried = {name: fields[option][0] for option, name in _OF_SPLIT.items() if option in fields}
     try:
-        request = change(row_request(plan, row), {**fields, **plan.spec.cures.carried(fields)})
-        after = replan_stated(plan, request)
+        request = change(row_request(plan, row), {**fields, **carried})
+        after = plan.replan_stated(request)
     except RecipeError:
         return False
-    starts = after is not None and after.feasible[0] and not after.uncertain[0]
-    return after is not None and bool(starts) and not _loses_bundle(plan, after)
+    return after is not None and bool(after.certain[0]) and not _loses_bundle(plan, after)
 
 
-def nearest_feasible(plan: PlanTable, row: int) -> int | None:
+def nearest_feasible(plan: Plan, row: int) -> int | None:
     """The row that surely starts with the nearest degrees, by their logarithms.
 
     Of close ones the most alike; None when nothing surely starts.
@@ -288,98 +293,38 @@ def _candidate_distance(a: Mapping[str, Any], b: Mapping[str, Any]) -> float:
     return out
 
 
-# What a decision depends on
-
-
-@dataclass(frozen=True, slots=True)
-class Flip:
-    """One thing moved: the fields as they then are, the best split then, and whether it is another.
-
-    ``candidate`` is None when nothing is feasible any more.
-    """
-
-    title: str
-    fields: Mapping[str, Any]
-    candidate: dict[str, Any] | None
-    flips: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """``{"what": …, "set": {field: value}, "candidate": {…}, "flips": …}``."""
-        return {
-            "what": self.title,
-            "set": dict(self.fields),
-            "candidate": self.candidate,
-            "flips": self.flips,
-        }
-
-
-def find_flips(plan: PlanTable) -> list[Flip]:
-    """Each move with the best split after it; nothing for a plan without a feasible one."""
-    if plan.best_row is None:
-        return []
-    identity = plan.spec.cures.identity
-    first = identity(plan, plan.best_row)
-    out = []
-    for name, fields in _plan_moves(plan):
-        try:
-            after = replan(plan, change(plan.request, fields))
-            row = after.best_row
-        except RecipeError:
-            row = None
-        if row is None:
-            out.append(Flip(name, fields, None, flips=True))
-        else:
-            moved = identity(after, row) != first
-            out.append(Flip(name, fields, after.candidate(row), flips=moved))
-    return out
-
-
-def _plan_moves(plan: PlanTable) -> Iterator[tuple[str, Fields]]:
-    """Move the price, and what the kind of workload knows, by name.
-
-    The price where it may change the choice: on one cluster it does not.
-    """
-    price = plan.problem.cluster.usd_per_device_hour
-    if price is not None and len(plan.problem.clusters) > 1:
-        for share in (-PRICE, PRICE):
-            moved = round(price * (1 + share), 6)
-            fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
-            yield f"price {share:+.0%}", fields
-    yield from plan.spec.cures.moves(plan)
-
-
 # labels of changes
 
-_CHANGES: Mapping[str, Callable[[Any], str]] = {
-    "options.weight_dtypes": lambda value: f"Use {value[0]} weights",
-    "options.engines": lambda value: f"Use {value[0]}",
-    "candidate.stream_interval": lambda value: f"Stream tokens {value} at a time",
+_CHANGES: Mapping[str, str | Callable[[Any], str]] = {
+    "options.weight_dtypes": "Use {0[0]} weights",
+    "options.engines": "Use {0[0]}",
+    "candidate.stream_interval": "Stream tokens {} at a time",
     "candidate.scheduler_recv_interval": lambda value: (
         "Check for requests " + ("in every step" if value == 1 else f"every {value:,} steps")
     ),
     "candidate.batch_window_ms": lambda value: f"Wait {significant(value)} ms to fill a batch",
-    "candidate.instances": lambda value: f"Run {value:,} instances a device",
+    "candidate.instances": "Run {:,} instances a device",
     "candidate.offload": lambda value: (
         f"Keep {value}{'' if value == 'parameters' else ' states'} in host memory"
     ),
-    "candidate.engine": lambda value: f"Train with {value}",
+    "candidate.engine": "Train with {}",
     "workload.method": lambda value: f"Use {METHODS.get(value, value)}",
     "workload.data_format": lambda value: f"Train on {DATA_TITLES.get(value, value)}",
-    "workload.tokens": lambda value: f"Train on {value:,.0f} tokens",
-    "workload.phases": lambda _: "Train without phases",
-    "workload.document_tokens": lambda _: "Leave the length of documents out",
-    "hardware.per_node": lambda value: f"Use {value} devices per node",
-    "hardware.nodes": lambda value: f"Use {value} nodes",
-    "workload.max_context": lambda value: f"Serve at most {value:,} tokens",
-    "workload.input_tokens": lambda value: f"Send prompts of {value:,} tokens",
-    "workload.output_tokens": lambda value: f"Generate {value:,} tokens",
-    "workload.concurrency": lambda value: f"Keep {value:,} requests in flight",
-    "workload.batch": lambda value: f"Use a batch of {value:,}",
+    "workload.tokens": "Train on {:,.0f} tokens",
+    "workload.phases": "Train without phases",
+    "workload.document_tokens": "Leave the length of documents out",
+    "hardware.per_node": "Use {} devices per node",
+    "hardware.nodes": "Use {} nodes",
+    "workload.max_context": "Serve at most {:,} tokens",
+    "workload.input_tokens": "Send prompts of {:,} tokens",
+    "workload.output_tokens": "Generate {:,} tokens",
+    "workload.concurrency": "Keep {:,} requests in flight",
+    "workload.batch": "Use a batch of {:,}",
     "workload.request_rate": lambda value: f"Send {significant(value)} requests per second",
-    "workload.sequence_length": lambda value: f"Train on sequences of {value:,} tokens",
-    "workload.global_batch": lambda value: f"Use a global batch of {value:,} sequences",
-    "workload.optimizer": lambda value: f"Use {value}",
-    "options.kv_dtypes": lambda value: f"Keep the cache in {value[0]}",
+    "workload.sequence_length": "Train on sequences of {:,} tokens",
+    "workload.global_batch": "Use a global batch of {:,} sequences",
+    "workload.optimizer": "Use {}",
+    "options.kv_dtypes": "Keep the cache in {0[0]}",
 }
 
 
@@ -397,4 +342,5 @@ def _change_text(field: str, value: Any) -> str:
     limit = limits_by_name().get(field.removeprefix("objective.limits."))
     if limit is not None and value is not None:
         return limit.change_text(value)
-    return _CHANGES[field](value) if field in _CHANGES else f"Set {field} to {value}"
+    text = _CHANGES.get(field, f"Set {field} to {{}}")
+    return text.format(value) if isinstance(text, str) else text(value)

@@ -5,6 +5,7 @@ Every engine, number format, split, draft, step limit and load.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -129,30 +130,27 @@ def _option_variants(
 
     One empty where there are none.
     """
-    options = problem.request.options
+    options, model = problem.request.options, problem.model
+
+    def variants(field: str, values: Iterable[Any]) -> list[dict[str, Any]]:
+        is_open = getattr(candidate, field) is None
+        several = dict.fromkeys(values) if is_open else ()
+        return [read_columns(candidate, {field: value}, model) for value in several] or [{}]
+
     drafts: list[dict[str, Any]] = [{}]
     if not candidate.speculative:
-        drafts += [draft_columns(draft, problem.model) for draft in options.speculative]
-    steps: list[dict[str, Any]] = [{}]
-    if options.max_batched_tokens and not candidate.max_batched_tokens:
-        steps = [
-            read_columns(candidate, {"max_batched_tokens": tokens}, problem.model)
-            for tokens in options.max_batched_tokens
-        ]
-    windows: list[dict[str, Any]] = [{}]
-    if spec.batcher and options.batch_windows_ms and candidate.batch_window_ms is None:
-        windows = [
-            read_columns(candidate, {"batch_window_ms": ms}, problem.model)
-            for ms in dict.fromkeys(options.batch_windows_ms)
-        ]
+        drafts += [draft_columns(draft, model) for draft in options.speculative]
     loads: list[dict[str, Any]] = [{}]
     if options.loads:
         first = mode_load(problem.workload)
         loads = [{"load": load} for load in dict.fromkeys((first, *map(float, options.loads)))]
-    return [
-        {**draft, **step, **window, **load}
-        for draft, step, window, load in product(drafts, steps, windows, loads)
-    ]
+    axes = (
+        drafts,
+        variants("max_batched_tokens", options.max_batched_tokens),
+        variants("batch_window_ms", options.batch_windows_ms if spec.batcher else ()),
+        loads,
+    )
+    return [{**draft, **tokens, **window, **load} for draft, tokens, window, load in product(*axes)]
 
 
 def _expand_variants(

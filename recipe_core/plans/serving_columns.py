@@ -13,7 +13,6 @@ import numpy as np
 from pydantic import BaseModel
 
 from recipe_core.base.arrays import Int
-from recipe_core.base.errors import InputError
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.options import OPTIONS, STATED, USUAL
 from recipe_core.engines.release import BatchLimits
@@ -24,7 +23,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.kind import DEGREES
-from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.serving_settings import mode_load, offload_of, served_context
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import Speculative
@@ -54,14 +53,23 @@ class CandidateColumn:
     read: Callable[[Any, ModelSpec], float] | None = None
     value: Callable[[float, ModelSpec], Any] | None = None
 
+    def number(self, value: Any, model: ModelSpec) -> Any:
+        """The column's number of a value."""
+        return value if self.read is None else self.read(value, model)
+
     def stated_values(
-        self, model: ModelSpec, columns: Cases, rows: Int, usual: float | None
+        self, model: ModelSpec, columns: Any, rows: Int, usual: float | list[float] | None
     ) -> Iterator[tuple[int, Any]]:
-        """The rows that say the field, by their places, and the value of each."""
+        """The rows that say the field, by their places, and the value of each.
+
+        ``usual``: the number at which it is left out, of all rows or of each.
+        """
+        # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
         numbers = getattr(columns, self.column)[rows].tolist()
         beside = getattr(columns, self.beside)[rows].tolist() if self.beside else numbers
         for place, number in enumerate(numbers):
-            if (self.beside and not beside[place]) or number == usual:
+            left_out = usual[place] if isinstance(usual, list) else usual
+            if (self.beside and not beside[place]) or number == left_out:
                 continue
             if self.value is None:
                 yield place, int(number) if self.integral else number
@@ -117,7 +125,7 @@ def read_columns(
         if entry.part == part and entry.field in usual:
             value = getattr(candidate, entry.field)
             value = usual[entry.field] if value is None else value
-            out[entry.column] = value if entry.read is None else entry.read(value, model)
+            out[entry.column] = entry.number(value, model)
     return out
 
 
@@ -136,7 +144,6 @@ def describe_serving_cases(shared: Setting, columns: Cases, rows: Int) -> list[d
     out: list[dict[str, Any]] = [dict(fields) for _ in rows]
     intervals, architecture = engine.intervals, shared.cluster.device.architecture
     always = intervals.options if intervals and intervals.chosen_on(architecture) else ()
-    # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
     for entry in CANDIDATE_COLUMNS:
         if entry.field in BATCHING and engine.batcher is None:
             continue
@@ -301,19 +308,19 @@ def _check_batcher(spec: Engine, candidate: CandidateRequest) -> None:
         ("batch_window_ms", 0, batcher.most_window_ms if batcher else None),
         ("instances", 1, batcher.most_instances if batcher else None),
     ):
-        value = getattr(candidate, name)
-        if limit is None and value not in (None, usual):
-            raise InputError(
-                f"{spec.title} {spec.version} forms no batches by a window.",
-                field=f"candidate.{name}",
-                hint="Leave it out, or choose an engine that does (triton-onnxruntime).",
-            )
-        if limit is not None and value is not None and value > limit:
-            raise InputError(
-                f"{spec.title} takes {limit:g} at most, not {value:g}.",
-                field=f"candidate.{name}",
-                hint=f"Set {limit:g} or less.",
-            )
+        value = getattr(candidate, name) or 0
+        refuse_field(
+            limit is None and value not in (0, usual),
+            f"{spec.title} {spec.version} forms no batches by a window.",
+            f"candidate.{name}",
+            "Leave it out, or choose an engine that does (triton-onnxruntime).",
+        )
+        refuse_field(
+            limit is not None and value > limit,
+            f"{spec.title} takes {limit or 0:g} at most, not {value:g}.",
+            f"candidate.{name}",
+            f"Set {limit or 0:g} or less.",
+        )
 
 
 def _refuse_foreign_options(spec: Engine, candidate: CandidateRequest) -> None:
@@ -322,10 +329,10 @@ def _refuse_foreign_options(spec: Engine, candidate: CandidateRequest) -> None:
     offered = {*option_meanings(spec).values()} - {*INTERVALS}
     offered |= {*(spec.intervals.options if spec.intervals else ())}
     for name, usual in USUAL.items():
-        if getattr(candidate, name) not in (None, usual) and name not in offered:
-            missing = "such interval" if name in INTERVALS else f"option for {name}"
-            raise InputError(
-                f"{spec.title} {spec.version} has no {missing}.",
-                field=f"candidate.{name}",
-                hint=f"Leave it out, or set {usual:g}.",
-            )
+        missing = "such interval" if name in INTERVALS else f"option for {name}"
+        refuse_field(
+            getattr(candidate, name) not in (None, usual) and name not in offered,
+            f"{spec.title} {spec.version} has no {missing}.",
+            f"candidate.{name}",
+            f"Leave it out, or set {usual:g}.",
+        )

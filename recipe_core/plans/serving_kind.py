@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memor
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
 from recipe_core.plans.evaluation import repeat_blocks
-from recipe_core.plans.kind import DEGREES, Block, Kind, Ranking, Shown
+from recipe_core.plans.kind import Block, Kind, Ranking, Shown
 from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.plans.serving_remedies import CURES
 from recipe_core.plans.serving_search import (
@@ -25,11 +25,12 @@ from recipe_core.plans.serving_search import (
     search_serving,
     simulate_cases,
 )
-from recipe_core.plans.serving_settings import mode_load
-from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import goals_of, metrics_of
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.split_key import SPLIT_FIELDS, key_cluster, key_load
+from recipe_core.request.split_key import SPLIT_FIELDS
+
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
 
 # Requests of a replica that are simulated without being asked for, in the estimate of one
 # candidate.
@@ -39,6 +40,9 @@ TAILS = (50.0, 95.0, 99.0)
 # published score, so that losing the first two percent counts as much as twice the cost.
 AS_GOOD = 0.02
 
+# What makes a split beside its degrees.
+_SPLIT = ("replicas", "prefill", *SPLIT_FIELDS)
+
 LISTED: tuple[str, ...] = (
     *("gpus", "output", "per_gpu", "tpot", "ttft"),
     *("memory", "used", "concurrency", "usd"),
@@ -46,7 +50,7 @@ LISTED: tuple[str, ...] = (
 TABLED: tuple[str, ...] = ("gpus", "ttft", "tpot", "output", "per_gpu", "memory", "usd")
 
 
-def shown_measures(table: PlanTable) -> Shown:
+def shown_measures(table: Plan) -> Shown:
     """Measures of the workload's mode, and which of them stand where."""
     workload, listed, tabled = table.problem.workload, LISTED, TABLED
     if table.request.loads_differ:
@@ -67,7 +71,7 @@ def shown_measures(table: PlanTable) -> Shown:
     )
 
 
-def _tells_accuracy(table: PlanTable) -> bool:
+def _tells_accuracy(table: Plan) -> bool:
     """Return whether rows are of several number formats, or the objective is about accuracy."""
     objective = table.request.objective
     formats = {(block.setting.weight_dtype, block.setting.kv_dtype) for block in table.blocks}
@@ -97,14 +101,14 @@ def accuracy_lost(recovery: Float) -> Float:
     return np.asarray(gone + AS_GOOD)
 
 
-def _overloaded_rows(table: PlanTable) -> Bool:
+def _overloaded_rows(table: Plan) -> Bool:
     """Rows of a closed loop whose cache, or whose engine's limit, holds less than the load."""
     if table.problem.workload.mode != "closed" or not table.blocks:
         return np.zeros(len(table), dtype=np.bool_)
     return np.asarray(table.columns["held_requests"] < table.columns["load"])
 
 
-def prefill_pools(table: PlanTable) -> Bool:
+def prefill_pools(table: Plan) -> Bool:
     return np.concatenate([block.cases.disaggregated for block in table.blocks])
 
 
@@ -124,7 +128,7 @@ def _titles_of(setting: Setting) -> Mapping[str, str]:
     }
 
 
-def _serving_split_columns(table: PlanTable) -> Mapping[str, Any]:
+def _serving_split_columns(table: Plan) -> Mapping[str, Any]:
     return {
         "device": repeat_blocks(table, lambda block: block.setting.cluster.device.name),
         "engine": repeat_blocks(table, lambda block: block.setting.engine.name),
@@ -136,7 +140,7 @@ def _serving_split_columns(table: PlanTable) -> Mapping[str, Any]:
 # order
 
 
-def _serving_precedence(table: PlanTable) -> tuple[Any, ...]:
+def _serving_precedence(table: Plan) -> tuple[Any, ...]:
     """Rows that hold their load, those that queue, then those that may not start.
 
     Of the last those first that more likely start than not.
@@ -145,14 +149,14 @@ def _serving_precedence(table: PlanTable) -> tuple[Any, ...]:
     return (np.where(table.uncertain, 2 + unlikely, table.queues),)
 
 
-def _serving_simplicity(table: PlanTable) -> tuple[Any, ...]:
+def _serving_simplicity(table: Plan) -> tuple[Any, ...]:
     """Fewer devices, more output, no pipeline, smaller tp, unshared experts and caches."""
     c = table.columns
     output = -c["output_tokens_per_s"]
     return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
 
 
-def _serving_score_moves(table: PlanTable, rows: Int) -> Float:
+def _serving_score_moves(table: Plan, rows: Int) -> Float:
     moves = np.zeros((len(rows), len(METRICS)))
     first = table.columns["ttft_s"][rows] / table.columns["request_latency_s"][rows]
     for goal, weight in table.request.objective.goals.items():
@@ -170,7 +174,7 @@ def _serving_score_moves(table: PlanTable, rows: Int) -> Float:
 # one row
 
 
-def _describe_cases(table: PlanTable, block: Block, cases: Int) -> list[dict[str, Any]]:
+def _describe_cases(table: Plan, block: Block, cases: Int) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = describe_serving_cases(block.setting, block.cases, cases)
     for candidate in out:
         if draft := candidate.get("speculative"):
@@ -178,7 +182,7 @@ def _describe_cases(table: PlanTable, block: Block, cases: Int) -> list[dict[str
     return out
 
 
-def _requested_draft(table: PlanTable, draft: Mapping[str, Any]) -> dict[str, Any]:
+def _requested_draft(table: Plan, draft: Mapping[str, Any]) -> dict[str, Any]:
     """Method and checkpoint that the request names for a draft.
 
     No estimate depends on them: a layer is a layer.
@@ -198,7 +202,7 @@ def _requested_draft(table: PlanTable, draft: Mapping[str, Any]) -> dict[str, An
     return {}
 
 
-def _workload_of(table: PlanTable, row: int) -> Any:
+def _workload_of(table: Plan, row: int) -> Any:
     block, i = table.at(row)
     workload = table.problem.workload
     load = float(block.cases.load[i])
@@ -206,7 +210,7 @@ def _workload_of(table: PlanTable, row: int) -> Any:
     return workload.model_copy(update={field: load if workload.mode == "open" else int(load)})
 
 
-def detail_serving_estimate(table: PlanTable, row: int) -> ServingEstimate:
+def detail_serving_estimate(table: Plan, row: int) -> ServingEstimate:
     """The estimate with times by cause, and percentiles.
 
     Without percentiles where simulating them takes long and no limit names one.
@@ -221,13 +225,13 @@ def detail_serving_estimate(table: PlanTable, row: int) -> ServingEstimate:
     return cast(ServingEstimate, block.row(i, explained=True))
 
 
-def explain_estimate(table: PlanTable, row: int) -> ServingEstimate:
+def explain_estimate(table: Plan, row: int) -> ServingEstimate:
     """The estimate of a row with its times by cause, without simulating percentiles."""
     block, i = table.at(row)
     return cast(ServingEstimate, block.row(i, explained=True))
 
 
-def count_cache_tokens(table: PlanTable, row: int) -> int:
+def count_cache_tokens(table: Plan, row: int) -> int:
     """Tokens of cache that a replica needs for a row's load, each request at full length."""
     block, i = table.at(row)
     (estimates, k), tokens = block.detail(i), block.cases.block_tokens[i]
@@ -237,33 +241,18 @@ def count_cache_tokens(table: PlanTable, row: int) -> int:
     return int(min(full, max(memory.kv_cache_tokens[k], tokens)))
 
 
-def _find_serving_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
-    if "kv_dtype" not in split:
-        return None
-    agree = [table.columns[name] == split.get(name, 1) for name in DEGREES]
-    agree.append(prefill_pools(table) == ("prefill" in split))
-    if table.request.options.loads:
-        load = key_load(key)
-        load = mode_load(table.problem.workload) if load is None else load
-        agree.append(np.isclose(table.columns["load"], load, rtol=1e-9))
-    cluster = key_cluster(key)
-    for row in map(int, np.flatnonzero(np.all(agree, axis=0))):
-        candidate = table.candidate(row)
-        pools = all(candidate.get(name) == split.get(name) for name in ("replicas", "prefill"))
-        same = all(candidate[name] == split[name] for name in SPLIT_FIELDS)
-        if pools and same and table.clusters_of_rows[row] == cluster:
-            return row
-    return None
+def _is_same_serving_split(candidate: Mapping[str, Any], split: Mapping[str, Any]) -> bool:
+    return all(candidate.get(name) == split.get(name) for name in _SPLIT)
 
 
-def _serving_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _serving_memory(table: Plan, rows: Sequence[int]) -> dict[str, Float]:
     """Bytes of each part on the fullest device, one per row; weights without the encoders."""
     index = list(rows)
     columns = {name: np.asarray(table.columns[name], dtype=float)[index] for name in MEMORY}
     return {**columns, **memory_parts(columns)}
 
 
-def _serving_memory_held(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _serving_memory_held(table: Plan, rows: Sequence[int]) -> dict[str, Float]:
     """The same with the cache as the engine will hold it: at most its pool.
 
     Nothing beside the cache depends on the load, so it is also at most what the device has left.
@@ -307,11 +296,8 @@ SERVING = Kind(
     split_columns=_serving_split_columns,
     describe=_describe_cases,
     workload=_workload_of,
-    find=_find_serving_row,
+    is_same_split=_is_same_serving_split,
     memory=_serving_memory,
     held_memory=_serving_memory_held,
     detailed=detail_serving_estimate,
-    trim_reasons=lambda _table, rows: rows,
-    launch_note=lambda _table: None,
-    unlaunchable=lambda _table, _row: [],
 )

@@ -39,12 +39,12 @@ from recipe_core.plans.limits import (
     without_percentile,
 )
 from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_serving_case, stated_serving_case
 from recipe_core.plans.serving_columns import with_intervals
 from recipe_core.plans.serving_settings import workload_spread
 from recipe_core.plans.size import check_loads
-from recipe_core.plans.table import PlanTable
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits
@@ -189,7 +189,7 @@ def judge_serving_cases(
     return _judge_pairs(spec, problem, [(setting, cases)], at_most=None)
 
 
-def judge_least_loads(table: PlanTable) -> tuple[ServingProblem, list[Block]]:
+def judge_least_loads(table: Plan) -> tuple[ServingProblem, list[Block]]:
     """Every split of a table at its smallest load, judged by means.
 
     Limits that more load helps to keep do not count there.
@@ -281,13 +281,13 @@ def _find_best_loads(
         def at(cases: Cases, shared: Setting = shared) -> tuple[Setting, Cases]:
             return shared, with_intervals(problem, shared, candidate, cases)
 
-        def judge(cases: Cases, at: Any = at) -> PlanTable:
-            return PlanTable(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
+        def judge(cases: Cases, at: Any = at) -> Plan:
+            return Plan(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
 
         out.append(at(replace(columns, load=best_loads(judge, columns, count))))
     if problem.request.objective.limits.percentile is None:
         return out, None
-    first = PlanTable(spec, means, _judge_within_limits(spec, means, out, at_most))
+    first = Plan(spec, means, _judge_within_limits(spec, means, out, at_most))
     rows = np.sort(first.order[:LOADED])
     starts = np.cumsum([0, *(len(columns) for _, columns in out)])
     for k, (shared, columns) in enumerate(out):
@@ -300,7 +300,7 @@ def _find_best_loads(
             cases = replace(some.take(places), load=loads)
             pair = shared, with_intervals(problem, shared, candidate, cases)
             blocks = _judge_within_limits(spec, problem, [pair], None, alone=False)
-            judged = PlanTable(spec, problem, blocks)
+            judged = Plan(spec, problem, blocks)
             return judged.feasible & ~judged.spec.overloaded(judged)
 
         bisection, load = (
@@ -338,7 +338,7 @@ def _judge_within_limits(
         return [refuse_unsure(add_limit_rules(block, limits), objective) for block in blocks]
     blocks = [add_limit_rules(block, limits, timed=False) for block in blocks]
     if rows is None:
-        rows = _worth_simulating(PlanTable(spec, problem, blocks), at_most)
+        rows = _worth_simulating(Plan(spec, problem, blocks), at_most)
     out, start = [], 0
     with budget.track_task(len(rows)) if alone else nullcontext():
         for block in blocks:
@@ -351,7 +351,7 @@ def _judge_within_limits(
     return out
 
 
-def _worth_simulating(table: PlanTable, at_most: int | None) -> Int:
+def _worth_simulating(table: Plan, at_most: int | None) -> Int:
     """Rows to simulate: all that can run, or the first whose means keep the limits.
 
     And a few that miss them by least.

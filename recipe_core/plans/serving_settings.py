@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from recipe_core.accuracy.choice import weight_dtypes
 from recipe_core.accuracy.technique import Making
-from recipe_core.base.errors import HardwareError, InputError
+from recipe_core.base.errors import HardwareError
 from recipe_core.base.types import Task
 from recipe_core.base.units import GIB
-from recipe_core.engines.memory import Through
+from recipe_core.engines.memory import Through, Tier
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.estimates.columns.serving import WIDE, ReuseCurve, Setting
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
@@ -21,7 +22,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.host import storage_tier
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
-from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.size import HALVES, model_on_device
 from recipe_core.request.serving_workload import LOADS, KvOffload, KvStore, ServingWorkload
 
@@ -162,25 +163,22 @@ def offload_of(offload: KvOffload | None, spec: Engine) -> Offload | None:
         return None
     ways: list[Through] = [*spec.kv_offload]
     through = offload.through or (ways[0] if ways else None)
-    device = offload.host_gib_per_device
-    return Offload(
-        through,
-        spec.kv_offload.get(through) if through else None,
-        host_bytes=None if offload.host_gib is None else offload.host_gib * GIB,
-        host_bytes_per_device=None if device is None else device * GIB,
-        disk=_kv_store(offload.disk, f"{FIELD}.disk.tier"),
-        remote=_kv_store(offload.remote, f"{FIELD}.remote.tier"),
-    )
+    per_device = offload.host_gib is None
+    host_gib = offload.host_gib_per_device if per_device else offload.host_gib
+    stores = (*_kv_store("disk", offload.disk), *_kv_store("remote", offload.remote))
+    connector = spec.kv_offload.get(through) if through else None
+    return Offload(through, connector, (host_gib or 0.0) * GIB, per_device, stores)
 
 
-def _kv_store(store: KvStore | None, field: str) -> Store | None:
+def _kv_store(tier: Tier, store: KvStore | None) -> Iterator[Store]:
     if store is None:
-        return None
+        return
     try:
-        tier = storage_tier(store.tier)
+        storage = storage_tier(store.tier)
     except HardwareError as error:
+        field = f"{FIELD}.{tier}.tier"
         raise HardwareError(error.message, field=field, hint=error.hint) from error
-    return Store(tier, store.gib * GIB, store.path, store.url)
+    yield Store(tier, storage, store.gib * GIB, store.path, store.url)
 
 
 def requested_engine(name: str | None, place: Cluster, task: Task = "generate") -> Engine:
@@ -203,10 +201,10 @@ def serving_settings(problem: ServingProblem) -> list[Setting]:
                     shared = serving_setting(problem, spec, weights, cache, place)
                     out[k, spec.name, shared.weight_dtype, shared.kv_dtype] = shared
     engines = {shared.engine.title: shared.engine for shared in out.values()}
-    if options.batch_windows_ms and not any(spec.batcher for spec in engines.values()):
-        raise InputError(
-            f"no batches are formed by a window ({', '.join(engines)}).",
-            field="options.batch_windows_ms",
-            hint="Leave it out, or name an engine that does (triton-onnxruntime).",
-        )
+    refuse_field(
+        options.batch_windows_ms and not any(spec.batcher for spec in engines.values()),
+        f"no batches are formed by a window ({', '.join(engines)}).",
+        "options.batch_windows_ms",
+        "Leave it out, or name an engine that does (triton-onnxruntime).",
+    )
     return list(out.values())

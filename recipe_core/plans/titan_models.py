@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, model_validator
+
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.resources import PACKAGE
 from recipe_core.models.spec import (
     Attention,
-    DenseMlp,
     GroupedAttention,
     LatentAttention,
     LinearAttention,
@@ -18,61 +19,41 @@ from recipe_core.models.spec import (
     MoeMlp,
 )
 
-# The format of quantised checkpoints that a module reads.
-_STORED = {"deepseek_v3": "fp8-block", "gpt_oss": "mxfp4"}
-
 TITAN_MODELS = DataFile(PACKAGE / "engines" / "training" / "titan_models.yaml", "engines")
+# Differences that a sentence names.
+_SHOWN = 4
 
 
-class TitanModel(DataRow):
-    """A flavour of a model that torchtitan ships, by what tells it from others.
+class TitanModel(BaseModel):
+    """A flavour of a model that torchtitan ships, by what tells it from others (``shape``).
 
-    ``mixers``: the layers that repeat, f for attention to all positions, w for a window, l for a
-    linear state. Of a model with experts ``dense_layers`` come first. A width that a flavour does
-    not have is None.
+    A width that a flavour does not have is not in it.
     """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     module: str
     flavor: str
-    layers: int
-    hidden: int
-    vocabulary: int
-    tied_embeddings: bool
-    vision: bool
-    mixers: str
-    dense_layers: int | None = None
-    heads: int | None = None
-    kv_heads: int | None = None
-    head_dim: int | None = None
-    attention_bias: bool | None = None
-    window: int | None = None
-    q_lora_rank: int | None = None
-    kv_lora_rank: int | None = None
-    qk_nope_head_dim: int | None = None
-    qk_rope_head_dim: int | None = None
-    v_head_dim: int | None = None
-    linear_key_heads: int | None = None
-    linear_value_heads: int | None = None
-    linear_key_head_dim: int | None = None
-    linear_value_head_dim: int | None = None
-    rope_theta: float | None = None
-    rope_scaling: str = "none"
-    rope_factor: float | None = None
-    intermediate: int | None = None
-    experts: int | None = None
-    top_k: int | None = None
-    expert_intermediate: int | None = None
-    shared_intermediate: int | None = None
-    router_score: str | None = None
-    router_groups: int | None = None
-    router_limited_groups: int | None = None
-    router_scale: float | None = None
-    router_norm: bool | None = None
+
+    @property
+    def shape(self) -> Mapping[str, Any]:
+        return self.model_extra or {}
 
     @property
     def title(self) -> str:
         """``qwen3 8B``."""
         return f"{self.module} {self.flavor}"
+
+    def differences(self, shape: Mapping[str, Any]) -> Iterator[str]:
+        """Say where a model's shape is another; a config need not state all of ``fields``.
+
+        ``heads 32, not 64``.
+        """
+        facts = titan_facts()
+        for name in facts.compared:
+            theirs, ours = self.shape.get(name), shape.get(name)
+            if theirs != ours and not (name in (*facts.fields, "rope_theta") and ours is None):
+                yield f"{name} {_value_text(theirs)}, not {_value_text(ours)}"
 
 
 class _Facts(DataRow):
@@ -80,7 +61,18 @@ class _Facts(DataRow):
     version: str
     source: str
     families: dict[str, tuple[str, ...]]
+    compared: tuple[str, ...]
+    attributes: dict[str, dict[str, str]]
+    fields: dict[str, str]
+    scores: dict[str, str]
+    stored: dict[str, str]
     models: tuple[TitanModel, ...]
+
+    @model_validator(mode="after")
+    def _compares_all(self) -> _Facts:
+        if extra := sorted({name for row in self.models for name in row.shape} - {*self.compared}):
+            raise ValueError(f"{extra[0]!r} of a model is not in compared")
+        return self
 
 
 @cache
@@ -92,21 +84,19 @@ def titan_facts() -> _Facts:
 def shipped_configuration(model: ModelSpec) -> TitanModel | None:
     """The flavour that a model is; None where torchtitan ships none that is equal to it."""
     shape = titan_shape(model)
-    equal = (
-        flavour for flavour in _titan_family(model) if not any(_flavour_differences(flavour, shape))
-    )
+    equal = (flavour for flavour in _titan_family(model) if not any(flavour.differences(shape)))
     return next(equal, None)
 
 
 def reads_checkpoint(model: ModelSpec) -> bool:
     """Return whether a flavour starts from a checkpoint's weights in their stored format.
 
-    Of stored formats beside 16 bits, two modules read that of their own first release.
+    Of stored formats beside 16 bits, some modules read that of their own first release.
     """
     flavour = shipped_configuration(model)
     if flavour is None or model.quantization is None:
         return True
-    return model.quantization.dtype == _STORED.get(flavour.module)
+    return model.quantization.dtype == titan_facts().stored.get(flavour.module)
 
 
 def unlike_shipped(model: ModelSpec) -> str:
@@ -116,15 +106,11 @@ def unlike_shipped(model: ModelSpec) -> str:
         modules = ", ".join(titan_facts().families)
         return f"which it does not ship (it ships {modules})"
     shape = titan_shape(model)
+    differing = [(flavour, [*flavour.differences(shape)]) for flavour in family]
     # The closest has the fewest differences; of several, the one nearest in width.
-    best = min(
-        family,
-        key=lambda flavour: (
-            len(list(_flavour_differences(flavour, shape))),
-            abs(flavour.hidden - model.hidden),
-        ),
+    best, differences = min(
+        differing, key=lambda entry: (len(entry[1]), abs(entry[0].shape["hidden"] - model.hidden))
     )
-    differences = list(_flavour_differences(best, shape))
     rest = f" and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
     shown = ", ".join(differences[:_SHOWN])
     return f"which it does not ship: {best.title}, the closest, has {shown}{rest}"
@@ -133,33 +119,9 @@ def unlike_shipped(model: ModelSpec) -> str:
 def _titan_family(model: ModelSpec) -> tuple[TitanModel, ...]:
     """Flavours of the modules that train models of the ``model_type`` of a config."""
     facts = titan_facts()
-    inner = _text_config(model).get("model_type")
-    types = {model.model_type, str(inner or "")}
+    types = {model.model_type, str(_text_config(model).get("model_type") or "")}
     modules = {name for name, family in facts.families.items() if types & set(family)}
     return tuple(flavour for flavour in facts.models if flavour.module in modules)
-
-
-_SHAPE_NAMES = tuple(name for name in TitanModel.model_fields if name not in ("module", "flavor"))
-# Differences that a sentence names.
-_SHOWN = 4
-# What a config may leave to its family's default: compared where it is stated.
-_STATED = frozenset(
-    (
-        "rope_theta",
-        "router_score",
-        "router_groups",
-        "router_limited_groups",
-        "router_scale",
-        "router_norm",
-    )
-)
-
-
-def _flavour_differences(flavour: TitanModel, shape: Mapping[str, Any]) -> Iterator[str]:
-    for name in _SHAPE_NAMES:
-        theirs, ours = getattr(flavour, name), shape.get(name)
-        if theirs != ours and not (name in _STATED and ours is None):
-            yield f"{name} {_value_text(theirs)}, not {_value_text(ours)}"
 
 
 def _value_text(value: Any) -> str:
@@ -174,26 +136,40 @@ def _value_text(value: Any) -> str:
 
 
 def titan_shape(model: ModelSpec) -> dict[str, Any]:
-    """Return what `TitanModel` states, of any model; a width that layers do not share is a list."""
+    """Return what tells flavours apart, of any model; widths that layers do not share as a list."""
+    facts, config = titan_facts(), _text_config(model)
     mixers = [layer.attention for layer in model.layers]
     blocks = [layer.mlp for layer in model.layers]
     routed = [isinstance(block, MoeMlp) for block in blocks]
-    dense: Any = routed.index(True) if any(routed) else None
-    shape: dict[str, Any] = {
+    dense = routed.index(True) if any(routed) else None
+    values: dict[str, dict[Any, None]] = {}
+    for part in dict.fromkeys([*mixers, *blocks]):
+        for name, value in read_attributes(part, facts.attributes):
+            if value is not None:
+                values.setdefault(name, {})[value] = None
+    router = {name: config.get(field) for name, field in facts.fields.items()}
+    return {
         "layers": len(model.layers),
         "hidden": model.hidden,
         "vocabulary": model.vocabulary,
         "tied_embeddings": model.tied_embeddings,
         "vision": bool(model.towers or model.left_out or model.partial),
-        "mixers": _repeating_letters("".join(_letter(mixer) for mixer in mixers)),
+        "mixers": _repeating_letters("".join(map(_letter, mixers))),
         "dense_layers": dense if routed == sorted(routed) else "among others",
+        **{name: next(iter(v)) if len(v) == 1 else [*v] for name, v in values.items()},
+        **router,
+        "router_score": router["router_score"] or facts.scores.get(str(config.get("model_type"))),
+        **_rope_shape(config),
     }
-    parts = [_mixer_shape(mixer) for mixer in dict.fromkeys(mixers)]
-    parts += [_block_shape(block) for block in dict.fromkeys(blocks)]
-    for name in dict.fromkeys(name for part in parts for name in part):
-        values = list(dict.fromkeys(part[name] for part in parts if name in part))
-        shape[name] = values[0] if len(values) == 1 else values
-    return shape | _rope_shape(_text_config(model)) | _router_shape(_text_config(model))
+
+
+def read_attributes(
+    part: object, names: Mapping[str, Mapping[str, str]]
+) -> Iterator[tuple[str, Any]]:
+    """Attributes of a part of a model with the names that they have elsewhere, by its class."""
+    kinds = (kind.__name__ for kind in type(part).__mro__)
+    table = next((names[kind] for kind in kinds if kind in names), {})
+    return ((name, getattr(part, attribute)) for attribute, name in table.items())
 
 
 def _letter(mixer: Attention | None) -> str:
@@ -210,46 +186,6 @@ def _repeating_letters(letters: str) -> str:
     return next(
         (letters[:n] for n in sizes if (letters[:n] * len(letters))[: len(letters)] == letters), ""
     )
-
-
-def _mixer_shape(mixer: Attention | None) -> dict[str, Any]:
-    if isinstance(mixer, LatentAttention):
-        return {
-            "heads": mixer.heads,
-            "q_lora_rank": mixer.q_lora_rank,
-            "kv_lora_rank": mixer.kv_lora_rank,
-            "qk_nope_head_dim": mixer.nope_head_dim,
-            "qk_rope_head_dim": mixer.rope_head_dim,
-            "v_head_dim": mixer.v_head_dim,
-        } | ({"window": mixer.attends} if mixer.attends else {})
-    if isinstance(mixer, LinearAttention):
-        return {
-            "linear_key_heads": mixer.kv_heads,
-            "linear_value_heads": mixer.heads,
-            "linear_key_head_dim": mixer.head_dim,
-            "linear_value_head_dim": mixer.v_head_dim,
-        }
-    if isinstance(mixer, GroupedAttention):
-        return {
-            "heads": mixer.heads,
-            "kv_heads": mixer.kv_heads,
-            "head_dim": mixer.head_dim,
-            "attention_bias": mixer.bias,
-        } | ({"window": mixer.window} if mixer.window else {})
-    return {}
-
-
-def _block_shape(block: DenseMlp | MoeMlp | None) -> dict[str, Any]:
-    if isinstance(block, DenseMlp):
-        return {"intermediate": block.intermediate}
-    if block is None:
-        return {}
-    return {
-        "experts": block.experts,
-        "top_k": block.top_k,
-        "expert_intermediate": block.intermediate,
-        "shared_intermediate": block.shared_intermediate,
-    }
 
 
 def _text_config(model: ModelSpec) -> Mapping[str, Any]:
@@ -270,16 +206,3 @@ def _rope_shape(config: Mapping[str, Any]) -> dict[str, Any]:
     if out["rope_scaling"] != "none" and scaling.get("factor") is not None:
         out["rope_factor"] = float(scaling["factor"])
     return out
-
-
-def _router_shape(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how tokens are routed, as far as a config states it; else its family's score."""
-    names = {
-        "router_groups": "n_group",
-        "router_limited_groups": "topk_group",
-        "router_scale": "routed_scaling_factor",
-        "router_norm": "norm_topk_prob",
-    }
-    scores = {"deepseek_v2": "softmax", "deepseek_v3": "sigmoid", "kimi_k2": "sigmoid"}
-    score = config.get("scoring_func") or scores.get(str(config.get("model_type")))
-    return {name: config.get(field) for name, field in names.items()} | {"router_score": score}

@@ -6,8 +6,7 @@ Every framework, degree, ZeRO stage, micro-batch and recomputation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,10 @@ from recipe_core.estimates.columns.training import (
 from recipe_core.estimates.rules.training_rules import training_refusals
 from recipe_core.estimates.training.activations import recomputed_modules
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.plans.launch_rules import launch_degree_rules
+from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.launch_rules import launch_search_rules
 from recipe_core.plans.problem import TrainingProblem
+from recipe_core.plans.serving_columns import CandidateColumn
 from recipe_core.plans.size import check_training_size
 from recipe_core.plans.training_settings import training_settings
 from recipe_core.request.candidate import CandidateRequest
@@ -46,52 +47,44 @@ DEGREES = ("tp", "pp", "cp", "dp", "ep")
 NUMBERS = TRAINING_FIELDS[2:-1]
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingColumn:
-    """A field of a request's candidate, and the column of the cases that holds it.
-
-    ``read`` makes the column's number of a value, and ``value`` a value of the number. ``usual``:
-    the number at which a candidate leaves the field out; NaN where it always says it.
-    """
-
-    field: str
-    column: str
-    read: Callable[[Any], int] = int
-    value: Callable[[int], Any] = int
-    usual: float = np.nan
-
-
 def _coded_column(
-    field: str, column: str, words: Sequence[str], usual: float = np.nan
-) -> TrainingColumn:
-    return TrainingColumn(field, column, words.index, words.__getitem__, usual)
+    field: str, words: Sequence[Any], usual: float | None = None, column: str = ""
+) -> CandidateColumn:
+    """A column of places in ``words``."""
+    return CandidateColumn(
+        field,
+        column or field,
+        usual=usual,
+        read=lambda word, _: words.index(word),
+        value=lambda code, _: words[int(code)],
+    )
 
 
 TRAINING_COLUMNS = (
-    *(TrainingColumn(name, name) for name in NUMBERS),
-    _coded_column("recompute", "recompute", RECOMPUTE),
-    _coded_column("schedule", "schedule", SCHEDULES),
-    _coded_column("offload", "offload", OFFLOADS, usual=0),
-    _coded_column("gradient_sync", "sync_step", ("micro-batch", "step"), usual=0),
-    TrainingColumn("recompute_layers", "recompute_layers", usual=0),
-    TrainingColumn(
+    *(CandidateColumn(name, name) for name in NUMBERS),
+    _coded_column("recompute", RECOMPUTE),
+    _coded_column("schedule", SCHEDULES),
+    _coded_column("offload", OFFLOADS, usual=0),
+    _coded_column("gradient_sync", ("micro-batch", "step"), usual=0, column="sync_step"),
+    CandidateColumn("recompute_layers", "recompute_layers", usual=0),
+    CandidateColumn(
         "recompute_modules",
         "recompute_modules",
-        modules_code,
-        lambda code: list(modules_of(code)),
         usual=0,
+        read=lambda names, _: modules_code(names),
+        value=lambda code, _: list(modules_of(int(code))),
     ),
-    TrainingColumn("overlap_experts", "overlap_experts", value=bool, usual=0),
-    TrainingColumn("activation_offload", "activation_offload", value=bool),
-    TrainingColumn("shard", "shard"),
-    TrainingColumn("sequence_parallel", "sequence_parallel", value=bool),
+    _coded_column("overlap_experts", (False, True), usual=0),
+    _coded_column("activation_offload", (False, True)),
+    CandidateColumn("shard", "shard"),
+    _coded_column("sequence_parallel", (False, True)),
 )
 
 
-def _stated_columns(candidate: CandidateRequest) -> dict[str, int]:
+def _stated_columns(candidate: CandidateRequest, model: ModelSpec) -> dict[str, float]:
     """Columns of what a candidate states; cases have all others as usual."""
     return {
-        entry.column: entry.read(value)
+        entry.column: entry.number(value, model)
         for entry in TRAINING_COLUMNS
         if (value := getattr(candidate, entry.field)) is not None
     }
@@ -121,13 +114,10 @@ def describe_training_cases(
         fields["compile"] = shared.compiles
     out: list[dict[str, Any]] = [dict(fields) for _ in rows]
     by_itself = _waits_on_host(shared, columns.recompute[rows]).tolist()
-    # Lists, not arrays: tables and links describe one row at a time, thousands of times a page.
     for entry in TRAINING_COLUMNS:
-        numbers = getattr(columns, entry.column)[rows].tolist()
-        waits = entry.field == "activation_offload"
-        for place, number in enumerate(numbers):
-            if number != (by_itself[place] if waits else entry.usual):
-                out[place][entry.field] = entry.value(number)
+        usual = by_itself if entry.field == "activation_offload" else entry.usual
+        for place, value in entry.stated_values(shared.model, columns, rows, usual):
+            out[place][entry.field] = value
     return out
 
 
@@ -168,7 +158,7 @@ def stated_training_case(
         "zero_stage": _zero_stages(c, (0,))[0],
         "recompute": recompute,
         "activation_offload": _waits_on_host(shared, np.array(recompute)),
-        **_stated_columns(c),
+        **_stated_columns(c, problem.model),
         **shared_columns(problem, shared.cluster),
     }
     return shared, training_cases(1, **columns)
@@ -265,7 +255,8 @@ def _setting_cases(
     columns["zero_stage"] = 3 if candidate.offload == "parameters" else 0
     base = training_cases(len(degrees["tp"]), **degrees, **columns, offload=offload)
     legal = np.ones(len(base), dtype=np.bool_)
-    for rule in (*training_refusals(shared, base), *launch_degree_rules(shared, base)):
+    launch_refusals = launch_search_rules(shared, base, degrees=True)
+    for rule in (*training_refusals(shared, base), *launch_refusals):
         legal &= ~rule.broken
     parts = [base.take(np.flatnonzero(~legal))]
     total += len(parts[0])
@@ -311,7 +302,7 @@ def _expand_choices(
     divides = (columns["zero_stage"] == 3) & (inside > 1) & (replicas > inside)
     sensible = (hybrid == 0) | (divides & (replicas % inside == 0))
     columns["activation_offload"] = _waits_on_host(shared, columns["recompute"])
-    columns |= _stated_columns(c) | shared_columns(problem, shared.cluster)
+    columns |= _stated_columns(c, problem.model) | shared_columns(problem, shared.cluster)
     cases = training_cases(len(rows), **columns)
     return cases.take(np.flatnonzero(sensible & _worthwhile(shared, cases, c)))
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.engines.frameworks import framework
-from recipe_core.estimates.columns.training import OFFLOADS, RECOMPUTE, TrainingSetting
+from recipe_core.estimates.columns.training import OFFLOADS, TrainingSetting
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import TrainingEstimate
 from recipe_core.estimates.training.starts import METRICS, is_training_uncertain, training_errors
@@ -26,20 +26,23 @@ from recipe_core.plans.launch_rules import (
     ways_out,
 )
 from recipe_core.plans.problem import MAX_DEVICES
-from recipe_core.plans.table import PlanTable
 from recipe_core.plans.training_candidates import describe_training_cases, stated_training_case
 from recipe_core.plans.training_search import judge_training_cases, search_training
+from recipe_core.plans.training_settings import launch_needs
 from recipe_core.request.edit import TRAINING_TOKENS
 from recipe_core.request.metrics import goals_of, metrics_of, time_to_finish
-from recipe_core.request.split_key import TRAINING_FIELDS, key_cluster
+from recipe_core.request.split_key import TRAINING_FIELDS
 
-# How far the sequence length (as a share) and the batch (as a factor) are moved.
-LENGTH, LOAD = 0.5, 2.0
+if TYPE_CHECKING:
+    from recipe_core.plans.plan import Plan
+
 # How many times as many nodes are tried when nothing can run.
 MORE_NODES = (2, 4, 8, 16, 32, 64)
+# States that may be moved to the host beside those that are there.
+_NEXT_STATES = {None: "optimizer", "optimizer": "parameters"}
 
 
-def _training_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
+def _training_remedies(table: Plan) -> Iterator[tuple[str, Fields]]:
     """Another framework, states on the host, up to ``MORE_NODES`` times the nodes.
 
     All on a framework that can launch what is asked, where the plan's cannot.
@@ -47,70 +50,59 @@ def _training_remedies(table: PlanTable) -> Iterator[tuple[str, Fields]]:
     names = _other_frameworks(table)
     for name in names:
         yield f"framework {name}", {"candidate.engine": name}
-    refused = bool(names) and all(map(_is_refused, table.blocks))
+    refused = bool(names) and all(
+        any(rule.code == FRAMEWORK for rule in block.outside) for block in table.blocks
+    )
     on_framework = {"candidate.engine": names[0]} if refused else {}
-    if table.problem.candidate.offload is None and table.blocks:
-        yield from (
-            ("offload", fields) for fields in _offload_changes(table, table.blocks[0].setting)
-        )
-    if table.problem.candidate.offload == "optimizer" and table.blocks:
-        more = _offload_changes(table, table.blocks[0].setting, "parameters")
-        yield from (("offload", fields) for fields in more)
+    states = _NEXT_STATES.get(table.problem.candidate.offload)
+    if states and table.blocks:
+        changes = _offload_changes(table, table.blocks[0].setting, states)
+        yield from (("offload", fields) for fields in changes)
     hardware = table.request.hardware
     for factor in MORE_NODES:
         if hardware.devices * factor <= MAX_DEVICES["training"]:
             yield "nodes", {"hardware.nodes": hardware.nodes * factor, **on_framework}
 
 
-def _is_refused(block: Block) -> bool:
-    return any(rule.code == FRAMEWORK for rule in block.outside)
-
-
-def _cure_training_row(table: PlanTable, row: int, codes: frozenset[str]) -> Iterator[Fields]:
+def _cure_training_row(table: Plan, row: int, codes: frozenset[str]) -> Iterator[Fields]:
     """Changes that may let a refused row run: against memory, states on the host."""
     if "memory" in codes and table.candidate(row).get("offload") is None:
-        yield from _offload_changes(table, table.setting(row))
-        yield from _offload_changes(table, table.setting(row), "parameters")
+        for states in _NEXT_STATES.values():
+            yield from _offload_changes(table, table.setting(row), states)
 
 
-def _other_frameworks(table: PlanTable) -> list[str]:
+def _other_frameworks(table: Plan) -> list[str]:
     if not table.blocks:
         return []
     used = {block.setting.engine for block in table.blocks}
-    needs = _launch_needs(table)
+    needs = launch_needs(table.problem)
     names = [name for block in table.blocks for name in able_frameworks(block.setting, *needs)]
     return [name for name in dict.fromkeys(names) if name not in used]
 
 
-def _launch_needs(table: PlanTable) -> tuple[str, bool]:
-    return table.problem.candidate.offload or "none", bool(table.problem.workload.fused_loss)
-
-
-def _offload_changes(
-    table: PlanTable, setting: TrainingSetting, states: str = "optimizer"
-) -> Iterator[Fields]:
+def _offload_changes(table: Plan, setting: TrainingSetting, states: str) -> Iterator[Fields]:
     """States on the host, on a framework that can be told so.
 
     Nothing where only without them a bundle can be made.
     """
-    names = able_frameworks(setting, states, _launch_needs(table)[1])
+    names = able_frameworks(setting, states, launch_needs(table.problem)[1])
     if setting.engine in names or training_launch_note(table):
         yield {"candidate.offload": states}
     elif names:
         yield {"candidate.offload": states, "candidate.engine": names[0]}
 
 
-def _without_launch(table: PlanTable) -> list[TrainingSetting]:
-    needs = _launch_needs(table)
+def _without_launch(table: Plan) -> list[TrainingSetting]:
+    needs = launch_needs(table.problem)
     return [block.setting for block in table.blocks if not able_frameworks(block.setting, *needs)]
 
 
-def training_launch_note(table: PlanTable) -> str | None:
+def training_launch_note(table: Plan) -> str | None:
     """Say why no bundle of any split can be made, as sentences; None where one can.
 
     Of several clusters also where only some have none.
     """
-    needs, bare = _launch_needs(table), _without_launch(table)
+    needs, bare = launch_needs(table.problem), _without_launch(table)
     notes = []
     if bare:
         lacks = dict.fromkeys(
@@ -128,17 +120,17 @@ def training_launch_note(table: PlanTable) -> str | None:
     return " ".join(notes) or None
 
 
-def unlaunchable_reasons(table: PlanTable, row: int) -> list[str]:
+def unlaunchable_reasons(table: Plan, row: int) -> list[str]:
     """Say what the framework of a row cannot be told of the request or the split, as sentences."""
     setting, (block, i) = table.setting(row), table.at(row)
     title, offload = setting.framework.title, OFFLOADS[int(block.cases.offload[i])]
-    if lacks := [lack.phrase for lack in launch_lacks(setting, offload, _launch_needs(table)[1])]:
-        return [f"{title} cannot launch {lack}." for lack in lacks]
+    if lacks := [*launch_lacks(setting, offload, launch_needs(table.problem)[1])]:
+        return [f"{title} cannot launch {lack.phrase}." for lack in lacks]
     rules = split_rules(setting, block.cases.take([i]))
     return [f"{title}: {rule.say(0)}. {rule.hint}" for rule in rules if rule.broken[0]]
 
 
-def _launch_cures(table: PlanTable) -> Iterator[Fields]:
+def _launch_cures(table: Plan) -> Iterator[Fields]:
     """Changes after which a bundle can be made, where none can: the fewest first."""
     if training_launch_note(table) is None:
         return
@@ -147,42 +139,23 @@ def _launch_cures(table: PlanTable) -> Iterator[Fields]:
     if not bare:
         yield dict(tokens)
         return
-    for changes in ways_out(bare[0], *_launch_needs(table)):
+    for changes in ways_out(bare[0], *launch_needs(table.problem)):
         yield {**changes, **tokens}
 
 
-def _training_moves(table: PlanTable) -> Iterator[tuple[str, Fields]]:
-    """Move sequence length and batch down and up.
-
-    Phases state lengths and batches of their own: what they are part of is not moved.
-    """
-    workload = table.problem.workload
-    if workload.phases:
-        return
-    for sign in (-1, 1):
-        tokens = max(round(workload.sequence_length * (1 + sign * LENGTH)), 1)
-        yield f"sequence length {sign * LENGTH:+.0%}", {"workload.sequence_length": tokens}
-    for factor in (1 / LOAD, LOAD):
-        batch = max(round(workload.global_batch * factor), 1)
-        yield f"global batch × {factor:g}", {"workload.global_batch": batch}
-
-
-def _training_identity(table: PlanTable, row: int) -> tuple[Any, ...]:
-    candidate, place = table.candidate(row), table.setting(row).cluster
-    names = ("shard", *TRAINING_FIELDS)
-    states = candidate.get("offload")
-    return (place.device.digest, states, *(candidate[name] for name in names))
+def _moved_training_fields(table: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """None of phases, which state lengths and batches of their own."""
+    if table.problem.workload.phases:
+        return (), ()
+    return ("sequence_length",), ("global_batch",)
 
 
 CURES = Cures(
     remedies=_training_remedies,
     row_cures=_cure_training_row,
-    row_reliefs=lambda _table, _row, _codes: iter(()),
-    carried=lambda _fields: {},
-    finer_formats=lambda _table: iter(()),
     launches=_launch_cures,
-    moves=_training_moves,
-    identity=_training_identity,
+    moved=_moved_training_fields,
+    identity=("offload", "shard", *TRAINING_FIELDS),
 )
 
 
@@ -193,7 +166,7 @@ RUN_TABLED = ("gpus", "step", "output", "mfu", "memory", "goodput", "wall", "usd
 SAMPLED_TABLED = ("gpus", "step", "rollout", "output", "per_gpu", "mfu", "memory", "usd")
 
 
-def _shown_measures(table: PlanTable) -> Shown:
+def _shown_measures(table: Plan) -> Shown:
     """Measures of a step, or of the run where it has an end."""
     workload, sampled = table.problem.workload, ("rollout",)
     measures = metrics_of("training")
@@ -224,21 +197,21 @@ def _shown_measures(table: PlanTable) -> Shown:
     )
 
 
-def _training_simplicity(table: PlanTable) -> tuple[Any, ...]:
+def _training_simplicity(table: Plan) -> tuple[Any, ...]:
     """Fewer devices, more tokens/s, then less of everything that splits a model."""
     c = table.columns
     cut = ("zero_stage", "recompute", "virtual_stages", "cp", "ep", "tp", "pp")
     return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
 
 
-def _training_score_moves(table: PlanTable, rows: Int) -> Float:
+def _training_score_moves(table: Plan, rows: Int) -> Float:
     # throughput, cost and energy follow the time of a step; a number of devices is certain
     goals = table.request.objective.goals.items()
     weight = sum(weight for goal, weight in goals if table.spec.goals[goal][0] != "gpus")
     return np.full((len(rows), len(METRICS)), float(weight))
 
 
-def _training_split_columns(table: PlanTable) -> Mapping[str, Any]:
+def _training_split_columns(table: Plan) -> Mapping[str, Any]:
     splits = table.candidates(range(len(table)))
     names = dict.fromkeys(name for split in splits for name in split)
     return {
@@ -247,24 +220,14 @@ def _training_split_columns(table: PlanTable) -> Mapping[str, Any]:
     }
 
 
-def _find_training_row(table: PlanTable, key: str, split: Mapping[str, Any]) -> int | None:
-    if split.get("recompute") not in RECOMPUTE:
-        return None
-    numbers = {"shard": split["dp"] * split["cp"]} | dict(split)
-    numbers["recompute"] = RECOMPUTE.index(split["recompute"])
-    names = (*TRAINING_FIELDS[2:], "shard")
-    agree = np.all([table.columns[name] == numbers[name] for name in names], axis=0)
-    hosted = np.concatenate([block.cases.host_parameters for block in table.blocks])
-    agree &= hosted == (split.get("offload") == "parameters")
-    for row in map(int, np.flatnonzero(agree)):
-        setting = table.setting(row)
-        same = (setting.engine, setting.precision) == (split["engine"], split["precision"])
-        if same and table.clusters_of_rows[row] == key_cluster(key):
-            return row
-    return None
+def _is_same_training_split(candidate: Mapping[str, Any], split: Mapping[str, Any]) -> bool:
+    key_fields = {"shard": split.get("dp", 1) * split.get("cp", 1), **split}
+    names = ("shard", *TRAINING_FIELDS)
+    hosted = [row.get("offload") == "parameters" for row in (candidate, split)]
+    return hosted[0] == hosted[1] and all(candidate[name] == key_fields.get(name) for name in names)
 
 
-def _training_memory(table: PlanTable, rows: Sequence[int]) -> dict[str, Float]:
+def _training_memory(table: Plan, rows: Sequence[int]) -> dict[str, Float]:
     names = list(MEMORY_TITLES)
     values = np.reshape(table.by_block(rows, partial(_fullest_parts, names)), (-1, len(names)))
     return dict(zip(names, values.T, strict=True))
@@ -280,7 +243,7 @@ def _fullest_parts(names: Sequence[str], block: Block, cases: Int) -> Float:
     return np.where(finite.any(axis=1)[:, None], np.stack(parts, axis=1).astype(float), np.nan)
 
 
-def _detail_estimate(table: PlanTable, row: int) -> TrainingEstimate:
+def _detail_estimate(table: Plan, row: int) -> TrainingEstimate:
     """The estimate with a note of what a launch of the split cannot be told."""
     estimate: TrainingEstimate = table.estimate(row)
     lacks = unlaunchable_reasons(table, row) if estimate.feasible else []
@@ -288,7 +251,7 @@ def _detail_estimate(table: PlanTable, row: int) -> TrainingEstimate:
     return replace(estimate, notes=[*estimate.notes, *notes])
 
 
-def _trim_reasons(table: PlanTable, rows: list[list[str]]) -> list[list[str]]:
+def _trim_reasons(table: Plan, rows: list[list[str]]) -> list[list[str]]:
     """Keep the reason of a framework that cannot launch what is asked alone: it is not searched."""
     of_frameworks = {
         rule.say(0) for block in table.blocks for rule in block.outside if rule.code == FRAMEWORK
@@ -304,7 +267,6 @@ TRAINING = Kind(
     goals=goals_of("training"),
     unpriced={"usd_per_million_tokens": "tokens_per_s_per_gpu"},
     frontier=("step_s", "tokens_per_s_per_gpu"),
-    shown_as={},
     settled=("hardware",),
     ranking=Ranking(
         # rows that start, then the others with the most probable first
@@ -321,9 +283,7 @@ TRAINING = Kind(
     find_case=lambda _kind, problem, candidate: stated_training_case(problem, candidate),
     judge_cases=judge_training_cases,
     shown=_shown_measures,
-    add_columns=lambda _columns: None,
     is_uncertain=is_training_uncertain,
-    overloaded=lambda table: np.zeros(len(table), dtype=np.bool_),
     names_of=lambda setting: {"engine": setting.engine},
     titles_of=lambda setting: {"engine": framework(setting.engine).title},
     split_columns=_training_split_columns,
@@ -331,7 +291,7 @@ TRAINING = Kind(
         block.setting, block.cases, cases
     ),
     workload=lambda table, _row: table.request.workload,
-    find=_find_training_row,
+    is_same_split=_is_same_training_split,
     memory=_training_memory,
     held_memory=_training_memory,
     detailed=_detail_estimate,

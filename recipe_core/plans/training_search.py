@@ -40,10 +40,7 @@ PHYSICS: Physics[TrainingSetting, TrainingCases, TrainingEstimates] = Physics(
     estimate=estimate_training,
     rules=training_refusals,
     search_rules=launch_search_rules,
-    place_rules=lambda _setting, _cases: [],  # jobs fill their nodes
     uncertain=training_uncertainty,
-    correlations=dict,
-    left=lambda _estimates, _metric: None,
     case_columns={
         **columns_of("", *DEGREES),
         "gpus": lambda c: c.all_devices,

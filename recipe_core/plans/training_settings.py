@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 from recipe_core.base.errors import InputError, RecipeError
@@ -20,7 +19,7 @@ from recipe_core.hardware.failures import failure_file, node_failures, spot_mark
 from recipe_core.hardware.host import StorageTier, measured_tier, storage_tier
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.launch_rules import default_framework, launch_lacks, on_framework
-from recipe_core.plans.problem import Problem, TrainingProblem, resolve_problem
+from recipe_core.plans.problem import Problem, TrainingProblem, refuse_field, resolve_problem
 from recipe_core.plans.serving_candidates import stated_serving_case
 from recipe_core.plans.size import with_device_note
 from recipe_core.request.candidate import CandidateRequest
@@ -150,18 +149,19 @@ def _check_rollout(rollout: Rollout, place: Cluster) -> None:
     except InputError as error:
         field = "workload.rollout.engine"
         raise InputError(error.message, field=field, hint=error.hint) from None
-    if device.runtime not in spec.runtimes:
-        raise InputError(
-            f"{spec.title} does not run on {device.title}.",
-            field="workload.rollout.engine",
-            hint="Name an engine that does.",
-        )
-    if rollout.devices is not None and rollout.devices >= place.devices:
-        raise InputError(
-            f"{rollout.devices:,} of {place.devices:,} devices leave none to train on.",
-            field="workload.rollout.devices",
-            hint="Use fewer, or add nodes.",
-        )
+    refuse_field(
+        device.runtime not in spec.runtimes,
+        f"{spec.title} does not run on {device.title}.",
+        "workload.rollout.engine",
+        "Name an engine that does.",
+    )
+    only_sampling = rollout.devices or 0
+    refuse_field(
+        only_sampling >= place.devices,
+        f"{only_sampling:,} of {place.devices:,} devices leave none to train on.",
+        "workload.rollout.devices",
+        "Use fewer, or add nodes.",
+    )
 
 
 def training_setting(
@@ -200,8 +200,12 @@ def training_setting(
     )
     if name:
         return shared
-    offload, in_pieces = candidate.offload or "none", bool(workload.fused_loss)
-    return on_framework(shared, default_framework(shared, offload, in_pieces))
+    return on_framework(shared, default_framework(shared, *launch_needs(problem)))
+
+
+def launch_needs(problem: TrainingProblem) -> tuple[str, bool]:
+    """Return where states live, and whether the loss is to be computed in pieces."""
+    return problem.candidate.offload or "none", bool(problem.workload.fused_loss)
 
 
 def training_settings(problem: TrainingProblem) -> list[TrainingSetting]:
@@ -218,37 +222,20 @@ def training_settings(problem: TrainingProblem) -> list[TrainingSetting]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class FrameworkChoice:
-    """A framework, or (with an empty name) whichever is the default of the request.
+def framework_labels(request: PlanRequest, *, folders: bool = True) -> dict[str, str]:
+    """Frameworks to choose among by name, the default first with an empty one.
 
-    ``cannot``: what of the request it cannot launch, as a phrase; empty where it can launch all.
+    ``torchtitan (cannot launch LoRA)``.
     """
-
-    name: str
-    title: str
-    cannot: str = ""
-
-    @property
-    def label(self) -> str:
-        """``torchtitan (cannot launch LoRA)``."""
-        return f"{self.title} (cannot launch {self.cannot})" if self.cannot else self.title
-
-
-def framework_choices(request: PlanRequest, *, folders: bool = True) -> list[FrameworkChoice]:
-    """The default first, then every framework."""
-    frameworks = training_data().frameworks
+    labels = {name: program.title for name, program in training_data().frameworks.items()}
     try:
         problem = resolve_problem(request, folders=folders)
     except RecipeError:  # said elsewhere; without a model nothing is known of any of them
-        plain = [FrameworkChoice(name, frameworks[name].title) for name in frameworks]
-        return [FrameworkChoice("", "Automatic"), *plain]
-    candidate, workload = problem.candidate, problem.workload
+        return {"": "Automatic", **labels}
+    candidate, needs = problem.candidate, launch_needs(problem)
     usual = training_setting(problem, None, candidate.precision, problem.cluster)
-    out = [FrameworkChoice("", f"Automatic: {usual.framework.title}")]
-    for name in frameworks:
-        built = training_setting(problem, name, candidate.precision, problem.cluster)
-        lacks = launch_lacks(built, candidate.offload or "none", bool(workload.fused_loss))
-        whats = [lack.phrase.split(",")[0] for lack in lacks]
-        out.append(FrameworkChoice(name, frameworks[name].title, " and ".join(whats)))
-    return out
+    for name, title in labels.items():
+        lacks = launch_lacks(on_framework(usual, name), *needs)
+        if phrases := " and ".join(lack.phrase.split(",")[0] for lack in lacks):
+            labels[name] = f"{title} (cannot launch {phrases})"
+    return {"": f"Automatic: {usual.framework.title}", **labels}

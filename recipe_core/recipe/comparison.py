@@ -18,7 +18,7 @@ from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.models.checkpoint import checkpoint_digest, snapshot_of
-from recipe_core.payload.launcher.machine import run_vendor_tool
+from recipe_core.payload.launcher.devices import run_vendor_tool
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.splits import row_reasons
 from recipe_core.recipe.build import recipe_request

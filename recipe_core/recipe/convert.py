@@ -13,11 +13,10 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.texts import PLACEHOLDER
 from recipe_core.commands.arguments import is_open
 from recipe_core.commands.context import CommandContext
+from recipe_core.commands.images import image_tag
 from recipe_core.commands.judge import prepare_command, read_command
 from recipe_core.commands.verdict import Case
-from recipe_core.commands.words import image_tag
-from recipe_core.engines.grammar import LIMITS, grammars
-from recipe_core.engines.spec import engine
+from recipe_core.engines.grammar import LIMITS
 from recipe_core.launch.process import Launch
 from recipe_core.plans.serving_columns import describe_serving_cases
 from recipe_core.recipe.build import Additions, make_recipe
@@ -80,21 +79,21 @@ def convert_to_recipe(
         NoAnswer: when its split cannot run on that hardware.
     """
     published = source if isinstance(source, Published) else Published(command=source)
-    case = read_command(published.command)
-    for finding in case.findings:
-        if finding.level == "error" and finding.code not in ("unknown", "stray"):
-            hint = "Correct it first; `recipe check` lists everything that is wrong."
-            raise InputError(str(finding), field="command", hint=hint)
     if published.nodes and context.nodes is None:
         context = context.model_copy(update={"nodes": published.nodes})
     if published.model and context.model is None:
         context = context.model_copy(update={"model": published.model})
-    ready = prepare_command(case, context, folders=folders)
+    case = read_command(published.command, context)
+    for finding in case.findings:
+        if finding.level == "error" and finding.code not in ("unknown", "stray"):
+            hint = "Correct it first; `recipe check` lists everything that is wrong."
+            raise InputError(str(finding), field="command", hint=hint)
+    ready = prepare_command(case, folders=folders)
     exact = len(ready.cases) == 1
     split = (
         describe_serving_cases(ready.setting, ready.cases, np.array([0]))[0]
         if exact
-        else case.meant.candidate
+        else case.candidate
     )
     request = _request_of_split(ready.problem.request, split)
     computed = decide(request, folders=folders).started()
@@ -137,7 +136,7 @@ def _option_flag(name: str) -> str:
 def _unread_parts(case: Case) -> Iterator[Lost]:
     """Words of no option, values left open, and what no estimate covers."""
     if case.arguments.unread:
-        spec = engine(case.launch.engine)
+        spec = case.spec
         words = " ".join(case.arguments.unread)
         yield Lost(words, f"not an option of {spec.title} {spec.version}")
     for name, text in case.arguments.open.items():
@@ -154,7 +153,7 @@ def _carried_options(
 
     ``computed`` is what the split alone is started with.
     """
-    grammar = grammars()[case.launch.engine]
+    grammar = case.grammar
     # Stated by the model, the candidate, the load, or the place of a process.
     split = {name for name, meaning in grammar.means.items() if meaning not in LIMITS}
     settled = {*_NAMED, *split, *grammar.placed, *computed.options}
@@ -228,7 +227,7 @@ def _carried_image(
 
 def _changed_options(case: Case, recipe: Recipe) -> Iterator[Lost]:
     """Options of the original that the recipe sets to something else."""
-    means = grammars()[case.launch.engine].means
+    means = case.grammar.means
     for name, value in case.arguments.values.items():
         if name in _PLACED or means.get(name) == "model":
             continue

@@ -15,14 +15,14 @@ from recipe_core.launch.process import Candidate, Deployment, Launch
 from recipe_core.launch.start import launch_deployment, launch_reasons, training_launch
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.limits import LIMITS
-from recipe_core.plans.plan import Plan, Split
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.remedies import advice_text
 from recipe_core.plans.replicas import one_replica, replicas_of
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.plans.serving_settings import served_context
-from recipe_core.plans.splits import broken_rules, row_estimates, row_reasons, row_request
+from recipe_core.plans.splits import Split, broken_rules, row_estimates, row_reasons, row_request
 from recipe_core.recipe.options import passed_options
 from recipe_core.request.describe import model_short_name
 from recipe_core.request.schema import PlanRequest

@@ -27,16 +27,19 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_candidate, plan_together
 from recipe_core.plans.problem import ServingProblem, resolve_problem
+from recipe_core.plans.remedies import change_label
 from recipe_core.plans.serving_settings import serving_settings
 from recipe_core.recipe.decision import TRIED, Decision, start_reasons
-from recipe_core.recipe.schema import Fallback
+from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.request.split_key import split_name
 
 OTHER_SPLITS, OTHERS_A_VENDOR = 2, 2
 # Tokens of context below which a shorter one is no help.
 NARROWEST = 1024
+_FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 FIGURES = {
     "serving": (
         "ttft_s",
@@ -53,13 +56,10 @@ FIGURES = {
 def fallbacks(
     decision: Decision, request: PlanRequest, *, folders: bool = True
 ) -> tuple[Fallback, ...]:
-    """The fallbacks of a decision; ``asked`` is the request before the split was chosen."""
-    options = (
-        _training_fallbacks(decision, request)
-        if request.is_training
-        else _serving_fallbacks(decision, request, folders)
-    )
-    return tuple(options)
+    """The fallbacks of a decision; ``request`` is that before the split was chosen."""
+    if request.is_training:
+        return tuple(_training_fallbacks(decision, request))
+    return tuple(_serving_fallbacks(decision, request, folders))
 
 
 # Serving: every fallback is the best row of one plan over all that may be changed
@@ -104,17 +104,18 @@ def _serving_fallbacks(
     narrower = rows[np.isin(weight, weights) & (cache == split["kv_dtype"])]
     smaller_cache = rows[(weight == split["weight_dtype"]) & np.isin(cache, caches)]
     other_rows = (row for row in same if plan.candidate(int(row)) != split)
-    choices: tuple[tuple[Any, Iterator[int], int, dict[str, Any]], ...] = (
+    elsewhere = _rows_elsewhere(plan, ranked["devices"], bool(original.options.hardware))
+    choices: tuple[tuple[Any, Iterator[int], int | None, dict[str, Any]], ...] = (
         ("other-split", _startable_rows(plan, other_rows), OTHER_SPLITS, {}),
         ("fewer-gpus", chain(_startable_rows(plan, half), _startable_rows(plan, fewer)), 1, {}),
         ("other-precision", _startable_rows(plan, narrower), 1, {}),
         ("other-precision", _startable_rows(plan, smaller_cache), 1, {}),
         ("lower-context", _startable_rows(plan, ranked["context"]), 1, shorter),
+        ("other-device", elsewhere, None, {}),
     )
     for kind, startable, limit, changes in choices:
         for row in islice(startable, limit):
             yield _fallback(kind, plan, row, changes)
-    yield from _other_device_fallbacks(plan, ranked["devices"], bool(original.options.hardware))
 
 
 def _resolve_or_none(request: PlanRequest | None, folders: bool) -> ServingProblem | None:
@@ -129,12 +130,15 @@ def _resolve_or_none(request: PlanRequest | None, folders: bool) -> ServingProbl
 
 
 def _fallback(kind: Any, plan: Plan, row: int, changes: dict[str, Any]) -> Fallback:
+    cluster = plan.setting(row).cluster
+    if kind == "other-device" and not changes:
+        changes = {"hardware": _hardware_values(cluster.request)}
     if plan.request.load_searched:
         changes = {**changes, "workload.concurrency": int(plan.columns["load"][row])}
     return Fallback(
         kind=kind,
         changes=changes,
-        device=plan.setting(row).cluster.device.name,
+        device=cluster.device.name,
         gpus=int(plan.columns["gpus"][row]),
         candidate=plan.candidate(row),
         figures={name: _finite_figure(plan.columns[name][row]) for name in FIGURES[plan.kind]},
@@ -153,11 +157,11 @@ def _finite_figure(value: Any) -> float | None:
 def _other_formats(decision: Decision) -> tuple[list[str], list[str]]:
     """Formats of weights (made at load) and caches that the device has and the decision has not."""
     spec, device, split = engine(decision.engine), decision.cluster.device, decision.candidate
-    weights = [dtype for dtype in spec.online_weight_dtypes if dtype in device.weight_dtypes]
-    caches = [dtype for dtype in spec.kv_dtypes if dtype in device.kv_dtypes]
+    weights = set(device.weight_dtypes) - {split["weight_dtype"]}
+    caches = set(device.kv_dtypes) - {split["kv_dtype"]}
     return (
-        [dtype for dtype in weights if dtype != split["weight_dtype"]],
-        [dtype for dtype in caches if dtype != split["kv_dtype"]],
+        [dtype for dtype in spec.online_weight_dtypes if dtype in weights],
+        [dtype for dtype in spec.kv_dtypes if dtype in caches],
     )
 
 
@@ -191,40 +195,36 @@ def without_load(request: PlanRequest) -> PlanRequest:
 def _on_other_devices(
     decision: Decision, base: PlanRequest, original: PlanRequest
 ) -> PlanRequest | None:
-    """The decision's ``own`` request on its other devices, else on the likeliest of each vendor.
+    """The decision's ``own`` request on other devices, of which the best are looked for.
 
     None where there are none.
     """
-    likely = likely_devices(decision.cluster.device)
-    places = _requested_clusters(decision, original) or [
-        usual_hardware(profile, decision.gpus) for profile in likely
-    ]
-    if not places:
+    clusters = _other_clusters(decision, original)
+    if not clusters:
         return None
-    first, *rest = (cluster_beside(hardware, decision.cluster) for hardware in places)
+    first, *rest = (
+        _hardware_values(cluster_beside(hardware, decision.cluster)) for hardware in clusters
+    )
     engines = original.options.engines
     if original.candidate and original.candidate.engine:
         engines = (original.candidate.engine,)
-    fields = {
-        "hardware": _hardware_values(first),
-        "options.hardware": [_hardware_values(hardware) for hardware in rest],
-        "options.engines": list(engines),
-        "candidate": None,
-    }
-    return change(base, fields)
+    fields = {"hardware": first, "options.hardware": rest, "options.engines": list(engines)}
+    return change(base, {**fields, "candidate": None})
 
 
-def _requested_clusters(decision: Decision, request: PlanRequest) -> list[HardwareRequest]:
-    """The clusters of the request's options that have another device than the decision."""
-    home_device = decision.cluster.device
-    return [
-        hardware
-        for hardware in request.options.hardware
-        if device_profile(hardware.device) != home_device
-    ]
+def _other_clusters(decision: Decision, request: PlanRequest) -> list[HardwareRequest]:
+    """The request's clusters of another device than the decision's, else likely ones.
+
+    Those of a training run have nodes like the decision's, for the same split.
+    """
+    home, clusters = decision.cluster, request.options.hardware
+    requested = [other for other in clusters if device_profile(other.device) != home.device]
+    counts = (home.per_node, home.nodes) if request.is_training else (decision.gpus,)
+    likely = likely_devices(home.device)
+    return requested or [usual_hardware(profile, *counts) for profile in likely]
 
 
-def _other_device_fallbacks(plan: Plan, rows: Int, by_device: bool) -> Iterator[Fallback]:
+def _rows_elsewhere(plan: Plan, rows: Int, by_device: bool) -> Iterator[int]:
     """The best on each of the devices that the request names, else one a vendor."""
     covered: set[str] = set()
 
@@ -234,8 +234,7 @@ def _other_device_fallbacks(plan: Plan, rows: Int, by_device: bool) -> Iterator[
 
     for row in _startable_rows(plan, (row for row in rows if place(int(row)) not in covered)):
         covered.add(place(row))
-        hardware = {"hardware": _hardware_values(plan.setting(row).cluster.request)}
-        yield _fallback("other-device", plan, row, hardware)
+        yield row
 
 
 def _hardware_values(hardware: HardwareRequest | None) -> dict[str, Any]:
@@ -244,11 +243,9 @@ def _hardware_values(hardware: HardwareRequest | None) -> dict[str, Any]:
 
 def likely_devices(home: Device) -> list[Device]:
     """Devices for rent on demand that are nearest in memory, a few of each vendor."""
-    rented = {offer.device for offer in all_offers() if offer.commitment == "on-demand"} - {
-        home.name
-    }
+    rented = {offer.device for offer in all_offers() if offer.commitment == "on-demand"}
     by_vendor: dict[str, list[Device]] = {}
-    for profile in map(device_profile, sorted(rented & set(device_names()))):
+    for profile in map(device_profile, sorted(rented & set(device_names()) - {home.name})):
         by_vendor.setdefault(profile.vendor, []).append(profile)
     nearest = [
         sorted(group, key=lambda d: abs(np.log(d.usable_memory_bytes / home.usable_memory_bytes)))
@@ -257,10 +254,11 @@ def likely_devices(home: Device) -> list[Device]:
     return [profile for group in nearest for profile in group[:OTHERS_A_VENDOR]]
 
 
-def usual_hardware(profile: Device, gpus: int) -> HardwareRequest:
-    """As many devices of another kind, in nodes as they are usual."""
+def usual_hardware(profile: Device, gpus: int, nodes: int | None = None) -> HardwareRequest:
+    """As many devices of another kind in usual nodes, or that many at most in each of ``nodes``."""
     per_node = min(gpus, profile.node.devices)
-    return HardwareRequest(device=profile.name, per_node=per_node, nodes=math.ceil(gpus / per_node))
+    nodes = nodes or math.ceil(gpus / per_node)
+    return HardwareRequest(device=profile.name, per_node=per_node, nodes=nodes)
 
 
 # Training: every fallback is the same split with one thing changed (fewer devices may have to keep
@@ -300,22 +298,14 @@ def _trained_on_fewer(decision: Decision) -> Iterator[Fallback]:
 
 def _trained_elsewhere(decision: Decision, request: PlanRequest) -> Iterator[Fallback]:
     """The split on each other device that the request names, else on one a vendor."""
-    split = decision.candidate
-    if clusters := _requested_clusters(decision, request):
-        for hardware in clusters:
-            yield from _training_fallback(
-                decision, "other-device", {"hardware": _hardware_values(hardware)}, split
-            )
-        return
     vendors: set[str] = set()
-    home = decision.cluster
-    for profile in likely_devices(home.device):
-        if profile.vendor in vendors:
+    for hardware in _other_clusters(decision, request):
+        vendor = device_profile(hardware.device).vendor
+        if vendor in vendors and not request.options.hardware:
             continue
-        per_node = min(home.per_node, profile.node.devices)
-        nodes = {"device": profile.name, "per_node": per_node, "nodes": home.nodes}
-        for fallback in _training_fallback(decision, "other-device", {"hardware": nodes}, split):
-            vendors.add(profile.vendor)
+        changes = {"hardware": _hardware_values(hardware)}
+        for fallback in _training_fallback(decision, "other-device", changes, decision.candidate):
+            vendors.add(vendor)
             yield fallback
 
 
@@ -330,3 +320,23 @@ def _training_fallback(
         return
     if plan.feasible[row] and not start_reasons(plan, row):
         yield _fallback(kind, plan, row, changes)
+
+
+# Words
+
+
+def fallback_title(recipe: Recipe, fallback: Fallback) -> str:
+    """A fallback for a person: what kind it is, what it runs on, and what it changes."""
+    words = [split_name(fallback.candidate), *fallback_changes(recipe, fallback)]
+    kind = fallback.kind.replace("-", " ")
+    return f"{kind}: {fallback.gpus} × {fallback.device}, {'; '.join(words)}"
+
+
+def fallback_changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
+    """Yield the formats, and the fields of the request, that a fallback has otherwise."""
+    for name, part in _FORMATS.items():
+        if (value := fallback.candidate.get(name)) != recipe.candidate.get(name):
+            yield f"{part} in {value}"
+    plain = {name: value for name, value in fallback.changes.items() if not isinstance(value, dict)}
+    if plain:
+        yield change_label(plain)

@@ -167,10 +167,10 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
 
 def _rule_layer(rule: Rule) -> Layer:
     """The layer of a rule of hardware: what it is held against."""
-    when = rule.when
-    if when.vendors or when.runtimes or when.architectures:
+    facts = rule.when.keys()
+    if facts & {"vendors", "runtimes", "architectures"}:
         return "architecture"
-    return "device" if when.networks or when.rack_scale is not None else "base"
+    return "device" if facts & {"networks", "rack_scale"} else "base"
 
 
 def shared_environment(started: Launch) -> dict[str, str]:

@@ -68,11 +68,10 @@ def read_published(
     if any(isinstance(rendered.get(name), Mapping) for name in _POOLS):
         message = "has separate pools for prompts, so it is not one command."
         raise InputError(message, field="convert", hint="Convert each pool's command.")
-    if isinstance(document.get("model_path"), str):
-        return _published_options("sglang", document)
-    if isinstance(document.get("model"), str):
-        return _published_options("vllm", document)
-    forms = ", ".join((*_WORDS, "families", "model_path", "model"))
+    for field_name in _PROGRAMS:
+        if isinstance(document.get(field_name), str):
+            return _published_options(field_name, document)
+    forms = ", ".join((*_WORDS, "families", *_PROGRAMS))
     hint = f"A published recipe has one of {forms}."
     raise InputError("is not in a known form.", field="convert", hint=hint)
 
@@ -114,16 +113,16 @@ def _published_variables(value: Any) -> dict[str, str]:
     return dict(pairs)
 
 
-_PROGRAMS = {"vllm": ["vllm", "serve"], "sglang": ["python3", "-m", "sglang.launch_server"]}
+_SGLANG = ("python3", "-m", "sglang.launch_server")
+# Programs by the option that names their model, and whether it is a word of their command instead.
+_PROGRAMS = {"model_path": (_SGLANG, False), "model": (("vllm", "serve"), True)}
 
 
-def _published_options(engine: str, document: Mapping[str, Any]) -> Published:
-    """A file of an engine's options (``tensor_parallel_size: 8``); vLLM's model is a word."""
-    rest = dict(document)
-    words = list(_PROGRAMS[engine])
-    if engine == "vllm":
-        words.append(check_name(str(rest.pop("model")), "convert.model"))
-    return Published(command=[*words, *_option_words(rest)])
+def _published_options(field_name: str, document: Mapping[str, Any]) -> Published:
+    """A file of an engine's options (``tensor_parallel_size: 8``)."""
+    rest, (program, is_word) = dict(document), _PROGRAMS[field_name]
+    words = [check_name(str(rest.pop(field_name)), "convert.model")] if is_word else []
+    return Published(command=[*program, *words, *_option_words(rest)])
 
 
 def _option_words(options: Mapping[str, Any]) -> Iterator[str]:
@@ -191,7 +190,7 @@ def _cookbook_server(
     path = str(configuration.get("quantized_model_path") or model)
     extra = engine.get("extra_args")
     words = [
-        *_PROGRAMS["sglang"],
+        *_SGLANG,
         *_flag_words("--model-path", [path]),
         *_option_words(flags),
         *map(str, extra if isinstance(extra, list) else []),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from recipe_core.base.errors import InputError
@@ -12,6 +12,7 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest, is_profile_path, read_profile, split_count
 from recipe_core.recipe.build import Additions, make_recipe, recipe_request, redecide
 from recipe_core.recipe.decision import Decision, decide
+from recipe_core.recipe.fallbacks import usual_hardware
 from recipe_core.recipe.options import LAYERS, Layer, passing_on, shared_environment
 from recipe_core.recipe.place import Parameters
 from recipe_core.recipe.schema import Recipe
@@ -46,13 +47,9 @@ class Resolved:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
-        machine = self.machine
+        facts = ("device", "count", "engine")
         return {
-            "machine": {
-                "device": machine.device,
-                "count": machine.count,
-                "engine": machine.engine,
-            },
+            "machine": {name: getattr(self.machine, name) for name in facts},
             "applied": list(self.applied),
             "kept": list(self.kept_out),
             "provenance": dict(self.provenance),
@@ -68,10 +65,8 @@ def hardware_named(text: str, field: str = "hardware", *, files: bool = False) -
     name, count = split_count(text, field)
     custom = read_profile(name) if files and is_profile_path(name) else None
     profile = device_profile(custom or name)
-    total = count or profile.node.devices
-    per_node = min(total, profile.node.devices)
-    nodes = math.ceil(total / per_node)
-    return HardwareRequest(device=custom or profile.name, per_node=per_node, nodes=nodes)
+    hardware = usual_hardware(profile, count or profile.node.devices)
+    return hardware.model_copy(update={"device": custom or profile.name})
 
 
 def machine_of(hardware: HardwareRequest, recipe: Recipe) -> Machine:
@@ -107,11 +102,10 @@ def resolve_recipe(recipe: Recipe, machine: Machine) -> Resolved:
         settings = change.applied(settings)
         layers |= {field: variant.layer(field) for field in _changed_fields(change)}
         applied.append(variant.name)
-        for field in refused:
-            sentence = (
-                f"{field} stays as the {layers[field]} set it; {variant.name} would change it"
-            )
-            sentences.append(sentence)
+        sentences += [
+            f"{field} stays as the {layers[field]} set it; {variant.name} would change it"
+            for field in refused
+        ]
     return Resolved(machine, settings, layers, tuple(applied), tuple(sentences))
 
 
@@ -145,6 +139,25 @@ def recipe_for(
     Raises:
         NoAnswer: when it cannot run there.
     """
+    request, resolved, decision = request_elsewhere(recipe, hardware, folders=folders)
+    additions = Additions(parameters=_place_elsewhere(recipe, decision), variants=recipe.variants)
+    moved = make_recipe(request, additions, folders=folders)
+    layers = {
+        name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
+    }
+    return moved.model_copy(update={"provenance": layers}).locked(), resolved
+
+
+def request_elsewhere(
+    recipe: Recipe, hardware: HardwareRequest, *, folders: bool = True
+) -> tuple[PlanRequest, Resolved, Decision]:
+    """The request of a recipe on other hardware, with what its variants set there.
+
+    And the decision about it before their options are passed on.
+
+    Raises:
+        NoAnswer: when it cannot run there.
+    """
     resolved = resolve_recipe(recipe, machine_of(hardware, recipe))
     changes = {
         "hardware": hardware.model_dump(mode="json", exclude_none=True),
@@ -157,12 +170,7 @@ def recipe_for(
     computed = decision.started()
     options = _to_pass("options", recipe, resolved, computed.options)
     environment = _to_pass("environment", recipe, resolved, shared_environment(computed))
-    additions = Additions(parameters=_place_elsewhere(recipe, decision), variants=recipe.variants)
-    moved = make_recipe(passing_on(request, options, environment), additions, folders=folders)
-    layers = {
-        name: resolved.provenance.get(name, layer) for name, layer in moved.provenance.items()
-    }
-    return moved.model_copy(update={"provenance": layers}).locked(), resolved
+    return passing_on(request, options, environment), resolved, decision
 
 
 def _place_elsewhere(recipe: Recipe, decision: Decision) -> Parameters:
@@ -220,31 +228,27 @@ def with_variants(
         NoAnswer: when nothing can run on one of them.
     """
     candidate = request.candidate.model_dump(exclude_none=True) if request.candidate else {}
+    candidate |= {"engine": recipe.engine.name}
     recipes = []
     for cluster in clusters:
-        changes = {
-            "hardware": cluster.model_dump(mode="json", exclude_none=True),
-            "candidate": {**candidate, "engine": recipe.engine.name},
-        }
-        recipes.append(make_recipe(change(request, changes), additions, folders=folders))
+        hardware = cluster.model_dump(mode="json", exclude_none=True)
+        elsewhere = change(request, {"hardware": hardware, "candidate": candidate})
+        recipes.append(make_recipe(elsewhere, additions, folders=folders))
     recipes.sort(key=lambda target: (target.device.name, target.device.count))
-    variants = []
-    for n, target in enumerate(recipes):
-        larger = next((r for r in recipes[n + 1 :] if r.device.name == target.device.name), None)
-        variants.append(
-            _recipe_variant(recipe, target, larger.device.count - 1 if larger else None)
-        )
+    pairs = zip_longest(recipes, recipes[1:])
+    variants = [_recipe_variant(recipe, target, larger) for target, larger in pairs]
     return recipe.model_copy(update={"variants": (*recipe.variants, *variants)}).locked()
 
 
-def _recipe_variant(recipe: Recipe, target: Recipe, at_most: int | None) -> Variant:
+def _recipe_variant(recipe: Recipe, target: Recipe, larger: Recipe | None) -> Variant:
     change = settings_change(settings_of(recipe), settings_of(target))
     device, layers = target.device, target.provenance
+    at_most = None
+    if larger is not None and larger.device.name == device.name:
+        at_most = larger.device.count - 1
     return Variant(
+        **dict(change),
         name=f"{device.name}-{device.count}",
         when=When(device=device.name, count=Range(at_least=device.count, at_most=at_most)),
         layers={field: layers[field] for field in _changed_fields(change) if field in layers},
-        remove=change.remove,
-        set=change.set,
-        add=change.add,
     )

@@ -95,25 +95,19 @@ class When(DescribedModel):
 
     def holds(self, machine: Machine) -> bool:
         """Return whether every condition is met."""
-        names = (
-            (self.vendor, machine.vendor),
-            (self.architecture, machine.architecture),
-            (self.device, machine.device),
-        )
-        ranged = ((self.count, machine.count), (self.memory_bytes, machine.memory_bytes))
+        names = ((name, getattr(machine, name)) for name in ("vendor", "architecture", "device"))
+        ranges = ((self.count, machine.count), (self.memory_bytes, machine.memory_bytes))
         return (
-            all(name is None or name == actual for name, actual in names)
-            and all(span is None or actual in span for span, actual in ranged)
+            all(getattr(self, name) in (None, actual) for name, actual in names)
+            and all(span is None or actual in span for span, actual in ranges)
             and (self.engine is None or _is_version(self.engine, machine))
         )
 
     @property
     def exactness(self) -> int:
         """3 where it names a device, 2 an architecture, 1 a vendor, else 0."""
-        for score, condition in ((3, self.device), (2, self.architecture), (1, self.vendor)):
-            if condition:
-                return score
-        return 0
+        conditions = enumerate((self.vendor, self.architecture, self.device), 1)
+        return max((score for score, condition in conditions if condition), default=0)
 
 
 def _is_version(text: str, machine: Machine) -> bool:

@@ -29,7 +29,8 @@ Policy = Literal[
 ]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 Metric = Literal["waiting", "running", "in-flight", "kv-usage", "request-rate"]
-Replicas = Annotated[int, Field(ge=0, le=4096)]
+MOST_REPLICAS = 4096
+Replicas = Annotated[int, Field(ge=0, le=MOST_REPLICAS)]
 Seconds = Annotated[float, Field(ge=0, le=86_400, allow_inf_nan=False)]
 Step = Annotated[int, Field(ge=1, le=4096)]
 
@@ -79,7 +80,7 @@ class Scaling(DescribedModel):
     min_replicas: Replicas = 1
     """Fewest replicas; 0 ends the last one when nothing comes."""
 
-    max_replicas: Annotated[int, Field(ge=1, le=4096)] = 1
+    max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = 1
     """Most replicas."""
 
     triggers: Annotated[tuple[Trigger, ...], Field(max_length=5)] = ()

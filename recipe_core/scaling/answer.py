@@ -1,11 +1,11 @@
 """From a request to its answer over time: every policy searched, simulated and held to bounds.
 
 Where the request states ``options.scaling``, exactly that is simulated; where it does not, the
-parameters of every policy are searched (module ``search``) over the hardest day. The best few of
-each are then simulated over the whole time, and the cheapest that reaches the wanted share is the
-policy's answer. Its hardest day is repeated under other chances (starts, failures, reclaims) and
-with quick and slow starts, which gives the share its range. The best policy's worst hour is looked
-at request by request (module ``confirm``).
+parameters of every policy are searched (module ``search``) over the hardest day, but for a fixed
+number, which is found (module ``bounds``). The best few are then simulated over the whole time, and
+the cheapest that reaches the wanted share is the policy's answer. Its hardest day is repeated under
+other chances (starts, failures, reclaims) and with quick and slow starts, which gives the share its
+range. The best policy's worst hour is looked at request by request (module ``simulated``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from recipe_core.base import budget
+from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
 from recipe_core.request.schema import PlanRequest
@@ -34,7 +35,7 @@ from recipe_core.scaling.result import (
 )
 from recipe_core.scaling.scenario import Deployment, prepare_deployment
 from recipe_core.scaling.search import ROUNDS, search_policies
-from recipe_core.scaling.simulated import STEP_S, Simulation, check_worst_hour
+from recipe_core.scaling.simulated import Simulation, check_worst_hour
 from recipe_core.scaling.summary import Replays, compare_cost, load_answer, policy_answer
 from recipe_core.scaling.traces.trace import Rates, Trace
 
@@ -75,7 +76,7 @@ def simulate_over_time(
 
     Raises:
         InputError: for a request without a load over time or a limit on time, unknown names.
-        NoAnswer: where no split can run within the limits.
+        NoAnswer: where no split can run within the limits, and for a schedule of a flat load.
     """
     names = policies_named(policies)
     deployment = prepare_deployment(
@@ -83,16 +84,22 @@ def simulate_over_time(
     )
     scaling = request.options.scaling
     searched = _policies_to_search(scaling, names)
-    rounds = ROUNDS if searched else 0
+    rounds = len(ROUNDS) if searched else 0
     with budget.track_task(2 + rounds + REPLAYS + 1):
         simulation = Simulation.of(deployment)
         budget.count_step()
-        finalists = _search_finalists(simulation, searched, deployment.attainment)
+        always, bounds = _simulate_bounds(simulation, deployment)
+        budget.count_step()
+        finalists = _search_finalists(simulation, searched, always, deployment.attainment)
         if scaling is not None and (names is None or scaling.policy in names):
             finalists[scaling.policy] = [scaling]
+        if not finalists:
+            raise NoAnswer(
+                "schedule: every hour needs the same, so there is nothing to schedule.",
+                field="policies",
+                hint="Compare the policy fixed, or leave policies out.",
+            )
         replays = _replay_finalists(simulation, finalists, deployment.attainment)
-        bounds = _simulate_bounds(simulation, deployment)
-        budget.count_step()
         answer = _build_over_time_answer(deployment, simulation, replays, bounds)
         budget.count_step()
     return answer
@@ -105,17 +112,21 @@ def _policies_to_search(scaling: Scaling | None, names: Sequence[Policy] | None)
 
 
 def _search_finalists(
-    simulation: Simulation, policies: Sequence[Policy], attainment: float
+    simulation: Simulation, policies: Sequence[Policy], always: Scaling, attainment: float
 ) -> dict[Policy, list[Scaling]]:
     """The best few parameters of each policy; policies that are nothing of their own are left out.
 
-    As a schedule is where every hour needs the same.
+    As a schedule is where every hour needs the same. The fewest replicas that are always enough are
+    known.
     """
     if not policies:
         return {}
-    spaces = [space_of(policy, simulation.need) for policy in policies]
+    spaces = [space_of(policy, simulation.need) for policy in policies if policy != always.policy]
     best = search_policies(spaces, simulation.part(SEARCHED_DAYS).outcomes, attainment)
-    return {policy: [trial.scaling for trial in tried] for policy, tried in best.items() if tried}
+    fixed = {always.policy: [always]} if always.policy in policies else {}
+    return fixed | {
+        policy: [trial.scaling for trial in tried] for policy, tried in best.items() if tried
+    }
 
 
 def _replay_finalists(
@@ -157,13 +168,12 @@ def _with_ranges(
     }
 
 
-def _simulate_bounds(simulation: Simulation, deployment: Deployment) -> Bounds:
+def _simulate_bounds(simulation: Simulation, deployment: Deployment) -> tuple[Scaling, Bounds]:
+    """Return the fixed number that is always enough, and both bounds."""
     fleet, load, attainment = simulation.fleet, simulation.load, deployment.attainment
-    peak = always_peak(fleet, load, attainment, interval_s=simulation.interval_s, step_s=STEP_S)
-    count = int(peak.most_replicas)
+    always, peak = always_peak(fleet, load, simulation.outcomes, attainment)
     clairvoyant_outcome = clairvoyant(fleet, load, attainment, interval_s=simulation.interval_s)
-    always = Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-    return Bounds(
+    return always, Bounds(
         always_peak=policy_answer("always_peak", always, Replays(peak), fleet, attainment),
         clairvoyant=policy_answer(
             "clairvoyant", None, Replays(clairvoyant_outcome), fleet, attainment
@@ -198,7 +208,7 @@ def _build_over_time_answer(
         usd_per_replica_hour=fleet.usd_per_hour,
         price_basis=deployment.price_basis,
         service=ServiceAnswer(
-            requests_per_s=simulation.need.capacity_per_s, slots=fleet.service.slots
+            requests_per_s=simulation.need.capacity_per_s, slots=fleet.service.rules.slots
         ),
         start=_build_start_answer(deployment),
         load=load_answer(simulation.load),

@@ -16,10 +16,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.estimates.serving.scheduler import Replica, Requests
 from recipe_core.scaling.fleet import Fleet, Service
 from recipe_core.scaling.outcome import latencies
-from recipe_core.scaling.replica import Records, Replica, Steps
-from recipe_core.scaling.service import Curve, curve_of, run_closed_loop, sample_begun_requests
+from recipe_core.scaling.service import (
+    Curve,
+    curve_of,
+    requests_of,
+    run_closed_loop,
+    sample_begun_requests,
+)
 from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 
@@ -104,10 +110,9 @@ def _locate_groups(replicas: Float) -> tuple[Int, Float]:
 def shares_of(fleet: Fleet, load: Load) -> Shares:
     """The shares of a fleet's service and limits under a load; the same ones are computed once."""
     service, lengths = fleet.service, load.lengths
-    numbers = [getattr(service, name) for name in service.__dataclass_fields__]
     arrays = (lengths.input_tokens, lengths.output_tokens, lengths.weight)
     key = (
-        *(np.asarray(n, dtype=float).tobytes() for n in numbers),
+        service,
         *(a.tobytes() for a in arrays),
         load.burstiness,
         tuple(sorted(fleet.limits_s.items())),
@@ -133,7 +138,7 @@ class _Sample:
 def _measure_shares(
     service: Service, lengths: Lengths, burstiness: float, limits_s: Mapping[str, float]
 ) -> Shares:
-    curve, steps = curve_of(service, lengths), Steps(service)
+    curve = curve_of(service, lengths)
     rates = np.array(OPEN) * curve.fastest
     steady = np.interp(rates, curve.rate, curve.in_flight)
     crowded = steady[-1] + (curve.full - steady[-1]) * np.array(CROWDED)
@@ -144,9 +149,11 @@ def _measure_shares(
             trace, begun = _draw_arrivals(
                 lengths, rate * group, flight * group, counted, burstiness
             )
-            column.append(_sample_steady_state(steps, trace, begun, group, limits_s))
+            column.append(_sample_steady_state(service, trace, begun, group, limits_s))
         samples.append(column)
-    full = [_sample_crowded_replica(steps, lengths, float(flight), limits_s) for flight in crowded]
+    full = [
+        _sample_crowded_replica(service, lengths, float(flight), limits_s) for flight in crowded
+    ]
     longest = max(float(s.slack_s[np.isfinite(s.slack_s)].max(initial=0.0)) for s in samples[0])
     waits_s = np.concatenate([[0.0], np.geomspace(0.01, 1.0, WAITS - 2), [1.001]])
     waits_s = waits_s * (longest if longest > 0 else 1.0)
@@ -221,28 +228,25 @@ def _draw_arrivals(
 
 
 def _sample_steady_state(
-    steps: Steps, trace: Trace, begun: int, group: int, limits_s: Mapping[str, float]
+    service: Service, trace: Trace, begun: int, group: int, limits_s: Mapping[str, float]
 ) -> _Sample:
     """A group of replicas under arrivals; the first fifth of them is not counted."""
-    service = steps.service
-    inputs = trace.input_tokens.astype(float)
-    records = Records.of(service, inputs, trace.output_tokens.astype(float))
-    delay_s = service.request_s + service.request_token_s * inputs
+    requests = requests_of(service, trace.input_tokens, trace.output_tokens, begun)
+    delay_s = service.request_s + service.request_token_s * trace.input_tokens
     reached = trace.arrival_s + delay_s
     reached[:begun] = 0.0
-    records.prompt[:begun] = [1.0] * begun
-    run_group(steps, records, reached, group)
+    run_group(service, requests, reached, group)
     first = begun + (len(trace) - begun) // 5
     counted = np.arange(first, len(trace))
     sample = _sample_counted_requests(
-        service, trace, records, trace.arrival_s, reached, counted, limits_s
+        service, trace, requests, trace.arrival_s, reached, counted, limits_s
     )
     return replace(sample, waiting=sample.waiting / group, met=sample.met / group)
 
 
-def run_group(steps: Steps, records: Records, reached: Float, group: int) -> None:
+def run_group(service: Service, requests: Requests, reached: Float, group: int) -> None:
     """Replicas among which a router sends each request to the one with fewest in flight."""
-    replicas = [Replica(number, steps, records) for number in range(group)]
+    replicas = [Replica(service.rules, service.times, requests) for _ in range(group)]
     order = np.argsort(reached, kind="stable")
     for request, at in zip(order.tolist(), reached[order].tolist(), strict=True):
         for replica in replicas:
@@ -256,30 +260,27 @@ def run_group(steps: Steps, records: Records, reached: Float, group: int) -> Non
 
 
 def _sample_crowded_replica(
-    steps: Steps, lengths: Lengths, flight: float, limits_s: Mapping[str, float]
+    service: Service, lengths: Lengths, flight: float, limits_s: Mapping[str, float]
 ) -> _Sample:
     """A replica with always so many requests inside; they have no wait but for a step."""
     in_flight = max(round(flight), 1)
-    records, outputs = run_closed_loop(steps, lengths, in_flight, 2 * in_flight + _COUNTED[0])
-    entered = np.array(records.entered)
-    tokens = outputs.astype(np.int64)
+    requests = run_closed_loop(service, lengths, in_flight, 2 * in_flight + _COUNTED[0])
+    entered, tokens = np.array(requests.entered), np.array(requests.outputs)
     trace = Trace(entered, tokens, tokens)
-    counted = np.arange(in_flight, len(outputs) - in_flight)
-    return _sample_counted_requests(
-        steps.service, trace, records, entered, entered, counted, limits_s
-    )
+    counted = np.arange(in_flight, len(tokens) - in_flight)
+    return _sample_counted_requests(service, trace, requests, entered, entered, counted, limits_s)
 
 
 def _sample_counted_requests(
     service: Service,
     trace: Trace,
-    records: Records,
+    requests: Requests,
     sent: Float,
     reached: Float,
     counted: Int,
     limits_s: Mapping[str, float],
 ) -> _Sample:
-    first, done = np.array(records.first), np.array(records.done)
+    first, done = np.array(requests.first), np.array(requests.done)
     ttft_s, tpot_s, latency_s = (
         figure[counted] for figure in latencies(service, trace, first, done)
     )
@@ -289,7 +290,7 @@ def _sample_counted_requests(
             slack_s = np.minimum(slack_s, limits_s[name] - figure)
     slack_s = np.where(tpot_s <= limits_s.get("tpot_s", np.inf), slack_s, -np.inf)
     slack_s = np.where(slack_s >= 0, slack_s, -np.inf)
-    waited_s = np.array(records.entered)[counted] - reached[counted]
+    waited_s = np.array(requests.entered)[counted] - reached[counted]
     span_s = max(float(sent[counted[-1]] - sent[counted[0]]), 1e-12)
     inside_s = float((done[counted] - reached[counted]).sum())
     return _Sample(slack_s, float(ttft_s.mean()), float(waited_s.sum()) / span_s, inside_s / span_s)

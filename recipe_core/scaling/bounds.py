@@ -5,72 +5,68 @@ What others cost lies between them. Both are of the same model as the flow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.request.scaling import MOST_REPLICAS, Scaling
 from recipe_core.scaling.attainment import ATTAINMENT, GROUPS, replicas_for, shares_of
-from recipe_core.scaling.fleet import Fleet, Signals
-from recipe_core.scaling.fluid import arrivals_of, simulate_flow
+from recipe_core.scaling.fleet import Fleet
+from recipe_core.scaling.fluid import arrivals_of
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.traces.loads import Load
+
+# The outcomes of policies, one a column.
+Simulate = Callable[[Sequence[Scaling]], Sequence[Outcome]]
 
 _TRIED = 12
 _RATES = 400
 
 
-@dataclass(slots=True)
-class Constant:
-    """A controller that always wants the same numbers of replicas, one a column."""
+def find_fewest_replicas(
+    simulate: Simulate, first_replicas: int, attainment: float, *, reachable: bool = True
+) -> tuple[Scaling, Outcome]:
+    """Return the smallest fixed number of replicas that reaches the attainment, and its outcome.
 
-    replicas: Float
-    interval_s: float = 60.0
+    Exact, as a share grows with the replicas: several numbers side by side, then those between the
+    last that is too small and the first that is enough. A sampler would promise no number.
 
-    def decide(self, signals: Signals) -> Float:
-        return np.broadcast_to(self.replicas, signals.ready.shape)
+    Args:
+        simulate: simulates policies, one a column.
+        first_replicas: to begin with; where even these are too few (events), more are tried.
+        attainment: share of requests that must keep the limits.
+        reachable: whether any number reaches it; else ``first_replicas`` are simulated.
+    """
+    low, high = 0, min(first_replicas, MOST_REPLICAS)
+    best: tuple[Scaling, Outcome] | None = None
+    while best is None or high - low > 1:
+        counts = np.unique(np.linspace(low + 1, high, _TRIED).round()).astype(int).tolist()
+        scalings = [Scaling(policy="fixed", min_replicas=n, max_replicas=n) for n in counts]
+        tried = list(zip(scalings, simulate(scalings), strict=True))
+        enough = [k for k, (_, outcome) in enumerate(tried) if outcome.attainment >= attainment]
+        if not enough:
+            if best is not None or not reachable or high == MOST_REPLICAS:
+                return best or tried[-1]
+            low, high = high, min(2 * high, MOST_REPLICAS)
+            continue
+        k = enough[0]
+        best = tried[k]
+        low, high = counts[k - 1] if k else low, counts[k]
+    return best
 
 
 def always_peak(
-    fleet: Fleet,
-    load: Load,
-    attainment: float = ATTAINMENT,
-    *,
-    seed: int = 0,
-    interval_s: float | None = None,
-    step_s: float | None = None,
-) -> Outcome:
-    """The outcome of the smallest constant number of replicas that reaches the attainment.
+    fleet: Fleet, load: Load, simulate: Simulate, attainment: float = ATTAINMENT
+) -> tuple[Scaling, Outcome]:
+    """Return the smallest fixed number of replicas that reaches the attainment, and its outcome.
 
-    Found by simulating several numbers side by side, between one and what the highest rate needs;
-    where even that is too few (events), more. With a lone request beyond the limits no number
-    reaches it: then what the highest rate needs is simulated.
+    It is the policy ``fixed`` with the best of its parameters. With a lone request beyond the
+    limits no number reaches it: then what the highest rate needs is simulated.
     """
-    low, high = 0, max(int(replicas_for(fleet, load, load.rates, attainment).max()), 1)
-    best: Outcome | None = None
+    peak = max(int(replicas_for(fleet, load, load.rates, attainment).max()), 1)
     reachable = float(shares_of(fleet, load).share[-1, 0, 0]) >= attainment
-    while best is None or high - low > 1:
-        counts = np.unique(np.linspace(low + 1, high, _TRIED).round())
-        outcomes = simulate_flow(
-            fleet,
-            load,
-            Constant(counts),
-            columns=len(counts),
-            begin=counts,
-            seed=seed,
-            interval_s=interval_s,
-            step_s=step_s,
-        )
-        enough = [k for k, outcome in enumerate(outcomes) if outcome.attainment >= attainment]
-        if not enough:
-            if best is not None or not reachable or high > 64 * (low + 1) + 4096:
-                return best or outcomes[-1]
-            low, high = high, 2 * high
-            continue
-        k = enough[0]
-        best = outcomes[k]
-        low, high = int(counts[k - 1]) if k else low, int(counts[k])
-    return best
+    return find_fewest_replicas(simulate, peak, attainment, reachable=reachable)
 
 
 def clairvoyant(

@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.estimates.serving.scheduler import Requests, Rules, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,59 +72,42 @@ class Controller(Protocol):
         ...
 
 
-NO_TABLE = np.zeros(0)
+def computed_tokens(input_tokens: Float, prefix_hit: float) -> Float:
+    """Return tokens of prompts that are not found in the cache; at least one of each."""
+    return np.maximum(input_tokens - np.floor(input_tokens * prefix_hit), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The speed of one replica: continuous batching as a shared processor.
+    """The scheduler of one replica, its rules and step times, and what is around it.
 
-    A step gives each of the ``n`` requests that decode ``tokens_per_step`` tokens and takes
-    ``step_s[n]``; while prompts wait, it also computes up to ``chunk_tokens`` of them (those that
-    decode take theirs first), which adds ``token_s`` for each. Prompts come first come first
-    served; a request enters between two steps while fewer than ``slots`` are inside and the cache
-    of ``pool_tokens`` has room for it.
-
-    step_s: seconds of a step for 0, 1, … slots requests that decode (index 0: none, the fixed time
-    of a step that only computes prompts). token_s: seconds that a prompt token adds to its step.
     request_s: from sending a request to the scheduler, and ``request_token_s`` for each token of
-    its prompt. prefix_hit: share of prompt tokens found in the cache.
-
-    prompt_tokens, prompt_s: seconds that so many prompt tokens add to a step (one row for each n,
-    one column for each of ``prompt_tokens``, which begin with 0), in place of ``token_s``; empty
-    without. tokens_per_step: more than 1 where drafts are accepted. held_share: of its answer, for
-    which a request holds cache, on average over its stay. chunked: prompts may be split. mixes:
-    prompts and decoding share steps. stages, ranks: of a pipeline, and of data-parallel attention
-    with shared experts, which share the prompts of a step. late_steps: steps until a token is with
-    its client; held_tokens: those that the first waits for before it is sent.
+    its prompt. prefix_hit: share of prompt tokens found in the cache. late_steps: steps until a
+    token is with its client; held_tokens: those that the first waits for before it is sent.
     """
 
-    slots: int
-    step_s: Float
-    token_s: float
-    chunk_tokens: float
-    pool_tokens: float
+    rules: Rules
+    times: StepTimes
     request_s: float = 0.0
-    prefix_hit: float = 0.0
     request_token_s: float = 0.0
-    prompt_tokens: Float = field(default_factory=lambda: NO_TABLE)
-    prompt_s: Float = field(default_factory=lambda: NO_TABLE)
-    tokens_per_step: float = 1.0
-    held_share: float = 0.5
-    chunked: bool = True
-    mixes: bool = True
-    stages: int = 1
-    ranks: int = 1
+    prefix_hit: float = 0.0
     late_steps: float = 0.0
     held_tokens: float = 0.0
-    block_tokens: float = 0.0
 
-    def computed(self, input_tokens: Float) -> Float:
-        """Tokens of prompts that are not found in the cache; at least one of each."""
-        return np.maximum(np.floor(input_tokens * (1 - self.prefix_hit) + 0.5), 1.0)
+    def requests(self, input_tokens: Float | Int, output_tokens: Float | Int) -> Requests:
+        """Requests of such lengths that are still to come."""
+        inputs = input_tokens.astype(np.int64)
+        outputs = np.maximum(output_tokens, 1).astype(np.int64)
+        cached = (inputs - computed_tokens(inputs.astype(float), self.prefix_hit)).astype(np.int64)
+        return Requests(inputs.tolist(), outputs.tolist(), cached.tolist())
 
-    def cache_tokens(self, input_tokens: Float, output_tokens: Float) -> Float:
-        return input_tokens + self.held_share * output_tokens + self.block_tokens / 2
+    @property
+    def longest_step_s(self) -> float:
+        """Seconds of a step with the most prompt tokens and requests."""
+        rules, (_, prompts, _, contexts) = self.rules, self.times.axes
+        return self.times.mixed_s(
+            rules.step_tokens, prompts[-1], rules.slots / rules.batches, contexts[-1]
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.scaling.attainment import GROUPS, Shares, shares_of
-from recipe_core.scaling.fleet import Chance, Controller, Fleet, Service, Signals, StartTime
+from recipe_core.scaling.fleet import Chance, Controller, Fleet, Signals, StartTime
 from recipe_core.scaling.groups import (
     CELLS,
     EXPECTED,
@@ -29,8 +29,7 @@ from recipe_core.scaling.groups import (
     split_reduction,
 )
 from recipe_core.scaling.outcome import Outcome
-from recipe_core.scaling.replica import Steps
-from recipe_core.scaling.service import max_requests_inside
+from recipe_core.scaling.service import max_requests_inside, prompt_seconds
 from recipe_core.scaling.traces.loads import Lengths, Load
 
 # Steps of a simulation, about: ten seconds each over a week.
@@ -325,17 +324,6 @@ def by_cells(shares: Shares, figure: Float) -> Float:
     replicas = np.arange(GROUPS[-1] + 1.0)[:, None]
     grid = np.broadcast_arrays(np.minimum(inside, shares.curve.full), replicas)
     return shares.mean(figure, grid[0], grid[1])
-
-
-def prompt_seconds(service: Service, lengths: Lengths) -> float:
-    """Seconds that a replica takes for a mean prompt where prompts fill its steps."""
-    steps, weight = Steps(service), lengths.weight / lengths.weight.sum()
-    tokens = float((service.computed(lengths.input_tokens) * weight).sum())
-    lanes = service.stages * service.ranks
-    chunk = max(service.chunk_tokens, tokens if not service.chunked else 1.0)
-    full_s = float(service.step_s[1]) if service.mixes else float(service.step_s[0])
-    full_s += steps.prompt_s(chunk / lanes, 1)
-    return full_s / chunk * tokens
 
 
 class Drains:

@@ -9,8 +9,9 @@ from math import inf
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.estimates.serving.scheduler import Requests
+from recipe_core.estimates.serving.simulate import reach_client
 from recipe_core.scaling.fleet import Fleet, Service
-from recipe_core.scaling.replica import Records
 from recipe_core.scaling.traces.trace import Trace
 
 HOUR_S = 3600.0
@@ -91,6 +92,17 @@ class Outcome:
         return None if paid is None else paid / self.span_s * MONTH_S
 
 
+# Of a share that equals the wanted one but for its bits.
+SLACK = 1e-12
+
+
+def rank_outcome(attainment: float, rented_s: float, share: float) -> tuple[float, ...]:
+    """Return what sorts the better first: by cost where the share is reached, else by distance."""
+    if attainment >= share - SLACK:
+        return (0.0, rented_s, -attainment)
+    return (1.0, -attainment, rented_s)
+
+
 class Lives:
     """Times of all replicas by number, infinite until they come; what a run counts besides.
 
@@ -121,14 +133,9 @@ def latencies(
     service: Service, trace: Trace, first_s: Float, done_s: Float
 ) -> tuple[Float, Float, Float]:
     """Seconds to first token, between tokens and to the end, of each request, for its client."""
-    outputs = np.maximum(trace.output_tokens, 1).astype(float)
-    more = np.maximum(outputs - 1, 1.0)
-    with np.errstate(invalid="ignore"):
-        token_s = np.where(outputs > 1, (done_s - first_s) / more, 0.0)
-        late_s = service.late_steps * service.tokens_per_step * token_s
-        held_s = np.minimum(service.held_tokens, outputs - 1) * token_s
-        first_s, done_s = first_s + held_s + late_s, done_s + late_s
-        tpot_s = np.where(outputs > 1, (done_s - first_s) / more, 0.0)
+    outputs = np.maximum(trace.output_tokens, 1)
+    late = service.late_steps * service.rules.tokens_per_step
+    first_s, done_s, tpot_s = reach_client(first_s, done_s, outputs, late, service.held_tokens)
     return first_s - trace.arrival_s, tpot_s, done_s - trace.arrival_s
 
 
@@ -160,14 +167,16 @@ def _seconds_since(times: Float, at: Float) -> Float:
 def outcome_of(
     fleet: Fleet,
     trace: Trace,
-    records: Records,
+    requests: Requests,
     lives: Lives,
     span_s: float,
     interval_s: float,
 ) -> Outcome:
     """Totals and series of a simulation by requests."""
     edges = np.append(np.arange(0.0, span_s, interval_s), span_s)
-    entered, first, done = (np.array(t) for t in (records.entered, records.first, records.done))
+    entered, first, done = (
+        np.array(times) for times in (requests.entered, requests.first, requests.done)
+    )
     ttft_s, tpot_s, latency_s = latencies(fleet.service, trace, first, done)
     keeps_limits = keeps_all_limits(fleet.limits_s, ttft_s, tpot_s, latency_s)
     keeps_limits[np.array(sorted(lives.sent_again), dtype=np.int64)] = False
@@ -228,8 +237,7 @@ def _count_delayed(service: Service, trace: Trace, entered: Float, lives: Lives)
     met = np.array(lives.met_start, dtype=np.int64)
     inputs = trace.input_tokens[met]
     reached = trace.arrival_s[met] + service.request_s + service.request_token_s * inputs
-    longest_s = float(service.step_s[-1]) + service.token_s * service.chunk_tokens
-    return int((entered[met] - reached > longest_s).sum())
+    return int((entered[met] - reached > service.longest_step_s).sum())
 
 
 def _rented_s(fleet: Fleet, paid_from: Float, paid_to: Float) -> float:

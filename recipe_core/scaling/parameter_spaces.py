@@ -1,7 +1,7 @@
-"""The space searched of each policy: its parameters as axes, and the policy at a point.
+"""The space searched of each policy: values of its parameters, and the policy at a point of them.
 
 Targets are searched as shares of what a replica holds or serves at its capacity, so that the same
-grid fits a small model and a large one. Numbers are rounded to what autoscalers can be told: whole
+values fit a small model and a large one. Numbers are rounded to what autoscalers can be told: whole
 seconds, targets to a thousandth. Only what a bundle can write is searched.
 """
 
@@ -14,8 +14,9 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
+from optuna.distributions import BaseDistribution, IntDistribution
 
-from recipe_core.base.arrays import Float, Int
+from recipe_core.base.arrays import Int
 from recipe_core.request.over_time import HOUR_S
 from recipe_core.request.scaling import Metric, Period, Policy, Scaling, Trigger
 from recipe_core.scaling.policies.rows import default_of, policy_row
@@ -75,67 +76,37 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
-    """A parameter: its first values, and how finer ones between them are made.
+class Space:
+    """Values of a policy's parameters in their order, and the policy at a point of them.
 
-    integral: only whole numbers. exact: only the first values.
+    at: None where that is nothing new.
     """
 
-    name: str
-    values: tuple[float, ...]
-    integral: bool = False
-    exact: bool = False
-
-    def between(self, low: float, high: float) -> float | None:
-        """A value between two others; None where there is none."""
-        if self.exact:
-            return None
-        if self.integral:
-            middle = (low + high) // 2
-            return float(middle) if low < middle < high else None
-        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
-        return middle if low < middle < high else None
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """A policy's parameters, and what it is at a point of them; None where that is nothing new."""
-
     policy: Policy
-    axes: tuple[Axis, ...]
+    values: Mapping[str, tuple[float, ...]]
     at: Callable[[Point], Scaling | None]
 
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """Places of values, so that near ones are alike, those at both ends are met, and 0 is."""
+        return {name: IntDistribution(0, len(some) - 1) for name, some in self.values.items()}
 
-# Policies without a metric
-
-
-def _fixed_space(need: Need) -> Space:
-    counts = _replica_counts(max(1, need.quantile(0.25)), math.ceil(1.25 * need.peak) + 1, 24)
-
-    def at(point: Point) -> Scaling:
-        count = int(point["replicas"])
-        return Scaling(policy="fixed", min_replicas=count, max_replicas=count)
-
-    return Space("fixed", (Axis("replicas", counts, integral=True),), at)
+    def scaling(self, places: Mapping[str, int]) -> Scaling | None:
+        """Return the policy with the values at these places."""
+        return self.at({name: self.values[name][place] for name, place in places.items()})
 
 
 def _schedule_space(need: Need) -> Space:
-    lead = math.ceil(need.start_s / HOUR_S)
-    axes = (
-        Axis("headroom", (0.0, 0.05, 0.1, 0.2, 0.35, 0.5)),
-        Axis("share", (0.5, 0.9, 1.0), exact=True),
-        Axis("lead", tuple(float(hours) for hours in range(lead + 1)), exact=True),
-        Axis("merge", (0.0, 0.15, 0.4), exact=True),
-    )
-
-    by_share = {share: need.by_hour(share) for share in axes[1].values}
+    leads = tuple(float(hours) for hours in range(math.ceil(need.start_s / HOUR_S) + 1))
+    values = {**policy_row("schedule").search, "lead": leads}
+    by_share = {share: need.by_hour(share) for share in values["share"]}
 
     def at(point: Point) -> Scaling | None:
         hours = by_share[point["share"]]
         hours = np.ceil(hours * (1 + point["headroom"]) - 1e-9).astype(np.int64)
         return schedule_of(hours, lead=int(point["lead"]), merge=point["merge"])
 
-    return Space("schedule", axes, at)
+    return Space("schedule", values, at)
 
 
 def schedule_of(hours: Int, *, lead: int = 0, merge: float = 0.0) -> Scaling | None:
@@ -180,11 +151,14 @@ def _merge_hours(hours: Int, share: float) -> Int:
 
 
 def space_of(policy: Policy, need: Need) -> Space:
-    """Return the space of a policy: its own, or the axes of its row."""
-    if policy in _OWN:
-        return _OWN[policy](need)
+    """Return the space of a policy; of ``fixed`` there is none, see ``bounds``."""
     row = policy_row(policy)
-    axes = tuple(_axis(name, values, need) for name, values in row.search.items())
+    if policy == "schedule":
+        return _schedule_space(need)
+    values = {
+        name: _min_replica_counts(need, zero=some[0] == 0) if name == "least" else some
+        for name, some in row.search.items()
+    }
     metric = _followed_metric(need) if row.several else next(iter(row.metrics), None)
 
     def at(point: Point) -> Scaling:
@@ -206,26 +180,10 @@ def space_of(policy: Policy, need: Need) -> Space:
                 fields[name] = _whole_s(value) if name.endswith("_s") else round(value, 3)
         return Scaling(**fields)
 
-    return Space(policy, axes, at)
-
-
-def _axis(name: str, values: tuple[float, ...], need: Need) -> Axis:
-    if name == "least":
-        counts = _min_replica_counts(need, zero=values[0] == 0)
-        return Axis(name, counts, integral=True, exact=True)
-    return Axis(name, values, exact=name in ("lead", "tolerance"))
-
-
-_OWN: dict[Policy, Callable[[Need], Space]] = {"fixed": _fixed_space, "schedule": _schedule_space}
+    return Space(policy, values, at)
 
 
 # Values
-
-
-def _replica_counts(low: int, high: int, points: int) -> tuple[float, ...]:
-    """Whole numbers from low to high, at most so many of them."""
-    spread = np.unique(np.round(np.geomspace(max(low, 1), max(high, low, 1), points)))
-    return tuple(float(count) for count in spread)
 
 
 def _min_replica_counts(need: Need, *, zero: bool) -> tuple[float, ...]:
@@ -269,9 +227,3 @@ def _round_target(value: float) -> float:
 
 def _whole_s(seconds: float) -> float:
     return float(min(round(seconds), LONGEST_S))
-
-
-def needed_replicas(rates: Float, replicas_of: Callable[[Float], Float]) -> Int:
-    """Whole replicas of every interval; rates that occur again are asked for once."""
-    unique, place = np.unique(rates, return_inverse=True)
-    return np.ceil(np.asarray(replicas_of(unique)) - 1e-9).astype(np.int64)[place]

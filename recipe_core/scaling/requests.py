@@ -21,9 +21,9 @@ from math import inf
 import numpy as np
 
 from recipe_core.base.arrays import Float
+from recipe_core.estimates.serving.scheduler import Replica
 from recipe_core.scaling.fleet import Chance, Controller, Draw, Fleet, Signals
 from recipe_core.scaling.outcome import Lives, Outcome, outcome_of
-from recipe_core.scaling.replica import Records, Replica, Steps
 from recipe_core.scaling.service import Curve, curve_of
 from recipe_core.scaling.traces.loads import Lengths
 from recipe_core.scaling.traces.trace import Trace
@@ -67,7 +67,7 @@ def simulate_requests(
     for _ in range(begin):
         run.begin()
     run.until_done(span_s)
-    return outcome_of(fleet, trace, run.records, run.lives, span_s, interval_s)
+    return outcome_of(fleet, trace, run.requests, run.lives, span_s, interval_s)
 
 
 @dataclass(slots=True)
@@ -95,13 +95,12 @@ class _Run:
     ) -> None:
         service = fleet.service
         self.fleet, self.controller, self.start_hour = fleet, controller, start_hour
-        inputs = trace.input_tokens.astype(float)
-        self.records = Records.of(service, inputs, trace.output_tokens.astype(float))
-        reach = trace.arrival_s + service.request_s + service.request_token_s * inputs
+        self.requests = service.requests(trace.input_tokens, trace.output_tokens)
+        reach = trace.arrival_s + service.request_s + service.request_token_s * trace.input_tokens
         order = np.argsort(reach, kind="stable")
         self._coming = list(zip(reach[order].tolist(), order.tolist(), strict=True))
         self.lives = Lives(len(trace))
-        self._steps, self._chance, self._central = Steps(service), chance, central_queue
+        self._chance, self._central = chance, central_queue
         self._members: dict[int, _Member] = {}  # ordered and not ended, oldest first
         self._starting: dict[int, _Member] = {}
         self._ready: dict[int, _Member] = {}
@@ -165,7 +164,7 @@ class _Run:
                 heappop(loads)
                 continue
             replica = member.replica
-            if self._central and in_flight >= replica.slots:
+            if self._central and in_flight >= replica.rules.slots:
                 return False
             heappop(loads)
             heappush(loads, loads_key(in_flight + 1, number))
@@ -183,18 +182,18 @@ class _Run:
         if member is None or member.replica is None or member.replica.next_at != now:
             return
         replica = member.replica
-        ended = replica.step()
-        if replica.next_at != inf:
-            heappush(self._due, (replica.next_at, number))
-        if ended:
+        while replica.next_at == now:  # what ends is followed by the next step
+            ended = replica.step()
             self._in_flight -= len(ended)
-            if member.ready:
+            if ended and member.ready:
                 heappush(self._loads, loads_key(replica.in_flight, number))
                 self._tidy()
                 if self._gateway:
                     self._open_gateway(now)
-            elif not replica.in_flight:
-                self._end(now, member)
+        if replica.next_at != inf:
+            heappush(self._due, (replica.next_at, number))
+        elif not member.ready:
+            self._end(now, member)
 
     def _open_gateway(self, now: float) -> None:
         while self._gateway and self._route(now, self._gateway[0]):
@@ -218,7 +217,8 @@ class _Run:
         return member
 
     def _become_ready(self, now: float, member: _Member) -> None:
-        member.replica, member.ready = Replica(member.number, self._steps, self.records), True
+        service = self.fleet.service
+        member.replica, member.ready = Replica(service.rules, service.times, self.requests), True
         self._ready[member.number] = member
         self.lives.ready[member.number] = now
         heappush(self._loads, loads_key(0, member.number))
@@ -258,11 +258,10 @@ class _Run:
                 self._drain(now, member)
             return
         self._end(now, member)
-        again = sorted(member.replica.requests()) if member.replica is not None else []
+        again = sorted(member.replica.list_in_flight()) if member.replica is not None else []
         for request in again:
             self.lives.sent_again.add(request)
-            for times in (self.records.entered, self.records.first, self.records.done):
-                times[request] = inf
+            self.requests.reset(request)
             if self._gateway or not self._route(now, request):
                 self._gateway.append(request)
 
@@ -298,8 +297,8 @@ class _Run:
         replicas = [member.replica for member in self._members.values() if member.replica]
         ready = [member.replica for member in self._ready.values() if member.replica]
         inside = sum(replica.inside for replica in replicas)
-        waiting = sum(len(replica.waiting) for replica in replicas) + len(self._gateway)
-        usage = sum(replica.cache_usage for replica in ready) / max(len(ready), 1)
+        waiting = sum(replica.waiting for replica in replicas) + len(self._gateway)
+        usage = sum(replica.cache_usage(now) for replica in ready) / max(len(ready), 1)
         return Signals(
             at_s=now,
             hour=(self.start_hour + now / 3600.0) % 168.0,

@@ -152,8 +152,8 @@ def events_of(
     if not spot:
         return failures
     notices = {name: notice.value for name, notice in failure_file().reclaim_notice_s.items()}
-    known = {trace.provider for trace in failure_file().spot}
-    traces_of = provider if provider in known else None
+    providers = {trace.provider for trace in failure_file().spot}
+    traces_of = provider if provider in providers else None
     return replace(
         failures,
         reclaims_per_hour=count * _median_reclaims(architecture, traces_of),

@@ -1,43 +1,51 @@
 """The service of one replica, from the same physics as its plan.
 
-Step times are those of ``estimates/serving/operators``, as the plan's row has them, at the mean
-context of the requests: for a number of requests that decode, and for prompt tokens beside them. A
+Rules and step times are those of ``estimates/serving/simulate``, for the lengths of the load. A
 replica is one server: a data-parallel group that shares experts is one, its ranks work side by
 side; other data-parallel replicas are servers of their own. Scales that own runs taught multiply
 steps and prompts, so that queues grow with them.
-
-Left out: steps that grow with the context of the requests that happen to be inside (their mean
-counts), requests that are put back when the cache overflows (a request is admitted when what it
-holds on average fits), looks for requests every so many steps only.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import NoAnswer
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.continuous_batching import request_overheads
-from recipe_core.estimates.serving.kernels import Step, total
-from recipe_core.estimates.serving.operators import serving_step_parts
+from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.pooling import most_prompts
-from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
+from recipe_core.estimates.serving.scheduler import (
+    Replica,
+    Requests,
+    Rules,
+    StepTimes,
+    run_replica,
+)
+from recipe_core.estimates.serving.simulate import (
+    NODES,
+    client_delays,
+    geometric_nodes,
+    scheduler_rules,
+    tabulate_steps,
+)
+from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.splits import row_estimates
-from recipe_core.scaling.fleet import Service
-from recipe_core.scaling.replica import Records, Replica, Steps
+from recipe_core.scaling.fleet import Service, computed_tokens
 from recipe_core.scaling.traces.loads import Lengths
 
+ENDLESS = 1e15  # tokens of a cache that nothing fills
 POINTS = 14
 # Requests of a point: fewest, and for each one in flight.
 _EACH = (300, 3)
 _KEPT = 32
-_curves: OrderedDict[tuple[bytes, ...], Curve] = OrderedDict()
+_curves: OrderedDict[tuple[object, ...], Curve] = OrderedDict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,7 @@ class Curve:
 def curve_of(service: Service, lengths: Lengths) -> Curve:
     """The curve of a service and lengths; the same ones are computed once."""
     arrays = (lengths.input_tokens, lengths.output_tokens, lengths.weight)
-    numbers = [getattr(service, name) for name in service.__dataclass_fields__]
-    key = (*(np.asarray(n, dtype=float).tobytes() for n in numbers), *(a.tobytes() for a in arrays))
+    key = (service, *(array.tobytes() for array in arrays))
     if key not in _curves:
         _curves[key] = _measure_curve(service, lengths)
         if len(_curves) > _KEPT:
@@ -81,12 +88,13 @@ def share_alone(service: Service, lengths: Lengths, limits_s: Mapping[str, float
 
     The time of a prompt is that of its tokens in full steps, so that no shorter one is slower.
     """
-    tokens = service.computed(lengths.input_tokens)
-    lanes = service.stages * service.ranks
-    chunk = max(service.chunk_tokens, float(tokens.max()) if not service.chunked else 1.0)
-    token_s = (float(service.step_s[0]) + Steps(service).prompt_s(chunk / lanes, 1)) / chunk
-    ttft_s = service.request_s + np.maximum(tokens * token_s, float(service.step_s[0]))
-    tpot_s = float(service.step_s[min(1, len(service.step_s) - 1)]) / service.tokens_per_step
+    attended, context = mean_contexts(lengths, service.prefix_hit)
+    token_s = _prompt_token_s(service, lengths, 0)
+    fixed_s = service.times.mixed_s(0.0, attended, 0, context)
+    ttft_s = service.request_s + np.maximum(
+        computed_tokens(lengths.input_tokens, service.prefix_hit) * token_s, fixed_s
+    )
+    tpot_s = service.times.decode_s(1.0, context) / service.rules.tokens_per_step
     times = {
         "ttft_s": ttft_s,
         "tpot_s": np.full_like(ttft_s, tpot_s),
@@ -94,6 +102,35 @@ def share_alone(service: Service, lengths: Lengths, limits_s: Mapping[str, float
     }
     keeps_limits = np.all([times[name] <= limit for name, limit in limits_s.items()], axis=0)
     return float((keeps_limits * lengths.weight).sum() / lengths.weight.sum())
+
+
+def prompt_seconds(service: Service, lengths: Lengths) -> float:
+    """Seconds that a replica takes for a mean prompt where prompts fill its steps."""
+    computed = np.average(
+        computed_tokens(lengths.input_tokens, service.prefix_hit), weights=lengths.weight
+    )
+    beside = 1 if service.rules.mixes else 0
+    return _prompt_token_s(service, lengths, beside) * float(computed)
+
+
+def _prompt_token_s(service: Service, lengths: Lengths, beside: int) -> float:
+    """Seconds of a prompt token in full steps in which so many requests decode."""
+    rules, tokens = service.rules, service.rules.step_tokens
+    if not rules.chunked:  # a whole prompt runs in one step
+        tokens = max(tokens, float(computed_tokens(lengths.input_tokens, service.prefix_hit).max()))
+    attended, context = mean_contexts(lengths, service.prefix_hit)
+    return service.times.mixed_s(tokens, attended, beside, context) / (tokens * rules.batches)
+
+
+def mean_contexts(lengths: Lengths, prefix_hit: float) -> tuple[float, float]:
+    """Return the contexts that a prompt token and a decoding request attend to on average.
+
+    Those that decode are met as often as they take steps; prompt tokens as often as they are.
+    """
+    inputs, outputs, weight = lengths.input_tokens, lengths.output_tokens, lengths.weight
+    computed = computed_tokens(inputs, prefix_hit)
+    attended = np.average(inputs - computed / 2, weights=weight * computed)
+    return float(attended), float(np.average(inputs + outputs / 2, weights=weight * outputs))
 
 
 def sample_lengths(lengths: Lengths, count: int, rng: np.random.Generator) -> tuple[Float, Float]:
@@ -114,32 +151,43 @@ def sample_begun_requests(
 ) -> tuple[Float, Float]:
     """So many requests, the first of which have a part of their answer behind them.
 
-    Those that are met inside are the longer the more of them there is to do.
+    That part is counted with their prompt. Those that are met inside are the longer the more of
+    them there is to do.
     """
     inputs, outputs = sample_lengths(lengths, count - begun, rng)
     longer = Lengths(
         lengths.input_tokens, lengths.output_tokens, lengths.weight * lengths.output_tokens
     )
     first_in, first_out = sample_lengths(longer, begun, rng)
-    first_out = np.maximum(np.ceil(first_out * rng.random(begun)), 1.0)
-    return np.concatenate([first_in, inputs]), np.concatenate([first_out, outputs])
+    left = np.maximum(np.ceil(first_out * rng.random(begun)), 1.0)
+    begun_in = first_in + np.maximum(first_out - left, 0.0)
+    return np.concatenate([begun_in, inputs]), np.concatenate([left, outputs])
+
+
+def requests_of(
+    service: Service, inputs: Float | Int, outputs: Float | Int, begun: int
+) -> Requests:
+    """Requests of such lengths, of the first of which all is computed but a token."""
+    requests = service.requests(inputs, outputs)
+    requests.cached[:begun] = requests.inputs[:begun]
+    return requests
 
 
 def max_requests_inside(service: Service, lengths: Lengths) -> float:
     """Requests of the mean lengths that a replica holds at once."""
-    cache_tokens = service.cache_tokens(lengths.input_tokens, lengths.output_tokens)
-    mean = float(np.average(cache_tokens, weights=lengths.weight))
-    return max(min(float(service.slots), service.pool_tokens / mean), 1.0)
+    rules = service.rules
+    cache_tokens = lengths.input_tokens + lengths.output_tokens * (1.0 if rules.reserves else 0.5)
+    mean = float(np.average(cache_tokens + rules.block_tokens / 2, weights=lengths.weight))
+    return max(min(float(rules.slots), rules.pool_tokens / mean), 1.0)
 
 
 def _measure_curve(service: Service, lengths: Lengths) -> Curve:
     most_in_flight = int(max_requests_inside(service, lengths))
     counts = np.unique(np.round(np.geomspace(1, most_in_flight, POINTS)).astype(np.int64))
-    steps = Steps(service)
     rate, ttft_s, tpot_s = (
         np.array(figures)
         for figures in zip(
-            *(measure_closed_loop(steps, lengths, int(n)) for n in counts), strict=True
+            *(measure_closed_loop(service, lengths, int(n)) for n in counts), strict=True
         )
     )
     rate = np.maximum.accumulate(rate)
@@ -158,13 +206,15 @@ def _measure_curve(service: Service, lengths: Lengths) -> Curve:
 
 
 def measure_closed_loop(
-    steps: Steps, lengths: Lengths, in_flight: int
+    service: Service, lengths: Lengths, in_flight: int
 ) -> tuple[float, float, float]:
     """Ends per second, mean seconds to first token from entering, and between tokens."""
     more = max(_EACH[0], _EACH[1] * in_flight)
     # those that come last keep the replica full until the counted ones have ended
-    records, outputs = run_closed_loop(steps, lengths, in_flight, more + 2 * in_flight)
-    first, entered, done = (np.array(t) for t in (records.first, records.entered, records.done))
+    requests = run_closed_loop(service, lengths, in_flight, more + 2 * in_flight)
+    first, entered, done, outputs = (
+        np.array(t) for t in (requests.first, requests.entered, requests.done, requests.outputs)
+    )
     start_s, end_s = (np.sort(entered)[in_flight + k] for k in (more // 4, more - 1))
     inside_s = np.clip(done, start_s, end_s) - np.clip(entered, start_s, end_s)
     begun = np.arange(len(outputs)) < in_flight
@@ -173,37 +223,19 @@ def measure_closed_loop(
     whole_s = max(float(inside_s[~begun].sum()), 1e-12)
     rate = float(parts.sum()) / whole_s * float(inside_s.sum()) / max(end_s - start_s, 1e-12)
     counted = ~begun & (entered >= start_s) & (entered <= end_s)
-    tokens = np.maximum(outputs - 1, 0.0)[counted].sum()
+    tokens = (outputs - 1)[counted].sum()
     tpot_s = float((done - first)[counted].sum() / tokens) if tokens else 0.0
     return rate, float((first - entered)[counted].mean()), tpot_s
 
 
-def run_closed_loop(
-    steps: Steps, lengths: Lengths, in_flight: int, count: int
-) -> tuple[Records, Float]:
-    """A replica with always so many requests in flight, until so many more have come.
-
-    Returns its records and the output tokens of each request.
-    """
+def run_closed_loop(service: Service, lengths: Lengths, in_flight: int, count: int) -> Requests:
+    """A replica with always so many requests in flight, until so many more have come."""
     rng = np.random.default_rng(7)
     inputs, outputs = sample_begun_requests(lengths, in_flight, in_flight + count, rng)
-    records = Records.of(steps.service, inputs, outputs)
-    records.prompt[:in_flight] = [1.0] * in_flight
-    replica = Replica(0, steps, records)
-    for request in range(in_flight):
-        replica.add(0.0, request)
-    coming = in_flight
-    while replica.in_flight:
-        now = replica.next_at
-        for _ in replica.step():
-            if coming < in_flight + count:
-                replica.add(now, coming)
-                coming += 1
-    return records, outputs
-
-
-# Points at which steps are computed: requests that decode, and prompt tokens.
-NODES = (20, 24)
+    requests = requests_of(service, inputs, outputs, in_flight)
+    replica = Replica(service.rules, service.times, requests)
+    run_replica(replica, [0.0] * in_flight, [0.0] * (in_flight + count), closed=True)
+    return requests
 
 
 def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
@@ -212,7 +244,7 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     Args:
         plan: of a serving request.
         row: of the plan; one that runs.
-        lengths: of requests, for the mean context of steps; left out, those of the row's workload.
+        lengths: of requests; left out, those of the row's workload.
 
     Raises:
         NoAnswer: for a split with a prefill pool, whose two pools are scaled apart; a static batch
@@ -224,19 +256,24 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
     estimates, place = row_estimates(plan, row)
     memory = estimates.memory.take(np.array([place]))
     cases = estimates.cases.take(np.array([place]))  # with the prompts that its caches find
+    setting = replace(setting, mode="open")  # whatever its plan was asked for
+    lengths = lengths or Lengths(cases.input_tokens, cases.output_tokens, np.ones(1))
     scales = setting.correction.scales(cases) if setting.correction else None
-    steps, prompts = (scales.steps[0], scales.prompts[0]) if scales is not None else (1.0, 1.0)
-    if not setting.model.generates:
-        fullest = int(most_prompts(setting, cases, memory)[0])
-        return _pooling_service(setting, cases, max(fullest, 1), float(prompts))
-    ranks = int(cases.dp[0]) if bool(cases.shares_experts[0]) else 1
-    return _generating_service(
-        setting,
-        cases,
-        ranks,
-        float(memory.kv_cache_tokens[0]) * ranks if setting.caches else np.inf,
-        (float(steps), float(prompts)),
-        lengths or _own_lengths(cases),
+    prompts_scale = float(scales.prompts[0]) if scales is not None else 1.0
+    steps_scale = float(scales.steps[0]) if scales is not None else 1.0
+    mean_input = np.average(lengths.input_tokens, weights=lengths.weight)
+    cases = replace(cases, input_tokens=np.array([mean_input]))
+    rules = _server_rules(setting, cases, memory)
+    fixed_s, token_s = request_overheads(setting)
+    late_steps, held_tokens = client_delays(setting, float(cases.stream_interval[0]))
+    return Service(
+        rules,
+        _tabulate_server(setting, cases, rules, lengths, (steps_scale, prompts_scale)),
+        request_s=(fixed_s + float(cases.kv_wait_s[0])) * prompts_scale,
+        request_token_s=token_s * prompts_scale,
+        prefix_hit=float(cases.prefix_hit[0]),
+        late_steps=late_steps,
+        held_tokens=held_tokens,
     )
 
 
@@ -256,121 +293,52 @@ def _refuse_unserved_split(setting: Setting, cases: Cases) -> None:
         )
 
 
-def _own_lengths(cases: Cases) -> Lengths:
-    return Lengths(cases.input_tokens, cases.output_tokens, np.ones(1))
-
-
-def _generating_service(
-    setting: Setting,
-    cases: Cases,
-    ranks: int,
-    pool_tokens: float,
-    scales: tuple[float, float],
-    lengths: Lengths,
-) -> Service:
-    stages, slots = int(cases.pp[0]), int(cases.max_num_seqs[0]) * ranks
-    chunk = float(cases.max_batched_tokens[0])
-    if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
-        chunk = max(chunk, float(lengths.input_tokens.max()))
-    mixes = setting.engine.chunked_prefill and setting.engine.mixes_prompts
-    sequences = _geometric_from_zero(max(slots / stages / ranks, 2.0), NODES[0])
-    tokens = _geometric_from_zero(max(chunk, 2.0), NODES[1])
-    seconds = _grid_s(setting, cases, sequences, tokens, lengths)
-    lanes = np.arange(slots + 1) / (stages * ranks)
-    lanes[1:] = np.maximum(lanes[1:], 1.0)
-    step_s = np.interp(lanes, sequences, seconds[:, 0]) * scales[0]
-    added = np.maximum(seconds - seconds[:, :1], 0.0) * scales[1]
-    if not mixes:
-        added = np.broadcast_to(added[:1], added.shape)
-    prompt_s = np.stack([np.interp(lanes, sequences, column) for column in added.T], axis=1)
-    fixed_s, token_s = request_overheads(setting)
-    intervals, device = setting.engine.intervals, setting.cluster.device
-    waits = intervals is not None and intervals.first_token_waits
-    reserves = setting.engine.memory.reserves
-    return Service(
-        slots=slots,
-        step_s=step_s,
-        token_s=float((prompt_s[slots // 2, -1] - prompt_s[slots // 2, 1]) / (chunk - 1)),
-        chunk_tokens=float(cases.max_batched_tokens[0]) * stages * ranks,
-        pool_tokens=pool_tokens,
-        block_tokens=float(cases.block_tokens[0]),
-        request_s=(fixed_s + float(cases.kv_wait_s[0])) * scales[1],
-        request_token_s=token_s * scales[1],
-        prefix_hit=float(cases.prefix_hit[0]),
-        prompt_tokens=tokens,
-        prompt_s=prompt_s,
-        tokens_per_step=float(tokens_per_step(cases.draft_tokens, cases.acceptance)[0]),
-        held_share=1.0 if reserves else 0.5,
-        chunked=setting.engine.chunked_prefill,
-        mixes=mixes,
-        stages=stages,
-        ranks=ranks,
-        late_steps=setting.engine.overhead(device.runtime).late_steps,
-        held_tokens=max(float(cases.stream_interval[0]) - 1, 0.0) if waits else 0.0,
-    )
-
-
-def _grid_s(
-    setting: Setting, cases: Cases, sequences: Float, tokens: Float, lengths: Lengths
-) -> Float:
-    """Seconds of a step, shape (sequences, prompt tokens), at the mean contexts of requests.
-
-    Those that decode are met as often as they take steps; prompt tokens as often as they are.
-    """
-    n, p = (axis.reshape(-1) for axis in np.meshgrid(sequences, tokens, indexing="ij"))
-    inputs, outputs, weight = lengths.input_tokens, lengths.output_tokens, lengths.weight
-    context = np.average(inputs + outputs / 2, weights=weight * outputs)
-    computed = np.maximum(inputs * (1 - float(cases.prefix_hit[0])), 1.0)
-    attended = np.average(inputs - computed / 2, weights=weight * computed)
-    prompts = np.where(p > 0, np.maximum(p / np.average(inputs, weights=weight), 1.0), 0.0)
-    columns = cases.take(np.zeros(len(n), dtype=np.int64))
-    queries = 1 + columns.draft_tokens
-    step = Step(
-        p,
-        np.where(p > 0, attended, 0.0),
-        n,
-        np.where(n > 0, context, 0.0),
-        n * queries + prompts,
-        queries,
-    )
-    seconds = total(engine_step(setting, columns, step))
-    seconds = seconds + columns.kv_step_s * p / np.average(computed, weights=weight)
-    return np.broadcast_to(seconds, n.shape).reshape(len(sequences), len(tokens))
-
-
-def _pooling_service(setting: Setting, cases: Cases, fullest: int, scale: float) -> Service:
-    """The service of a server whose requests end with their prompt: embeddings and scores."""
-    fixed_s, token_s = request_overheads(setting)
-    prompt = max(float(cases.input_tokens[0]) * (1 - float(cases.prefix_hit[0])), 1.0)
-    chunk = max(float(cases.max_batched_tokens[0]), prompt)
-    tokens = _geometric_from_zero(max(min(chunk, fullest * prompt), 2.0), NODES[1])
-    zero = np.zeros(len(tokens))
-    context = np.full(len(tokens), float(cases.input_tokens[0]) - prompt / 2)
-    columns = cases.take(np.zeros(len(tokens), dtype=np.int64))
-    step = Step(tokens, np.where(tokens > 0, context, 0.0), zero, zero, zero)
-    seconds = total(serving_step_parts(setting, columns, step)) * scale
-    front = setting.engine.front_s
-    if front is not None:  # the front end takes requests one after the other
-        seconds = np.maximum(seconds, front.value * tokens / prompt)
-    stages = int(cases.pp[0])
-    slots = fullest * stages
-    added = seconds - seconds[0]
-    return Service(
-        slots=slots,
-        step_s=np.full(slots + 1, seconds[0]),
-        token_s=float(added[-1] / tokens[-1]),
-        chunk_tokens=float(tokens[-1]) * stages,
-        pool_tokens=np.inf,
-        request_s=fixed_s * scale,
-        request_token_s=token_s * scale,
-        prefix_hit=float(cases.prefix_hit[0]),
-        prompt_tokens=tokens,
-        prompt_s=np.broadcast_to(added, (slots + 1, len(added))),
+def _server_rules(setting: Setting, cases: Cases, memory: Memory) -> Rules:
+    """The rules of a server; requests for a vector or a score end with their prompt."""
+    ranks = int(cases.dp[0]) if bool(cases.shares_experts[0]) else 1
+    pool_tokens = float(memory.kv_cache_tokens[0]) * ranks if setting.caches else ENDLESS
+    rules = scheduler_rules(setting, cases, 0, pool_tokens)
+    if setting.model.generates:
+        accepted = float(tokens_per_step(cases.draft_tokens, cases.acceptance)[0])
+        return replace(rules, slots=rules.slots * ranks, ranks=ranks, tokens_per_step=accepted)
+    fullest = max(int(most_prompts(setting, cases, memory)[0]), 1)
+    prompt = _computed_prompt(cases)
+    return replace(
+        rules,
+        step_tokens=min(max(rules.step_tokens, prompt), fullest * prompt),
+        slots=fullest * rules.stages,
         chunked=not setting.whole_prompts,
-        stages=stages,
+        mixes=True,
     )
 
 
-def _geometric_from_zero(highest: float, count: int) -> Float:
-    """Points from 1 to ``highest``, each so many times the one before, after a 0."""
-    return np.concatenate([np.zeros(1), np.geomspace(1.0, highest, count - 1)])
+def _tabulate_server(
+    setting: Setting, cases: Cases, rules: Rules, lengths: Lengths, scales: tuple[float, float]
+) -> StepTimes:
+    """Step times at the contexts of requests; scales are of steps, and of prompts in them."""
+    inputs, outputs = lengths.input_tokens, lengths.output_tokens
+    attended, context = mean_contexts(lengths, float(cases.prefix_hit[0]))
+    longest_input, longest = float(inputs.max()), float((inputs + outputs).max())
+    tokens = rules.step_tokens if rules.chunked else max(rules.step_tokens, longest_input)
+    axes = [
+        geometric_nodes(np.array([tokens]), NODES[0]),
+        np.array([[0.0, attended, np.sqrt(attended * longest_input), longest_input]]),
+        geometric_nodes(np.array([rules.slots / rules.batches]), NODES[2]),
+        np.array([[float(inputs.min()), context, np.sqrt(context * longest), longest]]),
+    ]
+    seconds = tabulate_steps(setting, cases, axes)[0]
+    if not setting.model.generates:
+        seconds = seconds * scales[1]
+        front = setting.engine.front_s
+        if front is not None:  # the front end takes requests one after the other
+            front_s = front.value * axes[0][0] / _computed_prompt(cases)
+            seconds = np.maximum(seconds, front_s[:, None, None, None])
+    elif scales != (1.0, 1.0):
+        decode_s = seconds[:1, :1]
+        seconds = decode_s * scales[0] + np.maximum(seconds - decode_s, 0.0) * scales[1]
+    return StepTimes([axis[0].tolist() for axis in axes], seconds.tolist())
+
+
+def _computed_prompt(cases: Cases) -> float:
+    """Tokens of the mean prompt that are not found in the cache."""
+    return max(float(cases.input_tokens[0]) * (1 - float(cases.prefix_hit[0])), 1.0)

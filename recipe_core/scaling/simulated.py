@@ -23,7 +23,7 @@ from recipe_core.scaling.attainment import capacity_per_s, replicas_for
 from recipe_core.scaling.fleet import Controller, Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
 from recipe_core.scaling.outcome import Outcome
-from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need, needed_replicas
+from recipe_core.scaling.parameter_spaces import WEEK_HOURS, Need
 from recipe_core.scaling.policies import BATCHES, controller_of
 from recipe_core.scaling.policies.controller import Together
 from recipe_core.scaling.policies.rows import policy_row, reported_metrics
@@ -62,11 +62,10 @@ class Simulation:
         fleet, load = deployment.fleet, deployment.load
         capacity = capacity_per_s(fleet, load)
         curve = curve_of(fleet.service, load.lengths)
+        rates, place = np.unique(load.rates, return_inverse=True)
         in_flight = float(np.interp(capacity, curve.rate, curve.in_flight))
         need = Need(
-            replicas=needed_replicas(
-                load.rates, lambda rates: replicas_for(fleet, load, rates).astype(np.float64)
-            ),
+            replicas=replicas_for(fleet, load, rates)[place],
             interval_s=load.interval_s,
             capacity_per_s=capacity,
             in_flight=max(in_flight, 1.0),
@@ -180,9 +179,9 @@ def _batch_key(scaling: Scaling) -> tuple[object, ...]:
 def _initial_replicas(scaling: Scaling, needed_first: int, hour: int) -> int:
     if scaling.policy == "fixed":
         return scaling.max_replicas
-    period_replicas = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
-    if scaling.policy == "schedule":
-        return max(period_replicas, default=scaling.min_replicas)
+    if scaling.periods:
+        now = [p.replicas for p in scaling.periods if p.from_hour <= hour < p.to_hour]
+        return max(now, default=scaling.min_replicas)
     return min(max(needed_first, scaling.min_replicas), scaling.max_replicas)
 
 

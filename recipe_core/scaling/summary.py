@@ -20,7 +20,7 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.scaling.fleet import Fleet
-from recipe_core.scaling.outcome import HOUR_S, MONTH_S, Outcome, Series
+from recipe_core.scaling.outcome import HOUR_S, MONTH_S, Outcome, Series, rank_outcome
 from recipe_core.scaling.policies.rows import policy_row, replica_bounds_of
 from recipe_core.scaling.result import (
     Against,
@@ -34,7 +34,6 @@ from recipe_core.scaling.result import (
     WorstInterval,
 )
 from recipe_core.scaling.scenario import with_load
-from recipe_core.scaling.search import rank_outcome
 from recipe_core.scaling.traces.loads import Load
 from recipe_core.scaling.traces.trace import Rates, Trace
 

@@ -14,7 +14,6 @@ from recipe_core.base.numbers import LARGEST_COUNT, LONGEST_MONTHS
 from recipe_core.hardware.prices import HOURS_PER_MONTH, OwnershipCost
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.splits import row_request
-from recipe_core.plans.table import replan_stated
 from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing import growth as growing
@@ -310,9 +309,7 @@ def plan_without_node(device: SizedDevice, row: int) -> Json | None:
         else None
     )
     try:
-        after = replan_stated(
-            device.plan, split_request.model_copy(update={"candidate": candidate})
-        )
+        after = device.plan.replan_stated(split_request.model_copy(update={"candidate": candidate}))
     except RecipeError:
         return None
     if after is None or not after.runs[0]:

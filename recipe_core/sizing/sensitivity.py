@@ -55,7 +55,7 @@ def _scores_by_limit(device: SizedDevice, name: str, factors: Float) -> Float:
         inside = rows[numbers == k]
         block = plan.blocks[k]
         chance, holds = moved_confidence(
-            block, objective.limits, inside - ends[k] + len(block), name, factors
+            block, objective.limits, inside - ends[k] + len(block), {name: factors}
         )
         if objective.confidence is not None:
             holds = holds & (chance >= objective.confidence)

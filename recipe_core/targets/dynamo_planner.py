@@ -95,7 +95,7 @@ def dynamo_planner_files(context: Context) -> dict[str, str]:
             field="options.scaling",
             hint="Set options.scaling with policy dynamo.",
         )
-    refuse_policy(scaling, ("dynamo",), "Dynamo's planner")
+    refuse_policy(scaling, "dynamo-planner", "Dynamo's planner")
     settings: dict[str, Any] = {
         "backend": _planner_backend(context),
         **planner_settings(context, scaling),

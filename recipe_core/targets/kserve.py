@@ -135,7 +135,7 @@ def knative_service(context: Context, shape: Unit) -> dict[str, Any]:
             field="options.scaling",
             hint="Set options.scaling with policy kpa.",
         )
-    refuse_policy(scaling, ("kpa",), "Knative")
+    refuse_policy(scaling, "knative", "Knative")
     spec = without_refused(_service_pod(context, shape, KNATIVE_CONTAINER))
     annotations = revision_annotations(scaling)
     return recipe_object(context, "knative-service", annotations=annotations, pod=spec)

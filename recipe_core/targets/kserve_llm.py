@@ -12,9 +12,10 @@ from typing import Any
 
 from recipe_core.base import texts
 from recipe_core.base.errors import NoAnswer
-from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.arguments import Arguments
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.launch.process import Process, engine_words
+from recipe_core.scaling.policies.rows import policy_row
 from recipe_core.targets import kserve, kubernetes, pod, rdma
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import Pod, Unit, by_role, same_pod
@@ -55,7 +56,7 @@ def kserve_llm_files(context: Context) -> dict[str, str]:
         )
     rdma.refuse_gke_network(context, "an LLMInferenceService")
     objects = {"llminferenceservice.yaml": llm_inference_service(context)}
-    if context.scaling is not None and context.scaling.policy == "llm-d":
+    if context.scaling is not None and policy_row(context.scaling.policy).metrics:
         objects["thresholds.yaml"] = llm_d.saturation_thresholds(context, context.scaling)
     units = by_role(context.launch) or {}
     pods = {**pod_labels(context), **POD_LABELS}
@@ -130,7 +131,7 @@ def _pool_replicas(context: Context, unit: Unit) -> dict[str, Any]:
     scaling = context.scaling
     if scaling is None or scaling.policy == "fixed":
         return {"replicas": kubernetes.initial_copies(context, unit)}
-    refuse_policy(scaling, ("llm-d",), "an LLMInferenceService")
+    refuse_policy(scaling, "kserve-llm", "an LLMInferenceService")
     return {"scaling": llm_d.scaling_of(context, scaling)}
 
 
@@ -145,7 +146,7 @@ def _parallelism_degrees(unit: Unit) -> dict[str, Any]:
     words = engine_words(unit.leader[0].argv)
     if words[: len(PROGRAM)] != PROGRAM or len(unit.leader) > 1:
         raise NoAnswer("each of its pods must run a single engine process.", hint=OTHER)
-    split = meaning_of(read_arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate
+    split = Meant(Arguments(ENGINE, list(words[len(PROGRAM) :]))).candidate
     nodes, tp, pp, dp = len(unit.pods), split["tp"], split["pp"], split["dp"]
     degrees: dict[str, Any] = {"tensor": tp}
     derived_nodes = 1

@@ -316,13 +316,13 @@ def _estimated_values(context: Context) -> dict[str, Any]:
 
 def _panels(values: dict[str, Any]) -> list[dict[str, Any]]:
     """Panels of what engine and devices report, without those whose series they lack."""
-    known = {record["record"].removeprefix("recipe:") for record in values.get("records", ())}
+    recorded = {record["record"].removeprefix("recipe:") for record in values.get("records", ())}
     panels: list[dict[str, Any]] = []
     for row in make_part("panels", values):
         queries = row.get("queries", {}) | {
             legend: f"recipe:{name}{{{values['job']}}}"
             for legend, name in row.get("recorded", {}).items()
-            if name in known
+            if name in recorded
         }
         targets = [
             make_part(

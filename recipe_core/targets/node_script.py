@@ -13,7 +13,7 @@ from recipe_core.base import texts
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.texts import pieces
 from recipe_core.launch.process import Process, engine_words
-from recipe_core.payload.launcher.sections import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_values
 from recipe_core.targets.objects import make_script

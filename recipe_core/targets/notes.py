@@ -9,7 +9,7 @@ from typing import Any
 
 from recipe_core.engines.release import ApiKey
 from recipe_core.launch.templates import Facts, fill_template, read_templates
-from recipe_core.payload.launcher.sections import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.request.scaling import Scaling
 from recipe_core.scaling.policies.rows import policy_row, policy_rows
 from recipe_core.targets import rdma

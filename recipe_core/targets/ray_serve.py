@@ -15,24 +15,16 @@ from recipe_core.targets.monitoring import warm_up_s
 from recipe_core.targets.names import cluster_names
 from recipe_core.targets.pod import recipe_object
 from recipe_core.targets.replica_words import ReplicaWords
-from recipe_core.targets.scale.policy import only_trigger
 
 # Ray Serve scales by requests that run or wait in a replica or on the way to it; its names are
 # those of ``AutoscalingConfig`` of Ray 2.5x.
 WORDS = ReplicaWords(
     title="Ray Serve",
-    policy="ray-serve",
+    name="ray-serve",
     metric="in-flight",
     fixed="num_replicas",
     scaled="autoscaling_config",
     target="target_ongoing_requests",
-    times={
-        "up_delay_s": "upscale_delay_s",
-        "down_delay_s": "downscale_delay_s",
-        "idle_s": "downscale_to_zero_delay_s",
-        "window_s": "look_back_period_s",
-        "interval_s": "metrics_interval_s",
-    },
 )
 
 
@@ -42,11 +34,7 @@ def ray_deployment_replicas(scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for another policy, and for what Ray Serve cannot be told.
     """
-    if (fixed := WORDS.fixed_number(scaling)) is not None:
-        return fixed
-    trigger = only_trigger(scaling, WORDS.title)
-    times = {name: getattr(scaling, field) for field, name in WORDS.times.items()}
-    config = WORDS.scaled_number(scaling, trigger, times)
+    config = WORDS.write_replicas(scaling)
     if scaling.window_s == 0:
         raise NoAnswer("Ray Serve averages over more than 0 s.", field="options.scaling.window_s")
     return config

@@ -84,7 +84,7 @@ def _spot_provider(decision: Decision) -> str | None:
 
 def _spills_to_folder(decision: Decision) -> bool:
     offload = decision.deployment.setting.offload if decision.deployment is not None else None
-    return offload is not None and (offload.disk is not None or offload.remote is not None)
+    return offload is not None and bool(offload.stores)
 
 
 def place_launch(decision: Decision, parameters: Parameters) -> Launch:

@@ -20,17 +20,16 @@ from recipe_core.targets.node_script import node_script
 from recipe_core.targets.pod import container_image, recipe_object
 from recipe_core.targets.replica_words import ReplicaWords
 from recipe_core.targets.resources import cache_gib, checkpoints_gib
-from recipe_core.targets.scale.policy import only_trigger, triggers_of, whole_seconds
+from recipe_core.targets.scale.policy import triggers_of, whole_seconds
 
 # SkyServe scales by requests per second, over a minute.
 WORDS = ReplicaWords(
     title="SkyServe",
-    policy="skyserve",
+    name="skypilot",
     metric="request-rate",
     fixed="replicas",
     scaled="replica_policy",
     target="target_qps_per_replica",
-    times={"up_delay_s": "upscale_delay_seconds", "down_delay_s": "downscale_delay_seconds"},
 )
 
 
@@ -40,13 +39,10 @@ def sky_service_replicas(scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for another policy, and for what SkyServe cannot be told.
     """
-    if (fixed := WORDS.fixed_number(scaling)) is not None:
-        return fixed
-    (trigger, *more_triggers) = triggers_of(scaling)
-    if more_triggers:
-        only_trigger(scaling, WORDS.title)  # raises that it knows one metric
-    times = {name: whole_seconds(scaling, field) for field, name in WORDS.times.items()}
-    return WORDS.scaled_number(scaling, trigger, times)
+    written = WORDS.write_replicas(scaling, whole_seconds)
+    if WORDS.scaled in written:
+        triggers_of(scaling)  # raises that it has none
+    return written
 
 
 FOLDER = "targets/skypilot"

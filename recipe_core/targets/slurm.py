@@ -7,7 +7,7 @@ from typing import Any
 
 from recipe_core.base import texts
 from recipe_core.launch.templates import read_templates
-from recipe_core.payload.launcher.sections import is_loopback
+from recipe_core.payload.launcher.api import is_loopback
 from recipe_core.targets import supervise
 from recipe_core.targets.context import Context
 from recipe_core.targets.names import cluster_names
@@ -46,7 +46,7 @@ def slurm_files(context: Context) -> dict[str, str]:
 def _job_script(context: Context, options: str, *, checked: bool) -> str:
     """The steps, what happens before the time limit, and what after a failure."""
     training = context.kind == "training"
-    way = supervise.saves_on(context)[:1] if training else ()
+    checkpoint_save = supervise.saves_on(context)[:1] if training else ()
     needed_s = supervise.first_checkpoint_s(context) if training else 0
     return make_script(
         "job",
@@ -59,8 +59,8 @@ def _job_script(context: Context, options: str, *, checked: bool) -> str:
         wrong=WRONG,
         tunnel=is_loopback(listening_host(context)),
         port=_entry_port(context),
-        by_file=way == ("stop-file",),
-        by_signal=way == ("signal",),
+        by_file=checkpoint_save == ("stop-file",),
+        by_signal=checkpoint_save == ("signal",),
         stop_s=supervise.trainer_stop_s(context) if training else 0,
         needed_s=needed_s,
         needed_minutes=math.ceil(needed_s / 60) + 1,

@@ -17,8 +17,8 @@ from recipe_core.engines.training_programs import training_engine
 from recipe_core.launch.process import Process
 from recipe_core.launch.start import limit_s
 from recipe_core.launch.training import job
+from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.exposition import PATHS
-from recipe_core.payload.launcher.sections import Api
 from recipe_core.payload.launcher.serving_probe import question
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_name, port_of

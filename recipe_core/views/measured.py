@@ -311,10 +311,10 @@ def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
 
 
 def _expected_share(retained: Retained) -> float | None:
-    return retained.value if retained.known else None
+    return retained.value if retained.is_known else None
 
 
 def _expected_band(retained: Retained) -> str | None:
-    if not retained.known:
+    if not retained.is_known:
         return None
     return f"{retained.value:.1%} ({retained.low:.1%} – {retained.high:.1%})"

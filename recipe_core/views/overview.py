@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.limits import limit_texts
-from recipe_core.plans.remedies import change_label
 from recipe_core.recipe.build import recipe_request
+from recipe_core.recipe.fallbacks import fallback_changes
 from recipe_core.recipe.options import LAYERS, Layer
 from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
@@ -44,7 +44,6 @@ _FALLBACKS = {
     "lower-context": "Shorter context",
     "other-device": "Other devices",
 }
-_FORMATS = {"weight_dtype": "weights", "kv_dtype": "cache", "precision": "compute"}
 
 
 # Degrees and options of a stated split that leaves them out.
@@ -123,18 +122,9 @@ def fallback_columns(recipe: Recipe) -> list[Column[Fallback]]:
         Column("Instead", lambda row: _FALLBACKS[row.kind], align="left"),
         Column("Devices", lambda row: f"{row.gpus} × {row.device}", align="left"),
         Column("Split", lambda row: split_name(row.candidate), align="left"),
-        Column("Change", lambda row: "; ".join(_fallback_changes(recipe, row)), align="left"),
+        Column("Change", lambda row: "; ".join(fallback_changes(recipe, row)), align="left"),
         Column("Figures", lambda row: ", ".join(_figure_phrases(row.figures)), align="left"),
     ]
-
-
-def _fallback_changes(recipe: Recipe, fallback: Fallback) -> Iterator[str]:
-    for name, part in _FORMATS.items():
-        if (value := fallback.candidate.get(name)) != recipe.candidate.get(name):
-            yield f"{part} in {value}"
-    plain = {name: value for name, value in fallback.changes.items() if not isinstance(value, dict)}
-    if plain:
-        yield change_label(plain)
 
 
 # Figures of fallbacks.

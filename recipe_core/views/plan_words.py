@@ -10,6 +10,7 @@ from recipe_core.base.units import band_ends_text, chance_text, plain_range_text
 from recipe_core.hardware.cluster import chip_title, short_title
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import rule_title, stated_limits
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     doubt_text,
     queue_text,
@@ -17,21 +18,20 @@ from recipe_core.plans.plan_json import (
     split_label,
 )
 from recipe_core.plans.rank import beats, counts_cost
-from recipe_core.plans.table import PlanTable
 from recipe_core.request.metrics import limits_by_name
 
 # Probabilities between which keeping the limits is called a coin toss.
 COIN = (0.35, 0.65)
 
 
-def used_devices_text(plan: PlanTable, row: int) -> str:
+def used_devices_text(plan: Plan, row: int) -> str:
     """Devices that a row uses of those there: ``4 of 8 × H100 SXM``; all of them: ``8 × …``."""
     place, used = plan.setting(row).cluster, int(plan.columns["gpus"][row])
     count = f"{used:,}" if used == place.devices else f"{used:,} of {place.devices:,}"
     return f"{count} × {chip_title(place.device)}"
 
 
-def unpriced_note(plan: PlanTable) -> str | None:
+def unpriced_note(plan: Plan) -> str | None:
     """Say how splits rank whose price is unknown, as sentences; None where none lacks a price."""
     places = plan.problem.clusters
     lacking = [place for place in places if place.usd_per_device_hour is None]
@@ -44,7 +44,7 @@ def unpriced_note(plan: PlanTable) -> str | None:
     return f"No price of {listed} is known: {order}."
 
 
-def against_best(plan: PlanTable, row: int) -> str:
+def against_best(plan: Plan, row: int) -> str:
     """With what probability the best split beats a feasible row, as a sentence.
 
     Of one that queues, or may not start, beside a best that does not: that it does. Empty for the
@@ -64,7 +64,7 @@ def against_best(plan: PlanTable, row: int) -> str:
     return f"Probability that {label} measures better: {chance_text(1 - chance)}"
 
 
-def confidence_text(plan: PlanTable, row: int) -> str:
+def confidence_text(plan: Plan, row: int) -> str:
     """With what probability a row keeps the limits, as a sentence; empty without limits."""
     if not stated_limits(plan) or not plan.runs[row]:
         return ""
@@ -78,7 +78,7 @@ def rule_titles(codes: Iterable[str]) -> str:
     return "; ".join(sorted(rule_title(code) for code in codes))
 
 
-def objective_measures(plan: PlanTable) -> tuple[str, ...]:
+def objective_measures(plan: Plan) -> tuple[str, ...]:
     """The measures that the objective is about, with those that it limits.
 
     Power belongs to a goal of energy too.
@@ -98,7 +98,7 @@ def objective_measures(plan: PlanTable) -> tuple[str, ...]:
 # figures
 
 
-def figures_phrase(plan: PlanTable, row: int) -> str:
+def figures_phrase(plan: Plan, row: int) -> str:
     """A row's main figures in one phrase, without unknown ones; a load that was found first."""
     names = [name for name in plan.shown.phrased if np.isfinite(plan.raw(name)[row])]
     figures = [plan.measures[name].phrase(float(plan.raw(name)[row])) for name in names]
@@ -106,13 +106,13 @@ def figures_phrase(plan: PlanTable, row: int) -> str:
     return ", ".join([*load, *figures])
 
 
-def plan_band_text(plan: PlanTable, name: str, row: int) -> str | None:
+def plan_band_text(plan: Plan, name: str, row: int) -> str | None:
     """The band in which eight of ten measured runs are expected; None where that is unknown."""
     ends = _band_of(plan, name, row)
     return band_ends_text(ends, plan.measures[name].show) if ends else None
 
 
-def likely_text(plan: PlanTable, name: str, row: int, *, unit: bool = True) -> str:
+def likely_text(plan: Plan, name: str, row: int, *, unit: bool = True) -> str:
     """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown.
 
     ``unit``: with the unit also where both ends have the same.
@@ -121,12 +121,12 @@ def likely_text(plan: PlanTable, name: str, row: int, *, unit: bool = True) -> s
     return f"{plain_range_text(ends, plan.measures[name].show, unit=unit)} likely" if ends else ""
 
 
-def _band_of(plan: PlanTable, name: str, row: int) -> tuple[float, float] | None:
+def _band_of(plan: Plan, name: str, row: int) -> tuple[float, float] | None:
     low, high = (float(end[0]) for end in band_ends(plan, name, [row]))
     return (low, high) if np.isfinite(low) and np.isfinite(high) else None
 
 
-def shown_limit(plan: PlanTable, name: str) -> float | None:
+def shown_limit(plan: Plan, name: str) -> float | None:
     """The objective's limit on a measure, in the unit it is shown in."""
     measure = plan.measures[name]
     if measure.limit is None:
@@ -138,11 +138,11 @@ def shown_limit(plan: PlanTable, name: str) -> float | None:
 # memory of one device
 
 
-def row_usable_bytes(plan: PlanTable, row: int) -> float:
+def row_usable_bytes(plan: Plan, row: int) -> float:
     """Bytes that the engine or the run may use of a device."""
     usable = float(plan.columns["usable_bytes"][row])
     return usable if np.isfinite(usable) else capacity_bytes(plan, row)
 
 
-def capacity_bytes(plan: PlanTable, row: int) -> float:
+def capacity_bytes(plan: Plan, row: int) -> float:
     return float(plan.setting(row).cluster.device.usable_memory_bytes)

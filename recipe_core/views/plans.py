@@ -38,7 +38,7 @@ from recipe_core.views.plan_words import confidence_text, objective_measures, un
 from recipe_core.views.verdict import calibrated_lines, percent, split_counts_text
 
 if TYPE_CHECKING:  # importing it would slow every plan down
-    from recipe_core.plans.remedies import Flip
+    from recipe_core.plans.flips import Flip
 
 Record = Mapping[str, Any]
 # Differences of splits beside their degrees, in the order in which a chart chooses.

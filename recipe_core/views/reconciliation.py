@@ -75,10 +75,11 @@ def tune_text(outcome: Tuned, output: Path | None = None) -> str:
         point = point_text(row["values"], recommended)
         lines.append(f"  {trial_figures(row['metrics'])}  {point}")
     if gain := outcome.gain:
-        mean, low, high = (f"{ratio - 1:+.1%}" for ratio in (gain.mean, gain.low, gain.high))
+        ratios = gain.mean_ratio, gain.low_ratio, gain.high_ratio
+        mean, low, high = (f"{ratio - 1:+.1%}" for ratio in ratios)
         lines.append(
             f"measured again in {gain.pairs} pairs: {mean} ({low} to {high} with 90 % confidence; "
-            f"the recommended point alone varies by {gain.noise:.1%})"
+            f"the recommended point alone varies by {gain.noise_share:.1%})"
         )
     lines += outcome.notes
     if outcome.recipe is not None and outcome.best is not None:

@@ -23,8 +23,14 @@ class Block(str):
     __slots__ = ()
 
 
+# Stands for a bar in a value: only bars of a template part cells.
+_BAR = "\ue000"
+
+
 def _finalize(value: Any) -> Any:
-    return value if isinstance(value, Block) else " ".join(str(value).splitlines())
+    if isinstance(value, Block):
+        return value
+    return " ".join(str(value).splitlines()).replace("|", _BAR)
 
 
 class Phrases:
@@ -50,14 +56,22 @@ class Phrases:
 
     def lines(self, macro: str, *values: Any) -> Iterator[str]:
         """Write the lines of a macro, without empty ones."""
-        text = getattr(self._macros, macro)(*values)
-        return (line for line in text.split("\n") if line)
+        return (line.replace(_BAR, "|") for line in self._raw_lines(macro, *values))
+
+    def rows(self, macro: str, *values: Any) -> Iterator[tuple[str, ...]]:
+        """Write the lines of a macro as cells, which bars of the template part."""
+        for line in self._raw_lines(macro, *values):
+            yield tuple(cell.replace(_BAR, "|") for cell in line.split(" | "))
+
+    def _raw_lines(self, macro: str, *values: Any) -> list[str]:
+        text: str = getattr(self._macros, macro)(*values)
+        return [line for line in text.split("\n") if line]
 
     def text(self, macro: str, *values: Any) -> str:
         return "\n".join(self.lines(macro, *values))
 
     def sentence(self, macro: str, *values: Any) -> str:
-        return " ".join(getattr(self._macros, macro)(*values).split())
+        return " ".join(self.text(macro, *values).split())
 
     def facts(self, macro: str, *values: Any) -> dict[str, str]:
         """Read lines of ``title: text``."""
@@ -73,9 +87,9 @@ def _metric_phrase(value: float, column: str) -> str:
     return column_metric(column).phrase(value)
 
 
-def _noun_of(number: float, one: str, several: str = "") -> str:
+def _noun_of(number: float, singular: str, several: str = "") -> str:
     """Write the noun of a number: ``replica``, ``replicas``."""
-    return one if number == 1 else several or f"{one}s"
+    return singular if number == 1 else several or f"{singular}s"
 
 
 def _signed_percent(share: float) -> str:

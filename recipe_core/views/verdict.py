@@ -13,11 +13,10 @@ from recipe_core.base.units import chance_text, significant, usd
 from recipe_core.estimates.columns.scales import CALIBRATED
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.confidence import SURE
-from recipe_core.plans.legal import legal_rows
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
-from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.rank import legal_rows, nearest_row
 from recipe_core.plans.splits import row_reasons, row_state
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.presets import aims, request_aim

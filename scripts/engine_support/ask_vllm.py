@@ -209,13 +209,13 @@ def chosen_kernels(model, kind):
                 picks["attn " + backend.get_name()] += 1
         method = getattr(layer, "quant_method", None)
         schemes = (method, getattr(layer, "scheme", None), getattr(method, "scheme", None))
-        for thing in filter(None, schemes):
-            for key, value in vars(thing).items():
+        for scheme in filter(None, schemes):
+            for key, value in vars(scheme).items():
                 if key.endswith("backend") and isinstance(value, enum.Enum | str):
                     picks["moe " + str(getattr(value, "name", value))] += 1
                 elif type(value).__name__.endswith("Kernel"):
                     picks["linear " + type(value).__name__.removesuffix("LinearKernel")] += 1
-            label = type(thing).__name__
+            label = type(scheme).__name__
             if not label.startswith("Unquantized") and "KVCache" not in label:
                 picks["via " + label] += 1
     return "; ".join(pick for pick in sorted(picks) if pick.startswith(TOLD[kind]))

@@ -37,31 +37,9 @@ LEVEL_STEPS = 2
 FIRST_STEP, STEP = 3.0, 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """The scatter of figures around their expectation ``m``.
-
-    Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
-    ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
-    the number of figures of a source and model by which each counts less. unstated: binomial noise
-    of tasks with test sets of unknown size.
-    """
-
-    floor: float
-    relative: float
-    shared: float
-    latent: float
-    tails: float
-    crowding: float
-    unstated: float
-
-    @classmethod
-    def of(cls, scatter: Scatter) -> Self:
-        """That of the file."""
-        return cls(**scatter.model_dump(exclude={"source", "status", "base_share"}))
-
-    def variance(self, expected: Float, binomial: Float) -> Float:
-        return self.floor**2 + (self.relative * expected) ** 2 + (self.shared * binomial) ** 2
+def loss_variance(noise: Scatter, expected: Float, binomial: Float) -> Float:
+    """Variance of losses around their expectation, by the binomial noise of their benchmarks."""
+    return noise.floor**2 + (noise.relative * expected) ** 2 + (noise.shared * binomial) ** 2
 
 
 @dataclass(slots=True)
@@ -177,7 +155,7 @@ def fit_effects(
     data: Data,
     entries: Entries,
     variances: Float,
-    noise: Noise,
+    noise: Scatter,
     *,
     left_out: Sequence[Int] = (),
     start: Float | None = None,
@@ -194,7 +172,7 @@ def fit_effects(
     f = np.full(entries.rows, START) if start is None else start
     for step in range(steps):
         expected = np.maximum(np.exp(f), SMALLEST)
-        variance = noise.variance(expected, data.binomial)
+        variance = loss_variance(noise, expected, data.binomial)
         off = data.loss - expected
         trust = (noise.tails + 1) / (noise.tails + off**2 / variance)
         if start is None and step < LEVEL_STEPS:
@@ -238,7 +216,7 @@ class Prepared:
     data: Data
 
     @classmethod
-    def of(cls, rows: Sequence[Figure], noise: Noise) -> Prepared:
+    def of(cls, rows: Sequence[Figure], noise: Scatter) -> Prepared:
         """Those of these figures; a question does not name its source."""
         figure_questions = [figure_question(row) for row in rows]
         user_questions = [
@@ -275,7 +253,7 @@ def rows_by_key(keys: Sequence[str]) -> list[Int]:
 def predict_left_out(
     prepared: Prepared,
     spreads: Mapping[str, float],
-    noise: Noise,
+    noise: Scatter,
     keys: Sequence[str],
     *,
     steps: int = STEPS,
@@ -343,7 +321,7 @@ def as_strangers(prepared: Prepared) -> Prepared:
 
 
 def left_out_by_known(
-    prepared: Prepared, spreads: Mapping[str, float], noise: Noise, *, steps: int = STEPS
+    prepared: Prepared, spreads: Mapping[str, float], noise: Scatter, *, steps: int = STEPS
 ) -> dict[Known, LeftOut]:
     """Figures predicted without those of their model and technique, model, and relatives.
 

@@ -175,9 +175,9 @@ def exchanges_s(joined: Cluster, rows: pd.DataFrame) -> Array:
     tokens, token_bytes = rows.m.to_numpy(dtype=float), rows.token_bytes.to_numpy(dtype=float)
     out = np.zeros(len(rows))
     for top_k in sorted(rows.k.unique()):
-        of = (rows.k == top_k).to_numpy()
-        these = Group(members.local[of], members.remote[of])
-        out[of] = dispatch_s(joined, these, tokens[of], int(top_k), token_bytes[of])
+        in_k = (rows.k == top_k).to_numpy()
+        pairs = Group(members.local[in_k], members.remote[in_k])
+        out[in_k] = dispatch_s(joined, pairs, tokens[in_k], int(top_k), token_bytes[in_k])
     return out
 
 

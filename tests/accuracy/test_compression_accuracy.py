@@ -18,7 +18,6 @@ from recipe_core.accuracy.published import published_figures, published_keys
 from recipe_core.accuracy.technique import techniques
 from scripts.fit.compression import (
     Losses,
-    Noise,
     Prepared,
     as_strangers,
     count_bands,
@@ -117,7 +116,7 @@ def test_what_is_unknown_is_named_or_has_no_value():
     answer = estimate_retained(
         UNKNOWN, "fp8_w8a8", benchmark="FID"
     )  # a benchmark of another nature
-    assert (answer.known, answer.to_json()["retained"]) == (False, None)
+    assert (answer.is_known, answer.to_json()["retained"]) == (False, None)
     (answer,) = answer_lines([{"model": "a", "technique": "fp8_w8a8", "bench": "MMLU"}])
     assert answer["error"]["field"] == "bench"
     # less is known of new lines, and told
@@ -160,14 +159,12 @@ def test_lines_answer_in_their_places(tmp_path):
 
 @pytest.fixture(scope="module")
 def prepared():
-    return Prepared.of(published_figures(), Noise.of(fitted_model().scatter))
+    return Prepared.of(published_figures(), fitted_model().scatter)
 
 
 def predicted(prepared, keys):
     numbers = fitted_model()
-    left = predict_left_out(
-        prepared, numbers.spreads.by_term, Noise.of(numbers.scatter), keys, steps=5
-    )
+    left = predict_left_out(prepared, numbers.spreads.by_term, numbers.scatter, keys, steps=5)
     return left, Losses.of(prepared, left)
 
 

@@ -27,8 +27,7 @@ from recipe_core.base.units import (
 )
 from recipe_core.bundle.signing import MANIFEST, Manifest
 from recipe_core.bundle.write import bundle_files
-from recipe_core.commands import arguments
-from recipe_core.commands import words as unknown_words
+from recipe_core.commands import arguments, unknown_words
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
 from recipe_core.models.checkpoint import safetensors_bytes

@@ -10,9 +10,9 @@ from recipe_core.bundle.write import write_bundle, zip_bytes
 from recipe_core.calibration.store import Overlay
 from recipe_core.models.hub import keep_own_model, own_config
 from recipe_core.payload.launcher import state
-from recipe_core.payload.launcher.compress_run import finish
+from recipe_core.payload.launcher.compress_run import put_output_in_place
 from recipe_core.payload.launcher.files import read_object, sha256
-from recipe_core.payload.launcher.sections import RECORD
+from recipe_core.payload.launcher.making import RECORD
 from tests.bundle.test_bundle_replace import RUNS, USUAL, bundle, own, runs, write
 from tests.calibration.test_calibrate import NOW, incoming, measured
 from tests.fixtures.needs import needs
@@ -78,7 +78,7 @@ def test_a_compressed_model_is_whole_or_not_there(tmp_path, monkeypatch):
         (making.part / "deep").mkdir(parents=True)
         (making.part / "config.json").write_text("{}")
         (making.part / "deep" / "weights").write_bytes(bytes(5000))
-        finish(making, "a job", "a source", 1.0)
+        put_output_in_place(making, "a job", "a source", 1.0)
         done.append(made)
 
     def survives(folder, _):

@@ -14,7 +14,8 @@ from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.signing import MANIFEST, new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bundle, zip_bytes
-from recipe_core.payload.launcher.machine import Device, Machine
+from recipe_core.payload.launcher.devices import Device
+from recipe_core.payload.launcher.machine import Machine
 from recipe_core.recipe import make_recipe, recipe_request
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe as run
@@ -187,15 +188,17 @@ def launch_of(files, folder=""):
 
 
 def test_fallbacks_are_rendered_as_their_own_bundles_are(recipe, files):
-    listed = {entry["name"]: entry for entry in launch_of(files)["fallbacks"]}
-    assert [entry["kind"] for entry in listed.values()] == [f.kind for f in recipe.fallbacks]
+    first, *listed = launch_of(files)["choices"]
+    assert (first["name"], "needs" in first) == ("first", False)
+    assert [entry["kind"] for entry in listed] == [f.kind for f in recipe.fallbacks]
     for number, fallback in enumerate(recipe.fallbacks, 1):
         folder = f"fallbacks/{number}-{fallback.kind}/"
         own = bundle_files(recipe_for_request(fallback_request(recipe_request(recipe), fallback)))
         there, alone = launch_of(files, folder), launch_of(own)
         for part in ("processes", "engine", "workload", "health", "api"):
             assert there[part] == alone[part]
-        assert there["needs"]["count"] == fallback.gpus
+        assert listed[number - 1]["needs"] == [alone["needs"]]
+        assert alone["needs"]["count"] == fallback.gpus
         expected = json.loads(files[f"{folder}expected.json"])
         assert expected["serving"]["tpot_s"] == fallback.figures["tpot_s"]
 
@@ -205,9 +208,10 @@ def test_a_training_fallback_has_its_own_settings_and_shares_the_program():
     recipe = recipe_for_request(training_request({"engine": "torch"}, 1, **work))
     files = bundle_files(recipe)
     assert json.loads(files["train.json"])["split"]["dp"] == recipe.candidate["dp"]
-    fewer = [entry["name"] for entry in launch_of(files)["fallbacks"]]
+    _, *listed = launch_of(files)["choices"]
+    fewer = [entry["name"] for entry in listed]
     assert {name.partition("-")[2] for name in fewer} <= {"fewer-gpus", "other-device"}
-    counts = [launch_of(files, f"fallbacks/{name}/")["needs"]["count"] for name in fewer]
+    counts = [entry["needs"][0]["count"] for entry in listed]
     assert 4 in counts  # half of the devices; half of these may not start
     for name in fewer:
         words = launch_of(files, f"fallbacks/{name}/")["processes"][0]["argv"]

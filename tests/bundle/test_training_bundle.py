@@ -1,7 +1,9 @@
 """Training bundles: what is in them, and that their own launcher reads them."""
 
+import ast
 import json
 import re
+from pathlib import PurePosixPath
 
 from packaging.specifiers import SpecifierSet
 
@@ -50,6 +52,45 @@ def test_a_training_bundle_verifies_and_its_launcher_reads_it(tiny_config, tmp_p
     assert process.argv[0] == "torchrun"
     assert {str(folder / "train.json"), "127.0.0.1"} <= set(process.argv)
     assert not process.answers
+
+
+@over(
+    "engine, method",
+    [
+        ("torch", "pretrain"),
+        ("accelerate", "pretrain"),
+        ("deepspeed", "pretrain"),
+        ("trl", "dpo"),
+        ("llama-factory", "lora"),
+        ("unsloth", "lora"),
+        ("axolotl", "lora"),
+    ],
+    share=3,
+)
+def test_every_module_that_a_shipped_one_imports_travels_with_it(engine, method):
+    asked = training_request({"engine": engine}, 1, "Qwen/Qwen3-8B", tokens=1e8, method=method)
+    files = bundle_files(recipe_for_request(asked))
+    programs = [path for path in files if path.endswith(".py")]
+    assert any(path.startswith("launcher/") for path in programs)
+    missing = {
+        f"{path} imports {name}"
+        for path in programs
+        for name in _relative_imports(files[path].decode())
+        if not any(str(place) in files for place in _module_places(path, name))
+    }
+    assert missing == set()
+
+
+def _relative_imports(source):
+    """Names of modules that a source takes from its own folder."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            yield from [node.module] if node.module else [alias.name for alias in node.names]
+
+
+def _module_places(path, name):
+    module = PurePosixPath(path).parent.joinpath(*name.split("."))
+    return module.with_suffix(".py"), module / "__init__.py"
 
 
 @over("name", ["torch", "deepspeed", "torchtitan", "accelerate"], share=2)

@@ -232,6 +232,6 @@ def test_a_measured_checkpoint_speaks_for_its_own_model_and_stands_first(tmp_pat
     assert moved.basis.startswith("measured here")
     assert with_own_figure(expected, [], *own[1:]) is expected
     # and is the answer where nothing was known
-    unknown = Retained(math.nan, math.nan, math.nan, "nothing near", known=False)
+    unknown = Retained(math.nan, math.nan, math.nan, "nothing near", is_known=False)
     answer = with_own_figure(unknown, *own)
-    assert (answer.known, answer.value) == (True, 0.98)
+    assert (answer.is_known, answer.value) == (True, 0.98)

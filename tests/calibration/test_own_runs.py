@@ -28,7 +28,6 @@ from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.estimates.measured.runs import PUBLISHED, TRAINING_RUNS, Run
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.splits import row_reasons, row_request
-from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures import rows
@@ -250,7 +249,7 @@ def test_a_plan_is_judged_by_corrected_figures():
     assert "exceeds the limit" in row_reasons(plan_splits(limited, corrections=slow), row)[0]
     assert told.to_json(1)["own_runs"] == {"used": 3, "left_out": []}
     # plans that come of it know the same runs
-    assert replan(told, limited).problem.corrections is told.problem.corrections
+    assert told.replan(limited).problem.corrections is told.problem.corrections
 
 
 def test_columns_and_single_cases_agree_and_the_library_takes_files_and_rows(tmp_path):

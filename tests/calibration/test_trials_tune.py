@@ -29,6 +29,7 @@ from recipe_core.calibration.trials.search_problem import (
 )
 from recipe_core.calibration.trials.study import JOURNAL, Search
 from recipe_core.calibration.trials.tune import Budget, tune
+from recipe_core.calibration.trials.workplace import Machine
 from recipe_core.payload.launcher.procs import Processes, Stat
 from recipe_core.recipe import make_recipe, recipe_request
 from recipe_core.recipe.comparison import diff_recipes
@@ -64,7 +65,7 @@ def run(search, trials, most_seqs=9):
     while len(search.done) < trials:
         trial, point = search.ask()
         beyond = 0.5 if point["max_num_seqs"] > most_seqs else 0.0
-        search.tell(trial, score_of(dict(point)), beyond, {})
+        search.tell(trial, score_of(dict(point)), excess=beyond)
 
 
 def test_the_search_starts_at_the_recommended_point_and_finds_the_optimum(tmp_path):
@@ -82,7 +83,7 @@ def test_the_search_starts_at_the_recommended_point_and_finds_the_optimum(tmp_pa
     points = []
     while (asked := search.ask()) is not None:
         points.append(asked[1]["max_num_seqs"])
-        search.tell(asked[0], float(asked[1]["max_num_seqs"]), 0.0, {})
+        search.tell(asked[0], float(asked[1]["max_num_seqs"]))
     assert (points[0], sorted(points)) == (1, [0, 1, 2])
 
 
@@ -106,10 +107,10 @@ def test_warm_ups_without_hope_are_given_up(tmp_path):
     search = opened(tmp_path)
     trial, _ = search.ask()
     assert search.give_up(trial, 0.0) is None
-    search.tell(trial, 0.0, 0.0, {})
+    search.tell(trial, 0.0)
     trial, _ = search.ask()
     assert "worse than the best" in str(search.give_up(trial, 0.7))
-    search.drop(trial, "slow")
+    search.tell(trial, None, reason="slow")
     assert search.best().number == 0
 
 
@@ -171,7 +172,7 @@ def test_a_gain_is_believed_beyond_the_noise_only():
     drift = [0.0, 0.3, 0.6, 0.9]  # the machine grows slower: pairs share it
     better = gain_of(drift, [value - 0.1 for value in drift])
     assert better.proven
-    assert better.mean == pytest.approx(1.105, abs=0.001)
+    assert better.mean_ratio == pytest.approx(1.105, abs=0.001)
     noise = random.Random(3)
     alike = gain_of(*([noise.gauss(0, 0.1) for _ in range(4)] for _ in range(2)))
     assert not alike.proven
@@ -179,8 +180,8 @@ def test_a_gain_is_believed_beyond_the_noise_only():
 
 
 def tuned(bundle, servers, budget=QUICK, **options):
-    here = {"clock": servers.clock, "deploy": servers.deploy, "alone": ALONE}
-    return tune(bundle, budget, tell=lambda line: None, **here, **options)
+    machine = Machine(lambda line: None, servers.clock, servers.deploy, ALONE)
+    return tune(bundle, budget, machine=machine, **options)
 
 
 def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_path, monkeypatch):
@@ -191,14 +192,14 @@ def test_tuning_finds_the_fastest_point_and_writes_its_recipe(vllm_bundle, tmp_p
     assert (servers.started[0], servers.started[-4:]) == (16, [16, 128, 128, 16])
     assert outcome.recipe is not None, outcome.to_json()
     assert outcome.notes == []
-    assert outcome.gain.low == pytest.approx(0.076 / 0.004)
+    assert outcome.gain.low_ratio == pytest.approx(0.076 / 0.004)
     base, better = read_bundle(bundle).recipe, read_bundle(output).recipe
     assert (better.candidate["max_num_seqs"], base.candidate["max_num_seqs"]) == (128, 16)
     assert outcome.ended == "every point was tried"
     failed = [row for row in outcome.trials if row["state"] == "failed"]
     assert [row["values"]["max_num_seqs"] for row in failed] == [8]
     claim = better.claims[-1]
-    assert claim.metrics["gain_ratio"] == pytest.approx(outcome.gain.mean)
+    assert claim.metrics["gain_ratio"] == pytest.approx(outcome.gain.mean_ratio)
     assert claim.metrics["tpot_s"] == 0.004
     assert claim.metrics["recommended_tpot_s"] == pytest.approx(0.076)
     assert claim.candidate == better.candidate
@@ -360,7 +361,9 @@ def test_the_next_start_stops_what_a_kill_of_tuner_and_guard_left(vllm_bundle):
     shutil.copytree(work, copy := bundle / "run" / "copies" / work.name)
     assert stop_all(copy) == 0
     lines = []
-    outcome = tune(bundle, Budget(trials=1, repeats=2, splits=1), resume=True, tell=lines.append)
+    outcome = tune(
+        bundle, Budget(trials=1, repeats=2, splits=1), resume=True, machine=Machine(lines.append)
+    )
     assert not with_variable(MARK, mark)
     assert "processes that an earlier run had left" in lines[0]
     first = outcome.trials[0]

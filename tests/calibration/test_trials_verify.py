@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -21,15 +22,17 @@ from recipe_core.calibration.trials.compare import (
 )
 from recipe_core.calibration.trials.deployment import TrialError
 from recipe_core.calibration.trials.verify import Choice, verify_outputs
+from recipe_core.calibration.trials.workplace import Machine
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.engines.trials import Reproducibility, reproducibility
-from recipe_core.payload.launcher.sections import Api
+from recipe_core.payload.launcher.api import Api
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
 from tests.fixtures.experiments import ALONE, Servers, Words
 from tests.fixtures.refusals import refusal
 
 SMALL = Choice(prompts=6, tokens=12)
+QUIET = Machine(lambda line: None)
 
 
 def answer(text, logprobs=()):
@@ -111,12 +114,13 @@ def test_every_engine_is_known_and_its_switches_are_its_options():
 def test_unsplit_is_one_device_of_the_same_formats():
     split = {"engine": "vllm", "tp": 4, "pp": 1, "dp": 1}
     recipe = make_recipe(make_request("Qwen/Qwen3-8B", candidate=split))
-    whole = module._unsplit_recipe(recipe)
+    whole = module._unsplit_subject(module.Subject("base", recipe, None)).recipe
     assert whole.device.count == 1
     assert whole.candidate["weight_dtype"] == recipe.candidate["weight_dtype"]
     assert coarsest_format_class(recipe, whole) == "bf16"
     large = make_recipe(make_request(candidate=split | {"tp": 8}))
-    refusal(module._unsplit_recipe, large, kind=module.NoAnswer)
+    subject = module.Subject("base", large, None)
+    refusal(module._unsplit_subject, subject, kind=module.NoAnswer)
     # prompts are the same in every run
     assert Questions.of(5, 8, 100) == Questions.of(5, 8, 100)
     assert len(set(Questions.of(50, 8, 100).prompts)) == 50
@@ -125,7 +129,7 @@ def test_unsplit_is_one_device_of_the_same_formats():
 @pytest.mark.usefixtures("fake_vllm")
 def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path):
     other = vllm_bundle("other", weight_dtype="fp32")
-    report = verify_outputs(vllm_bundle(), [other], SMALL, tell=lambda line: None)
+    report = verify_outputs(vllm_bundle(), [other], SMALL, machine=QUIET)
     assert report.verdict == "within"
     by_name = {comparison.name: comparison for comparison in report.comparisons}
     assert (by_name["repeat-greedy"].alike.share, by_name["batch"].alike.unit) == (1, "tokens")
@@ -140,7 +144,7 @@ def test_an_engine_that_repeats_is_within_every_tolerance(vllm_bundle, tmp_path)
 def test_a_bundle_that_does_not_start_says_why(vllm_bundle, monkeypatch, tmp_path):
     monkeypatch.setenv("FAKE_DIES_AT", "16")
     with pytest.raises(TrialError) as failure:
-        verify_outputs(vllm_bundle(), (), SMALL, tell=lambda line: None)
+        verify_outputs(vllm_bundle(), (), SMALL, machine=QUIET)
     assert "server-0" in failure.value.message
     assert "out of memory" in failure.value.detail
     assert not list(tmp_path.glob("bundle/run/verify/work-*"))
@@ -148,8 +152,9 @@ def test_a_bundle_that_does_not_start_says_why(vllm_bundle, monkeypatch, tmp_pat
 
 def verified(bundle, *against, noise=""):
     """A report of answers without a server."""
-    here = {"deploy": Servers().deploy, "asker": partial(Words, noise=noise), "alone": ALONE}
-    return verify_outputs(bundle, against, SMALL, tell=lambda line: None, **here)
+    machine = replace(QUIET, deploy=Servers().deploy, alone=ALONE)
+    asker = partial(Words, noise=noise)
+    return verify_outputs(bundle, against, SMALL, machine=machine, asker=asker)
 
 
 def test_noise_of_the_batch_is_seen_and_a_switch_ends_it(vllm_bundle, monkeypatch):

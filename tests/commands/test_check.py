@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from recipe_core.base.errors import NoAnswer, RecipeError
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.files import check_items, check_values, items_of, parse_item
-from recipe_core.commands.judge import check_commands, judge_command
+from recipe_core.commands.judge import Item, judge_command, judge_items
 from recipe_core.commands.launches import first_launch
-from recipe_core.commands.option_meanings import meaning_of, settle
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import render_commands
 from recipe_core.commands.verdict import OK
 from recipe_core.commands.words import read_script
@@ -217,14 +217,14 @@ def test_rendered_commands_mean_the_candidate_they_were_rendered_from(data):
     except NoAnswer:
         return
     launch, files = first_launch(rendered[0].argv), rendered[0].files
-    arguments = read_arguments(launch.engine, launch.args)
-    meant = meaning_of(arguments)
-    options = [finding.option for finding in (*arguments.findings, *meant.findings)]
+    arguments = Arguments(launch.engine, launch.args)
+    meant = Meant(arguments)
+    options = [finding.option for finding in arguments.findings]
     assert options == ["--config"] * len(files)
     # what the file adds to the command
     if any("enable_attention_dp: true" in text for text in files.values()):
         meant.candidate |= {"tp": 1, "dp": meant.candidate["tp"]}
-    settle(meant, chosen.setting.model, {})
+    meant.settle(chosen.setting.model)
     assert (meant.model, meant.max_context) == (key[0], deployment.max_context)
     servers = sum("--headless" not in each.argv for each in rendered)
     assert meant.candidate["dp"] * servers == wanted["dp"]
@@ -367,7 +367,8 @@ def test_refused_words_and_keys_are_left_out_or_replaced():
 
 def test_batches_say_the_same_as_single_checks():
     commands = [MINIMAX, *PUBLISHED, *COMMANDS]
-    many = check_commands(commands, H200, folders=False)
+    usual = H200.model_dump(exclude_none=True)
+    many = judge_items([Item("", command) for command in commands], usual, folders=False)
     for command, [answer] in zip(commands, many, strict=True):
         alone = check(command, H200)
         changed = [change for change in alone["changes"] if "options" in change]

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_core.base.errors import InputError
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
+from recipe_core.commands.images import image_tag
 from recipe_core.commands.launches import find_launches, first_launch
-from recipe_core.commands.option_meanings import meaning_of
-from recipe_core.commands.words import MAX_CHARACTERS, image_tag, read_script
+from recipe_core.commands.option_meanings import Meant
+from recipe_core.commands.words import MAX_CHARACTERS, read_script
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine, engine_names
 from tests.fixtures.paths import DATA
@@ -45,9 +46,9 @@ def launch_in(text):
 def read(text):
     """The engine of a command, what its words mean, and every finding."""
     launch = launch_in(text)
-    arguments = read_arguments(launch.engine, launch.args)
-    found = meaning_of(arguments)
-    return launch.engine, found, [*arguments.findings, *found.findings]
+    arguments = Arguments(launch.engine, launch.args)
+    found = Meant(arguments)
+    return launch.engine, found, arguments.findings
 
 
 @over("text, expected", table("commands", "words_are_those_of_a_shell"))
@@ -128,7 +129,7 @@ def test_tables_and_grammars_agree_and_every_option_in_every_spelling_is_read(na
         for flag in option.spellings:
             joined = [f"{flag}={value}" for value in sample(option)] or [flag]
             for argv in ([flag, *sample(option)], joined):
-                found = read_arguments(name, argv)
+                found = Arguments(name, argv)
                 assert option.name in found.values, argv
                 assert [f for f in found.findings if f.level == "error"] == [], argv
 
@@ -144,7 +145,7 @@ def sample(option):
 @over("command, values", table("commands", "values_are_typed"))
 def test_values_are_typed(command, values):
     launch = launch_in(command)
-    found = read_arguments(launch.engine, launch.args)
+    found = Arguments(launch.engine, launch.args)
     assert (found.values, found.findings) == (values, [])
 
 
@@ -189,15 +190,15 @@ def test_any_text_is_read_or_refused_and_never_run(pieces, glue):
         except InputError:
             return
         for launch in launches:
-            arguments = read_arguments(launch.engine, launch.args)
-            found = meaning_of(arguments)
-            json.dumps([f.to_json() for f in (*arguments.findings, *found.findings)])
+            arguments = Arguments(launch.engine, launch.args)
+            Meant(arguments)
+            json.dumps(arguments.findings.to_json())
             assert launch.visible_devices is None or launch.visible_devices > 0
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.sampled_from(READ), OPTION_WORDS)
 def test_any_words_of_options_are_read(name, given_words):
-    found = read_arguments(name, given_words)
+    found = Arguments(name, given_words)
     assert set(found.values) <= set(engine(name).options.by_name)
-    meaning_of(found)
+    Meant(found)

@@ -3,10 +3,10 @@
 import pytest
 
 from recipe_core.base.documents import parse_yaml
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.recipe.build import make_recipe
 from recipe_core.recipe.decision import decide
 from recipe_core.request.schema import PlanRequest
@@ -29,7 +29,7 @@ def started(offload, **more):
 def read_back(launch):
     """``options.kv_offload`` as every process that answers says it."""
     first, *others = (
-        meaning_of(read_arguments(process.argv[0], list(process.argv[2:])), process.env).kv_offload
+        Meant(Arguments(process.argv[0], list(process.argv[2:])), process.env).kv_offload
         for process in launch.processes
     )
     assert all(tiers == first for tiers in others)
@@ -59,8 +59,8 @@ def test_words_are_read_back_as_estimated_and_refused_where_the_node_or_options_
     for offload, more in table("kv_words", "started"):
         assert read_back(started(offload, **more)) == pytest.approx(offload), (offload, more)
     for words, env, tiers in table("kv_words", "read"):
-        arguments = read_arguments("vllm", [LLAMA_8B, *words.split()])
-        assert meaning_of(arguments, env).kv_offload == tiers, words
+        arguments = Arguments("vllm", [LLAMA_8B, *words.split()])
+        assert Meant(arguments, env).kv_offload == tiers, words
     assert "whole GB" in str(refusal(started, {"host_gib": 0.2}, engine="sglang"))
     value = request(LLAMA_8B, lengths(1024, 64, 4), {"host_gib": 20})
     value["options"]["engine_options"] = {"kv_offloading_size": 40.0}

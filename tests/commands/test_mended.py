@@ -3,11 +3,12 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
+from recipe_core.commands.edits import mend_words, set_options
 from recipe_core.commands.judge import judge_command
 from recipe_core.commands.launches import first_launch
-from recipe_core.commands.remedies import mend_words, whole_command, with_values
+from recipe_core.commands.remedies import whole_command
 from tests.fixtures.rows import over
 from tests.fixtures.sizes import examples
 from tests.fixtures.verdicts import assert_says
@@ -62,7 +63,7 @@ MISPLACED = {"vllm": f"{API_SERVER} {{}}", "sglang": "python -m sglang.launch_se
 
 def read(words):
     launch = first_launch(tuple(words))
-    return launch, read_arguments(launch.engine, launch.args, None, launch.program)
+    return launch, Arguments(launch.engine, launch.args, None, launch.program)
 
 
 def is_inside(words, others):
@@ -89,7 +90,7 @@ def test_a_mended_command_keeps_every_word_that_is_not_mended(data):
     before = [start, *(piece for piece in pieces if piece in kept)]
     untouched = " ".join(before).split()
     launch, arguments = read(" ".join([start, *pieces]).split())
-    done = mend_words(launch, arguments)
+    done = mend_words(arguments)
     if not broken and start != MISPLACED[name].format("org/a-model"):
         assert done is None
         return
@@ -99,7 +100,7 @@ def test_a_mended_command_keeps_every_word_that_is_not_mended(data):
     assert [finding for finding in again.findings if finding.level == "error"] == []
     # and another value of an option leaves all other words as well
     option = {"vllm": "max_model_len", "sglang": "context_length"}[name]
-    longer = with_values(first_launch(command), again, {option: 4096})
+    longer = set_options(again, {option: 4096})
     assert is_inside([word for word in untouched if "8192" not in word], [*command[:3], *longer])
 
 

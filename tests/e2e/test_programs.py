@@ -118,7 +118,7 @@ def test_outputs_of_the_embedded_engine_repeat(tmp_path, demo_model, monkeypatch
     bundle = build(demo_model, tmp_path)
     known = module.reproducibility("transformers").model_copy(update={"switches": ()})
     monkeypatch.setattr(module, "reproducibility", lambda name: known)  # one start is enough
-    report = verify_outputs(bundle, (), Choice(prompts=4, tokens=12, timeout_s=600), tell=print)
+    report = verify_outputs(bundle, (), Choice(prompts=4, tokens=12, timeout_s=600))
     by_name = {comparison.name: comparison for comparison in report.comparisons}
     assert by_name["repeat-greedy"].alike.share == 1
     assert by_name["batch"].alike.unit == "words"

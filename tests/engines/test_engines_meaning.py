@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
-from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.arguments import Arguments
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.serving.vllm import NODE
 from recipe_core.launch.start import launch_deployment
@@ -36,7 +36,7 @@ ONE = dict.fromkeys(("tp", "pp", "dp", "ep"), 1)
 
 def read_command(name, words, files):
     """The commands of vLLM, SGLang and TensorRT-LLM, read by the project's own reader."""
-    meant = meaning_of(read_arguments(name, words))
+    meant = Meant(Arguments(name, words))
     path = options(words).get("config", "").removeprefix("${root}/")
     config = yaml.safe_load(files[path]) if path else {}
     if config.get("enable_attention_dp"):

@@ -14,17 +14,16 @@ import yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.units import GIB
 from recipe_core.commands.context import CommandContext
-from recipe_core.commands.judge import check_commands, judge_command
+from recipe_core.commands.judge import Item, judge_command, judge_items
 from recipe_core.engines import options
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.option_releases import (
-    first_release_with,
-    first_release_without,
     memory_release,
     newest_release_table,
     option_replacement,
     option_successor,
     pinned_release_table,
+    release_of_change,
     release_table,
     releases,
 )
@@ -167,7 +166,7 @@ def test_a_value_that_only_another_releases_switch_refuses_keeps_no_server_from_
 
 def test_many_commands_are_judged_each_by_its_release():
     commands = [in_image(f"vllm/vllm-openai:v{v}", FLASH) for v in ("0.25.0", "0.32.0")]
-    found = check_commands(commands, CommandContext.of(hardware="b200-sxm:8"))
+    found = judge_items([Item("", text) for text in commands], {"hardware": "b200-sxm:8"})
     first, second = (answers[0] for answers in found)
     assert (first["ok"], second["ok"]) == (True, False)
     assert first["candidate"]["engine_version"] == "0.25.0"
@@ -193,9 +192,9 @@ def test_a_better_command_is_one_of_its_release(command, releases_):
 
 def test_when_options_and_keys_came_and_went():
     for which, name, words, release in table("releases", "came_and_left"):
-        assert {"came": first_release_with, "left": first_release_without}[which](
-            name, *words
-        ) == release
+        verb, version = {"came": ("came", 0), "left": ("went", -1)}[which]
+        said = release_of_change(name, releases(name)[version], *words)
+        assert f"{verb} with {release}" in said if release else verb not in said
     # what differs gives the older rows again
     newer, older, changes = table("releases", "differing").values()
     assert option_differences(newer, older) == changes

@@ -9,16 +9,14 @@ from recipe_core.base.units import GIB
 from recipe_core.engines.memory import captured_sizes
 from recipe_core.estimates.columns.serving import ReuseCurve
 from recipe_core.estimates.serving import cache
-from recipe_core.estimates.serving.cache import assumed_layout
+from recipe_core.estimates.serving.cache import logged_tokens
 from recipe_core.estimates.serving.cache_blocks import (
-    CacheKind,
-    PageRules,
-    group_cache_blocks,
+    assumed_layout,
     layers_per_group,
     pack_caches,
+    shared_blocks,
 )
 from recipe_core.estimates.serving.kernels import Step
-from recipe_core.estimates.serving.logged_cache import logged_tokens
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.simulate import simulate_serving
@@ -89,7 +87,7 @@ def test_percentiles_and_replicas_over_time_wait_for_blocks_too():
     with_tiers = service_of(*candidate(value() | tiers))
     assert with_tiers.request_s > plain.request_s
     assert with_tiers.prefix_hit > plain.prefix_hit
-    assert with_tiers.prompt_s[1, -1] > plain.prompt_s[1, -1]
+    assert with_tiers.times.mixed_s(8000, 4000, 1, 8000) > plain.times.mixed_s(8000, 4000, 1, 8000)
 
 
 def value(dp=1, split=None, **work):
@@ -158,7 +156,7 @@ def case(*args, **limits):
 
 
 def shared(setting, cases, _=None):
-    return cache.shared_blocks(setting, setting.model.kinds, cases)
+    return shared_blocks(setting, setting.model.kinds, cases)
 
 
 def request_blocks(setting, cases):
@@ -171,7 +169,7 @@ def request_blocks(setting, cases):
 def test_a_page_of_attention_holds_a_state(device, tp, cache_format, page):
     setting, cases, _ = case(HYBRID, device, tp, 262_144, kv_dtype=cache_format)
     blocks = shared(setting, cases)
-    assert [float(tokens[0]) for tokens, _ in blocks.full] == [page]
+    assert [float(group.tokens[0]) for group in blocks.groups] == [page]
     # 16 layers of attention and three groups of 16 with states, two blocks of which a request holds
     assert request_blocks(setting, cases) == np.ceil(262_144 / page) + 3 * 2
 
@@ -243,14 +241,11 @@ def test_groups_have_as_many_layers_as_the_rarest_kind_and_stages_share_them():
     # a logged pool
     setting, cases, _ = case(MIXED, "rtx-5090", 1, 131_072, kv_dtype="fp8")
     assert 299 * float(shared(setting, cases).block_bytes[0]) / GIB == pytest.approx(5.98, abs=0.01)
-    one = np.ones(1)
+    setting, cases, _ = case(HYBRID, "h100-sxm", 1, 8192)
 
     def block_bytes(share):
-        kinds = [CacheKind(16, 16 // share, 4096 * one, 0 * one)]
-        kinds += [CacheKind(48, 48 // share, 0 * one, 3_207_168 * one)]
-        return float(
-            group_cache_blocks(kinds, PageRules(16 * one, 16, 2 * one, one)).block_bytes[0]
-        )
+        layers = tuple((layer, count // share) for layer, count in setting.model.kinds)
+        return float(shared_blocks(setting, layers, cases).block_bytes[0])
 
     assert block_bytes(1) == 4 * block_bytes(4)
     # layers that cache alike share no blocks
@@ -278,7 +273,7 @@ def test_blocks_are_as_wide_as_the_widest_group_and_hold_a_million_tokens_in_16_
     """vLLM's announcement says 9.62 GiB with 16-bit index keys; they are in fp8 (1 GB less)."""
     for name, block_bytes in ((FLASH, 1_002_240), (PRO, 1_435_968)):
         assert packed(name).block_bytes == block_bytes
-        assert sum(count for _, count in packed(name).groups) == 5
+        assert sum(group.count for group in packed(name).groups) == 5
     index_bytes = 30 * 1_048_576 / 4 * (256 - 132)
     request_bytes = packed(PRO, 2.0).request_bytes(np.array([1_048_576.0]))[0]
     assert (request_bytes + index_bytes) / GIB == pytest.approx(9.62, rel=0.02)
@@ -400,11 +395,12 @@ def test_pools_of_compressed_caches_are_those_of_sglangs_source():
     assert assumed_layout(block.setting) is None
     open_ = replace(block.setting, effects=replace(block.setting.effects, sequences_open=True))
     pool = np.array([held.kv_cache_bytes])
-    shared = cache.shared_blocks(open_, open_.model.kinds, cases, pool)
-    assert shared.token_bytes == pytest.approx(entries + 0.1 * window)
+    shared = shared_blocks(open_, open_.model.kinds, cases, pool)
+    token_bytes = shared.block_bytes / 256
+    assert token_bytes == pytest.approx(entries + 0.1 * window)
     assert shared.fixed_bytes == pytest.approx(4099 * state)  # 32,768 tokens at most each
     # a request of few tokens still takes windows of a pool that is a tenth of the cache
-    assert shared.request_bytes(np.array([256.0])) == pytest.approx(7680 * shared.token_bytes)
+    assert shared.request_bytes(np.array([256.0])) == pytest.approx(7680 * token_bytes)
     # on ROCm, and of another release, nobody read it
     for setting in (
         replace(open_, engine=open_.engine.model_copy(update={"version": "0.5.22"})),

@@ -1,5 +1,8 @@
 """The scheduler with steps of one second; then properties of simulations of real settings."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +13,12 @@ from recipe_core.compression.required import detail_row_estimate
 from recipe_core.estimates.serving import simulate as simulator
 from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.operators import serving_step_parts
-from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
+from recipe_core.estimates.serving.scheduler import (
+    Replica,
+    Requests,
+    Rules,
+    run_replica,
+)
 from recipe_core.estimates.serving.simulate import EXACT, FIGURES, MOST, Spread, simulate_serving
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.remedies import helpful_changes
@@ -19,25 +27,29 @@ from recipe_core.plans.splits import row_reasons
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.rows import over
+from tests.fixtures.services import RULES as USUAL_RULES
+from tests.fixtures.services import step_times
 from tests.fixtures.sizes import examples
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 SPLIT = {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
-A_SECOND = StepTimes([[0.0, 1.0]] * 4, [[[[1.0] * 2] * 2] * 2] * 2)
-RULES = {"step_tokens": 10, "slots": 8, "pool_tokens": 1000, "block_tokens": 0, "stages": 1}
-RULES |= {"cached": 0.0, "reserves": False, "chunked": True, "mixes": True}
+A_SECOND = step_times([1.0, 1.0], 0.0)
+RULES = Rules(step_tokens=10, slots=8, pool_tokens=1000, **USUAL_RULES)
 OFFLINE = {"mode": "offline", "concurrency": None}
 OPEN = {"mode": "open", "concurrency": None}
 
 
-def ran(lengths, sent=None, **changes):
-    """A replica after requests of (input, output) tokens, all sent at once or as ``sent`` says."""
+def ran(lengths, sent=None, cached=0.0, closed=False, times=A_SECOND, **changes):
+    """What became of requests of (input, output) tokens, all sent at once or as ``sent`` says."""
+    inputs, outputs = map(list, zip(*lengths, strict=True))
+    requests = Requests(inputs, outputs, [int(n * cached) for n in inputs])
+    replica = Replica(replace(RULES, **changes), times, requests)
     none = [0.0] * len(lengths)
-    replica = Replica(Rules(**(RULES | changes)), A_SECOND, *zip(*lengths, strict=True), none)
-    for at in sent or none:
-        replica.send(at)
-    replica.run(closed=False)
-    return replica
+    sent = none if sent is None else sent
+    order = run_replica(replica, sent, none, closed=closed)
+    return SimpleNamespace(
+        replica=replica, sent=sent, order=order, first=requests.first, done=requests.done
+    )
 
 
 def case(workload, model=LLAMA_8B, **candidate):
@@ -87,6 +99,40 @@ def test_prompts_pause_decoding_whole_and_in_chunks_that_come_first():
     assert (mixed.first[1], mixed.done[0]) == (5.0, 4.0)
 
 
+def test_drafts_give_more_tokens_a_step_and_ranks_share_its_prompts():
+    # a step for the prompt, two for the other four tokens
+    assert ran([(10, 5)], tokens_per_step=2.0).done == [3.0]
+    assert ran([(10, 5)], tokens_per_step=1.5).done == [4.0]
+    by_tokens = step_times([1.0, 1.0], 0.125)
+    assert ran([(10, 1)] * 2, times=by_tokens, step_tokens=20).done == [3.5, 3.5]
+    assert ran([(10, 1)] * 2, times=by_tokens, step_tokens=20, ranks=2).done == [2.25, 2.25]
+    assert ran([(10, 1)], times=by_tokens, step_tokens=20, ranks=2).done == [2.25]
+
+
+def test_a_replica_goes_from_event_to_event():
+    """Two requests: the second comes while the first decodes, and enters after that step."""
+    requests = Requests([10, 10], [50, 1], [0, 0])
+    replica = Replica(replace(RULES, pool_tokens=100), A_SECOND, requests)
+    assert (replica.next_at, replica.cache_usage(0.0)) == (np.inf, 0.0)
+    replica.add(0.5, 0)
+    assert (replica.next_at, replica.in_flight, replica.waiting) == (0.5, 1, 1)
+    moments = []
+    while replica.next_at < 20:
+        replica.step()
+        moments.append(replica.next_at)
+    assert moments == [1.5, 1.5, 50.5]  # its prompt, which ends, and all of its other steps
+    assert (replica.inside, replica.cache_usage(21.5)) == (1, pytest.approx(0.31))
+    replica.add(21.7, 1)
+    assert (replica.next_at, replica.list_in_flight()) == (22.5, [0, 1])
+    ended = []
+    while replica.in_flight:
+        ended += replica.step()
+    assert ended == [1, 0]
+    assert requests.entered == [0.5, 22.5]
+    requests.reset(1)
+    assert (requests.first, requests.done) == ([1.5, np.inf], [50.5, np.inf])
+
+
 LENGTHS = st.tuples(st.integers(1, 60), st.integers(1, 30), st.floats(0, 100))
 CHANGES = {"step_tokens": st.integers(1, 40), "slots": st.integers(1, 5)}
 CHANGES |= {"pool_tokens": st.integers(90, 300), "reserves": st.booleans()}
@@ -99,7 +145,8 @@ def test_every_request_ends_once_and_frees_its_cache(requests, changes, mixes):
     sent = sorted(at for _, _, at in requests)
     end = ran([(i, o) for i, o, _ in requests], sent, **changes, chunked=mixes, mixes=mixes)
     assert sorted(end.order) == list(range(len(requests)))
-    assert (end._allocated, end._context, len(end._running)) == (0, 0, 0)
+    left = end.replica
+    assert (left.cache_usage(0.0), left._context, left.inside, left.in_flight) == (0, 0, 0, 0)
     for (_, output, _), at, first, done in zip(requests, sent, end.first, end.done, strict=True):
         assert at + 1 <= first + 1e-9
         assert done >= first + output - 1 - 1e-9
@@ -107,11 +154,8 @@ def test_every_request_ends_once_and_frees_its_cache(requests, changes, mixes):
 
 def test_a_closed_loop_keeps_its_number_of_requests():
     """A request is sent when one ends: with 3 in flight of 12, the k-th end sends request k + 2."""
-    replica = Replica(Rules(**RULES), A_SECOND, [5] * 12, list(range(2, 14)), [0.0] * 12)
-    for _ in range(3):
-        replica.send(0.0)
-    replica.run(closed=True)
-    assert sorted(replica.sent[3:]) == sorted(replica.done[r] for r in replica.order[:9])
+    run = ran([(5, n) for n in range(2, 14)], [0.0] * 3, closed=True)
+    assert sorted(run.sent[3:]) == sorted(run.done[r] for r in run.order[:9])
 
 
 @pytest.mark.parametrize("model", [LLAMA_8B, "openai/gpt-oss-20b"])

@@ -22,7 +22,6 @@ from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import estimate_batch, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import front_of_columns
-from recipe_core.plans.table import replan
 from recipe_core.plans.training_candidates import stated_training_case
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
@@ -118,7 +117,7 @@ def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so(
     assert f"no split surely starts: 1 {doubt_text(found, found.best_row)}" in text
     assert found.changes()
     for remedy in found.changes():
-        after = replan(found, change(found.request, remedy.fields))
+        after = found.replan(change(found.request, remedy.fields))
         assert after.certain[after.best_row]
 
 

@@ -14,7 +14,7 @@ from recipe_core.hardware.cluster import device_names, device_profile, fabric, f
 from recipe_core.hardware.prices import all_offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest, validate_profile
-from recipe_core.payload.launcher.machine import parse_xpu_smi
+from recipe_core.payload.launcher.devices import parse_xpu_smi
 from recipe_core.plans.plan_json import plan_launch_note
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import refused_rows

@@ -32,7 +32,7 @@ from recipe_core.hardware.microbench.points import Point, Timing
 from recipe_core.hardware.microbench.run import Measured
 from recipe_core.hardware.profile import Device
 from recipe_core.hardware.request import HardwareRequest, read_profile
-from recipe_core.payload.launcher import machine
+from recipe_core.payload.launcher import devices, machine
 from recipe_core.plans.plans import plan_splits
 from tests.conftest import make_request, request_values
 from tests.fixtures.command_line import recipe
@@ -312,7 +312,7 @@ def bench(tmp_path, monkeypatch):
     for vendor in ("CUDA", "HIP"):
         monkeypatch.delenv(f"{vendor}_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(tools, "ask_torch", lambda notes: {})
-    monkeypatch.setattr(machine, "read_kfd", lambda nodes: [])
+    monkeypatch.setattr(devices, "read_kfd", lambda nodes: [])
     return tmp_path
 
 
@@ -399,4 +399,4 @@ def test_islands_links_and_names_of_tools():
     assert len(tools.parse_rocm_topo(rocm)) == 8 * 7
     assert tools.parse_amd_topo(amd) == {(0, 1): "XGMI", (1, 0): "XGMI"}
     usual = {"gfx9010": "gfx90a", "gfx9402": "gfx942", "gfx942": "gfx942", "gfx1100": "gfx1100"}
-    assert {printed: machine.gfx(printed) for printed in usual} == usual
+    assert {printed: devices.spell_gfx(printed) for printed in usual} == usual

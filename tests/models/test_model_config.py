@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from recipe_core.base.errors import ModelError
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.models import spec
 from recipe_core.models.catalog import catalog_entry, catalog_model, load_model_spec
 from recipe_core.models.config.read import read_model_config
@@ -283,8 +283,8 @@ def test_a_tower_that_is_not_known_is_counted_by_its_sizes_or_not_at_all():
 
 @over("words, without", table("towers", "commands_that_leave_towers_out"))
 def test_commands_that_leave_towers_out(words, without):
-    arguments = read_arguments("vllm", [QWEN, *words])
-    assert list(meaning_of(arguments).without) == without
+    arguments = Arguments("vllm", [QWEN, *words])
+    assert list(Meant(arguments).without) == without
 
 
 def test_another_model_takes_images_out_that_it_does_not_read():

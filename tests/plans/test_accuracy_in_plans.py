@@ -92,7 +92,7 @@ def test_what_is_published_in_a_narrow_or_16_bit_format_is_its_own_base():
     vectors = serving_setting(
         problem, requested_engine(None, problem.cluster, "embed"), "fp8", "auto"
     )
-    assert not accuracy_of(vectors).known  # figures are of models that generate text
+    assert not accuracy_of(vectors).is_known  # figures are of models that generate text
 
 
 def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
@@ -114,7 +114,7 @@ def test_a_limit_refuses_int4_of_a_small_model_and_a_confidence_its_band():
 
 
 def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
-    nobody = Retained(np.nan, np.nan, np.nan, "no published figure is near.", known=False)
+    nobody = Retained(np.nan, np.nan, np.nan, "no published figure is near.", is_known=False)
     real = accuracy._retained_accuracy
 
     def kept(done, *rest):
@@ -142,10 +142,10 @@ def test_a_refused_format_is_helped_by_the_smallest_that_keeps_the_limit_and_sib
     offered = find_alternatives(
         plan_splits(change(request, {"objective.limits.accuracy_recovery": 0.98}))
     )
-    changed = [choice for choice in offered if choice.formats]
+    changed = [choice for choice in offered if choice.accuracy]
     assert changed
     for choice in changed:  # alternatives say what other formats keep
-        assert choice.to_json()["accuracy"]["value"] == choice.accuracy.value >= 0.98
+        assert choice.accuracy.value >= 0.98
         assert choice.accuracy_text.startswith("Keeps ")
     assert checkpoint_of(formats_of(MIDDLE, "fp8")) == MIDDLE  # the engine makes it
     options = {"weight_dtypes": ["int4", "auto"]}

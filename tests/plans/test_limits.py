@@ -14,10 +14,9 @@ from recipe_core.doors.worker import pickle_message
 from recipe_core.plans import alternatives as beside
 from recipe_core.plans.alternatives import find_alternatives, find_safer_row
 from recipe_core.plans.confidence import joint_probability, signed_correlation
-from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import measure_text, split_label
-from recipe_core.plans.plans import estimate_batch, plan_splits
+from recipe_core.plans.plans import count_keeping, estimate_batch, plan_splits
 from recipe_core.plans.rank import beats, count_ties, nearest_row, refused_rows, rows_beyond_limits
 from recipe_core.plans.remedies import (
     advice_text,
@@ -128,7 +127,6 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         assert row is not None, choice
         assert after.feasible[row]
         assert after.candidate(row) == choice.candidate
-        assert after.raw("gpus")[row] == choice.devices
         assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
         assert choice.label.startswith(f"{choice.title}: ")
         assert choice.better != bool(choice.gained)
@@ -145,16 +143,15 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
 
 def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_nothing_runs():
     choices = find_alternatives(case("cost"))
-    value = choices[0].to_json()
-    assert (value["set"], value["label"]) == (dict(choices[0].fields), choices[0].label)
+    assert choices[0].to_json()["set"] == dict(choices[0].fields)
     by_kind = {choice.kind: choice for choice in choices}
     assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
     assert by_kind["weights"].change < -0.1
-    assert by_kind["weights"].formats
+    assert by_kind["weights"].accuracy is not None
     assert by_kind["cache"].title == "fp8 cache"
     assert by_kind["checkpoint"].fields["model"] != LLAMA["model"]
     assert by_kind["more"].gained
-    assert not by_kind["more"].formats
+    assert by_kind["more"].accuracy is None
     chosen = planned(LIMITED | {"hardware.device": "a100-sxm-80gb"})
     device = chosen.problem.cluster.device
     known = {"cache": device.kv_dtypes, "weights": device.weight_dtypes}

@@ -9,10 +9,15 @@ import recipe_core as rb
 from recipe_core.base.budget import Budget, apply_budget
 from recipe_core.base.errors import LimitError
 from recipe_core.commands.verdict import judge_request
-from recipe_core.plans.legal import count_keeping
 from recipe_core.plans.load import CLOSE
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_least_loads, plan_splits
+from recipe_core.plans.plans import (
+    count_keeping,
+    estimate_batch,
+    plan_candidate,
+    plan_least_loads,
+    plan_splits,
+)
 from recipe_core.plans.rank import log_score
 from recipe_core.plans.splits import find_row, row_key, row_reasons, row_request, row_state
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, recipe_request

@@ -10,6 +10,7 @@ from starlette.testclient import TestClient
 from recipe_core.bundle.write import write_bundle
 from recipe_core.doors.api import create_api
 from recipe_core.estimates.training.starts import SURE
+from recipe_core.plans.flips import row_identity
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits, plan_together
@@ -333,7 +334,7 @@ def test_a_plan_over_several_clusters_is_that_of_each_and_rows_know_theirs():
         assert places[k].items() <= chosen.hardware.model_dump().items()
         assert len(chosen.options.hardware) == len(BESIDE)
     assert set(splits.to_frame()["device"]) == {"h100-sxm", "mi300x"}
-    assert len({splits.spec.cures.identity(splits, int(row))[0] for row in splits.order}) == 2
+    assert len({row_identity(splits, int(row))[0] for row in splits.order}) == 2
     values = splits.to_json(20, 5)
     for case in (*values["candidates"], *values["refused"]):
         assert case["hardware"]["device"] in ("h100-sxm", "mi300x")

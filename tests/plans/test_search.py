@@ -14,10 +14,10 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.estimates.columns.splits import enumerate_splits
 from recipe_core.models.catalog import catalog_model
 from recipe_core.plans.evaluation import CHUNK, evaluate_cases
+from recipe_core.plans.flips import find_flips
 from recipe_core.plans.plans import plan_candidate, plan_splits
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import count_ties, front_of_columns, nearest_row, pareto_front
-from recipe_core.plans.remedies import find_flips
 from recipe_core.plans.serving_candidates import every_serving_case
 from recipe_core.plans.serving_search import PHYSICS
 from recipe_core.plans.splits import (

@@ -253,7 +253,7 @@ def test_a_bundle_built_again_starts_the_same_processes(path, tmp_path):
     assert names in (required, [*required, "peft"])  # whose adapters became peft's
     engine = replace(plan.engine, requires=now.engine.requires, install=now.engine.install)
     assert now.startup_timeout_s >= plan.startup_timeout_s  # grows with the weights
-    later = ("startup_timeout_s", "needs", "fallbacks", "supervision", "support")
+    later = ("startup_timeout_s", "needs", "choices", "supervision", "support")
     joined = {name: getattr(now, name) for name in later}
     joined["api"] = replace(plan.api, key_variable=now.api.key_variable)
     assert now == replace(plan, engine=engine, **joined)

@@ -120,12 +120,12 @@ def test_an_engine_option_that_moves_memory_and_the_command_is_six_files(package
         argv = process["argv"]
         assert argv[argv.index(flag) + 1] == "512"
         read = f"""
-from recipe_core.commands.arguments import read_arguments
+from recipe_core.commands.arguments import Arguments
 from recipe_core.commands.launches import first_launch
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.option_meanings import Meant
 for words in ({argv!r}, {argv[: argv.index(flag)] + argv[argv.index(flag) + 2 :]!r}):
     launch = first_launch(tuple(words))
-    meant = meaning_of(read_arguments(launch.engine, launch.args))
+    meant = Meant(Arguments(launch.engine, launch.args))
     print(meant.candidate.get("graph_batch"), meant.usual.get("graph_batch"))
 """
         assert package.python("-c", read).split() == ["512", "None", "None", "0"]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from recipe_core.base.resources import PACKAGE
 from scripts.code_numbers import FUNCTIONS, VAGUE, bound_names
+from tests.fixtures.paths import ROOT
 
 # Names that a contract fixes: fields of documents, arguments of tools.
 FIXED_NAMES = frozenset(
@@ -21,6 +24,7 @@ FIXED_NAMES = frozenset(
         ("failures.py", "what"),
         ("grammar.py", "what"),
         ("mcp.py", "asked"),
+        ("mcp.py", "known"),
         ("mcp.py", "what"),
         ("memory.py", "stated"),
         ("release.py", "what"),
@@ -110,3 +114,31 @@ def test_names_that_break_the_rules_are_listed():
     assert empty_modules(trees) == ["three.py"]
     trees[Path("four.py")] = ast.parse('"""Sizes."""\ndef size():\n    """What it costs."""')
     assert noun_clauses(trees) == ["four.py: What it costs."]
+
+
+def test_programs_beside_the_package_import_what_is_there():
+    """Nothing but their own runs imports these files."""
+    folders = ("benchmarks", "examples", "oracle", "scripts")
+    sources = [path for folder in folders for path in (ROOT / folder).rglob("*.py")]
+    missing = [
+        f"{path.relative_to(ROOT)}: {module} has no {name}"
+        for path in sources
+        for module, name in imported_names(ast.parse(path.read_text(encoding="utf-8")))
+        if not is_there(module, name)
+    ]
+    assert len(sources) > 50
+    assert missing == []
+
+
+def imported_names(tree):
+    """Modules of the package and of the tests, with names that a file takes from them."""
+    for node in ast.walk(tree):
+        module = isinstance(node, ast.ImportFrom) and not node.level and node.module
+        if module and module.partition(".")[0] in ("recipe_core", "tests"):
+            yield from ((module, alias.name) for alias in node.names)
+
+
+def is_there(module, name):
+    taken = import_module(module)
+    is_package = hasattr(taken, "__path__")
+    return hasattr(taken, name) or (is_package and find_spec(f"{module}.{name}") is not None)

@@ -1,5 +1,7 @@
 """Conditions and the merge: what applies where, in which order, and that changes compose."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +9,14 @@ from pydantic import ValidationError
 
 from recipe_core.base.errors import NoAnswer
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.bundle.write import write_bundle
+from recipe_core.bundle.write import bundle_files, write_bundle
 from recipe_core.hardware.cluster import device_names, device_profile
-from recipe_core.payload.launcher.machine import Device as LaunchDevice
+from recipe_core.payload.launcher.checks import find_unmet
+from recipe_core.payload.launcher.choices import list_launch_choices, misfit, next_choice
+from recipe_core.payload.launcher.devices import Device as LaunchDevice
 from recipe_core.payload.launcher.machine import Machine as LaunchMachine
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.portability import advise_variant
+from recipe_core.payload.launcher.preflight import check_variants
 from recipe_core.recipe import Additions, make_recipe, passing_on, with_variants
 from recipe_core.recipe import variants as rules
 from recipe_core.recipe.place import Parameters, parse_recipe_variants
@@ -119,6 +123,56 @@ def test_a_variant_is_the_recipe_of_that_hardware():
         with_variants(recipe, request, Additions(), [hardware_named("l4:1")])
 
 
+def test_a_variant_of_one_kind_of_device_is_started_there_as_its_bundle_would_be(tmp_path):
+    request = small()
+    written = [
+        {"name": "amd", "when": {"vendor": "amd"}, "set": {"environment": {"NCCL_DEBUG": "WARN"}}},
+        {"name": "odd", "when": {"device": "l4"}, "set": {"options": {"no_such": 1}}},
+    ]
+    own = make_recipe(request, Additions(variants=parse_recipe_variants(written)))
+    hardware = [hardware_named(each) for each in ("mi300x:1", "mi300x:2", "l40s:2")]
+    recipe = with_variants(own, request, Additions(), hardware)
+    files = bundle_files(recipe)
+    choices = json.loads(files["launch.json"])["choices"]
+    order = [choice["title"] for choice in choices if choice["kind"] in ("variant", "first")]
+    first = "the recipe's first choice"
+    assert order == ["l40s-2", "mi300x-2", "mi300x-1", first, "odd", "amd"]
+    advised = [choice["name"] for choice in choices if "advised" in choice]
+    assert advised == ["2-variant", "1-variant"]
+    for choice, name in zip(choices, ("l40s:2", "mi300x:2", "mi300x:1"), strict=False):
+        folder = f"fallbacks/{choice['name']}"
+        there = json.loads(files[f"{folder}/launch.json"])
+        moved = recipe_for(recipe, hardware_named(name))[0]
+        alone = json.loads(bundle_files(moved)["launch.json"])
+        for part in ("processes", "engine", "parameters", "workload", "api"):
+            assert there[part] == alone[part]
+        bounds = {"at_most": 1} if name == "mi300x:1" else {}
+        assert choice["needs"] == [alone["needs"] | bounds]
+        environment = there["processes"][0]["env"]
+        assert environment.get("NCCL_DEBUG") == ("WARN" if "mi300x" in name else None)
+        expected = json.loads(files[f"{folder}/expected.json"])
+        assert expected["serving"] == moved.estimate["serving"]
+    plan = load_plan(write_bundle(recipe, tmp_path / "bundle"))
+    here = launch_machine("rocm", [device_profile("mi300x").aliases[0]])
+    options = list_launch_choices(plan)
+    assert next_choice(options, here, tried=()).title == "mi300x-1"
+    (check,) = check_variants(plan.choices, here, 1, plan.root)
+    assert "mi300x-1, amd" in check.detail
+    assert check.hint.endswith(f"--choice {choices[2]['name']}")
+    # another device of the first one's vendor would only be warned of, but has its own
+    here = launch_machine("cuda", [device_profile("l40s").aliases[0]] * 2)
+    assert next_choice(options, here, tried=()).title == "l40s-2"
+    assert misfit(options[3], here) is None
+    # many of them are only advised
+    many = [
+        {"name": f"{n}", "when": {"device": "mi300x", "count": {"at_least": n}}}
+        for n in range(1, 20)
+    ]
+    recipe = make_recipe(request, Additions(variants=parse_recipe_variants(many)))
+    listed = json.loads(bundle_files(recipe)["launch.json"])["choices"]
+    assert sum(each["kind"] == "variant" and "advised" not in each for each in listed) <= 8
+
+
 def small(**parts):
     return make_request("Qwen/Qwen3-8B", "h100-sxm", 1, **parts)
 
@@ -165,6 +219,8 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
     request = make_request("Qwen/Qwen3-32B", "h100-sxm", 8, candidate={"tp": 2, "pp": 1, "dp": 1})
     recipe = make_recipe(request, Additions(variants=parse_recipe_variants(written)))
     plan = load_plan(write_bundle(recipe, tmp_path / "bundle"))
+    variants = [choice for choice in plan.choices if choice.kind == "variant"]
+    assert {choice.advised for choice in variants} == {True}  # several kinds, or several nodes
     seen = set()
     for name in device_names():
         profile = device_profile(name)
@@ -176,15 +232,16 @@ def test_the_launcher_finds_the_variants_that_resolving_applies(tmp_path):
             wanted = {v.name for v in matching(recipe.variants, machine_of(hardware, recipe))}
             if name != "h100-sxm":  # a number alone is said of the recipe's own kind
                 wanted -= {"many"}
-            found = {v.name for v in plan.variants if v.hardware(here, 1)}
+            found = {c.title for c in variants if None in [find_unmet(n, here) for n in c.needs]}
             if profile.aliases or not names:
                 assert found == wanted, (name, count)
             seen |= found
     assert seen == {"instinct", "large", "many"}
     here = launch_machine("rocm", [device_profile("mi300x").aliases[0]] * 8)
-    said, how = advise_variant(plan.variants, here, 1, tmp_path / "bundle") or ("", "")
-    assert "instinct" in said
-    words = how.partition(": recipe ")[2].replace("OTHER.zip", str(tmp_path / "other.zip")).split()
+    (check,) = check_variants(plan.choices, here, 1, tmp_path / "bundle")
+    assert "instinct" in check.detail
+    how = check.hint.partition(": recipe ")[2]
+    words = how.replace("OTHER.zip", str(tmp_path / "other.zip")).split()
     assert run(*words).returncode == 0
     assert read_bundle(tmp_path / "other.zip").recipe.environment["NCCL_DEBUG"] == "WARN"
     elsewhere, _ = recipe_for(recipe, hardware_named("h200-sxm:8"))

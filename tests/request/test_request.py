@@ -14,8 +14,7 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.prices import OwnershipCost
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.hardware.upload import profile_template, uploaded_profile
-from recipe_core.plans.legal import count_keeping
-from recipe_core.plans.plans import plan_splits
+from recipe_core.plans.plans import count_keeping, plan_splits
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
 from recipe_core.request import shelf as shelves
 from recipe_core.request.describe import request_summary, training_steps_text

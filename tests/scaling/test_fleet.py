@@ -15,8 +15,9 @@ from recipe_core.plans.plans import plan_candidate
 from recipe_core.plans.splits import row_estimates
 from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, replicas_for
 from recipe_core.scaling.bounds import always_peak, clairvoyant
-from recipe_core.scaling.fleet import Events, Fleet, Service, StartTime
+from recipe_core.scaling.fleet import Events, Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
+from recipe_core.scaling.policies.controller import Fixed
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.scenario import events_of
 from recipe_core.scaling.service import service_of
@@ -24,6 +25,7 @@ from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 from tests.conftest import make_request
 from tests.fixtures.rows import over, table
+from tests.fixtures.services import constant_service
 
 START = StartTime(120.0, 60.0, 240.0)
 
@@ -57,8 +59,8 @@ def service(slots, each_s, shared=False, **more):
     n = np.arange(slots + 1.0)
     step_s = each_s * n if shared else np.full(slots + 1, each_s)
     step_s[0] = 0.0
-    usual = {"token_s": 0.0, "chunk_tokens": 1e9, "pool_tokens": 1e12, "held_share": 0.0}
-    return Service(slots=slots, step_s=step_s, **(usual | more))
+    usual = {"token_s": 0.0, "step_tokens": 1e9, "pool_tokens": 1e12}
+    return constant_service(step_s, **(usual | more))
 
 
 def poisson(rate, count, outputs, inputs=None, seed=0):
@@ -109,14 +111,14 @@ def test_shared_processing_depends_on_the_mean_only(spread):
 def test_prompts_of_one_length_are_m_d_1():
     count = 250_000
     trace = poisson(0.75, count, np.ones(count), np.full(count, 1000), seed=8)
-    one_by_one = service(1, 1.0, token_s=1e-3, chunk_tokens=1000, chunked=False)
+    one_by_one = service(1, 1.0, token_s=1e-3, step_tokens=1000, chunked=False)
     out = simulate_requests(fleet(one_by_one), trace, Constant(1), begin=1)
     rate = count / trace.span_s
     assert mean_wait(out, count) == pytest.approx(rate / (2 * (1 - rate)), rel=0.02)
 
 
 def busy_fleet(seed=0, **more):
-    serves = Service(64, 0.01 + 2e-4 * np.arange(65.0), 5e-5, 4096, 60_000)
+    serves = constant_service(0.01 + 2e-4 * np.arange(65.0), 5e-5, 4096, 60_000)
     rng, count = np.random.default_rng(9), 20_000
     trace = poisson(12.0, count, rng.integers(1, 300, count), rng.integers(1, 2000, count))
     run = fleet(serves, {"ttft_s": 1.0, "tpot_s": 0.05}, **more)
@@ -151,8 +153,8 @@ def test_requests_are_counted_replicas_paid_and_seeds_repeat():
 
 LENGTHS = Lengths(*map(np.array, ([100.0, 600.0, 2500.0], [50.0, 150.0, 300.0], [0.3, 0.5, 0.2])))
 FLAT = Load(np.ones(1), 60.0, LENGTHS)
-SMALL = Service(32, 0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000)
-LARGE = Service(256, 0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000)
+SMALL = constant_service(0.03 + 0.0005 * np.arange(33.0), 2e-4, 2048, 60_000)
+LARGE = constant_service(0.02 + 0.0001 * np.arange(257.0), 1e-4, 4096, 300_000)
 LIMITS = {"small": {"ttft_s": 3.0, "request_latency_s": 25.0}}
 LIMITS["large"] = {"ttft_s": 2.0, "tpot_s": 0.06}
 HOUR = np.arange(0.0, 2400.0, 60.0)
@@ -268,8 +270,13 @@ def test_capacity_is_the_rate_at_which_requests_just_keep_the_limits():
 @pytest.mark.parametrize("kind", ["small", "large"])
 def test_no_policy_is_cheaper_than_the_clairvoyant_nor_a_constant_than_the_peak(kind):
     offered, run = load(kind, "waves", 3.0), standing(kind)
-    peak = always_peak(run, offered, 0.97)
-    count = int(peak.most_replicas) - 1
+
+    def fixed(scalings):
+        counts = [float(scaling.max_replicas) for scaling in scalings]
+        return flowed(run, offered, Fixed(scalings), *counts)
+
+    always, peak = always_peak(run, offered, fixed, 0.97)
+    count = always.max_replicas - 1
     assert peak.attainment >= 0.97
     outcomes = flowed(run, offered, InFlight(np.geomspace(2, 60, 12)), *[3.0] * 12)
     [fewer] = flowed(run, offered, Constant(count), count)
@@ -303,15 +310,15 @@ def test_a_server_serves_as_the_plans_own_scheduler(
     (block, i), (estimates, place) = plan.at(row), row_estimates(plan, row)
     split = block.setting, block.cases.take([i]), estimates.memory.take(np.array([place]))
     exact = simulate_serving(*split, spread=Spread(0.5, 0.5), requests=2000)
-    rng, count = np.random.default_rng(0), 2750
-    arrival_s = np.cumsum(rng.exponential(1 / rate, count))
-    lengths = (rng.integers(n // 2, n * 3 // 2 + 1, count) for n in (inputs, outputs))
-    trace = Trace(arrival_s, *lengths)
+    rng, count = np.random.default_rng(0), 2750  # the same draws
+    lengths = [rng.integers(n // 2, n * 3 // 2 + 1, count) for n in (inputs, outputs)]
+    trace = Trace(np.cumsum(rng.exponential(1 / rate, count)), *lengths)
     series = served(plan, row, trace, {}, interval_s=trace.span_s / 11).series
-    ttft_s = np.average(series.ttft_s[2:10], weights=series.arrived[2:10])
-    assert ttft_s == pytest.approx(exact.means_s["ttft_s"][0], rel=0.06)
-    inside = (series.running + series.waiting)[2:10].mean() / rate
-    assert inside == pytest.approx(exact.means_s["request_latency_s"][0], rel=0.06)
+    arrived = series.arrived[2:10]
+    ttft_s = np.average(series.ttft_s[2:10], weights=arrived)
+    assert ttft_s == pytest.approx(exact.means_s["ttft_s"][0], rel=0.01)
+    latency_s = (series.running + series.waiting)[2:10].sum() * series.interval_s / arrived.sum()
+    assert latency_s == pytest.approx(exact.means_s["request_latency_s"][0], rel=0.01)
 
 
 def test_two_pools_have_no_service_and_an_embedding_ends_with_its_prompt():

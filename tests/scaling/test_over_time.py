@@ -2,21 +2,28 @@
 what the bundle is then told.
 """
 
+import json
+import subprocess
+import sys
+import zlib
+
 import numpy as np
 import pytest
 
 from recipe_core.base import budget
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.documents import read_document
-from recipe_core.request.scaling import POLICIES, Scaling
+from recipe_core.base.errors import NoAnswer
+from recipe_core.request.scaling import MOST_REPLICAS, POLICIES, Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.scaling.answer import simulate_over_time
+from recipe_core.scaling.bounds import find_fewest_replicas
 from recipe_core.scaling.fleet import Signals
 from recipe_core.scaling.outcome import Outcome, Series
-from recipe_core.scaling.parameter_spaces import Axis, Need, schedule_of, space_of
+from recipe_core.scaling.parameter_spaces import Need, schedule_of, space_of
 from recipe_core.scaling.policies.controller import Together
 from recipe_core.scaling.scenario import prepare_deployment
-from recipe_core.scaling.search import first_points, search_policies
+from recipe_core.scaling.search import ROUNDS, search_policies, spread_places
 from recipe_core.scaling.service import share_alone
 from recipe_core.scaling.simulated import choose_worst_window, hardest_days, load_part
 from recipe_core.scaling.summary import Replays, load_answer, request_with_policy, series_answer
@@ -24,6 +31,7 @@ from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.read import read_load
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe
+from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
 
@@ -101,6 +109,10 @@ def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named
     limited = make_request(objective={"limits": {"tpot_ms": 50}})
     assert refusal(simulate_over_time, limited).field == "workload.over_time"
     assert "'keda'" in str(refusal(simulate_over_time, limited, policies=["kedaa"]))
+    flat = request(rates=[4.0, 4.0])
+    assert (
+        refusal(simulate_over_time, flat, kind=NoAnswer, policies=["schedule"]).field == "policies"
+    )
 
 
 def test_the_written_request_builds_a_bundle_with_the_chosen_numbers(answer, tmp_path):
@@ -194,22 +206,26 @@ def fixed_outcomes(scalings):
     return [outcome(1 - 0.01 * (137 / n) ** 4, 1000.0 * n) for n in counts]
 
 
-def test_the_fewest_replicas_that_reach_the_share_are_found_between_the_grids_points():
-    busy = need(DEMAND * 20)
-    assert 137 not in space_of("fixed", busy).axes[0].values
-    best = search_policies([space_of("fixed", busy)], fixed_outcomes, 0.99, rounds=6)["fixed"]
-    assert best[0].scaling.max_replicas == 137
-    # where none reaches it the nearest is best
-    best = search_policies([space_of("fixed", need())], fixed_outcomes, 0.999999)["fixed"]
-    assert best[0].scaling.max_replicas == max(space_of("fixed", need()).axes[0].values)
+@pytest.mark.parametrize("most", [1, 20, 137, 138, 5000])
+def test_the_fewest_replicas_that_reach_the_share_are_found_whatever_number_comes_first(most):
+    scaling, found = find_fewest_replicas(fixed_outcomes, most, 0.99)
+    assert (scaling.min_replicas, scaling.max_replicas) == (137, 137)
+    assert found.attainment >= 0.99
+    # where none can reach it the most are simulated
+    scaling, found = find_fewest_replicas(fixed_outcomes, most, 1.0, reachable=False)
+    assert scaling.max_replicas == min(most, MOST_REPLICAS)
+    assert found.attainment < 1.0
 
 
-@over("policy", POLICIES)
+SEARCHED = [policy for policy in POLICIES if policy != "fixed"]
+
+
+@over("policy", SEARCHED)
 def test_every_point_is_a_valid_policy_of_whole_seconds(policy):
     space = space_of(policy, need())
-    names = [axis.name for axis in space.axes]
-    points = (dict(zip(names, point, strict=True)) for point in first_points(space.axes))
-    for scaling in filter(None, map(space.at, points)):
+    sizes = [len(values) for values in space.values.values()]
+    points = (dict(zip(space.values, places, strict=True)) for places in np.ndindex(*sizes))
+    for scaling in filter(None, map(space.scaling, points)):
         assert scaling.policy == policy
         assert Scaling.model_validate(scaling.to_json()) == scaling
         times = [v for k, v in scaling.to_json().items() if k.endswith("_s")]
@@ -217,18 +233,62 @@ def test_every_point_is_a_valid_policy_of_whole_seconds(policy):
         assert all(round(t.target, 3) == t.target for t in scaling.triggers)
 
 
+def keda_outcomes(scalings):
+    """Cheap with a high target and a short delay; enough up to a target of 22."""
+    targets = [scaling.triggers[0].target for scaling in scalings]
+    delays_s = [scaling.down_delay_s for scaling in scalings]
+    return [
+        outcome(1.0 if target <= 22 else 0.97, 1e4 / target + delay_s)
+        for target, delay_s in zip(targets, delays_s, strict=True)
+    ]
+
+
+def test_the_cheapest_parameters_are_found_and_where_none_is_enough_the_nearest():
+    space = space_of("keda", need())
+    best, *others = search_policies([space], keda_outcomes, 0.99)["keda"]
+    assert 0.85 * 24 < best.scaling.triggers[0].target <= 22
+    assert best.scaling.down_delay_s == 60
+    assert any(other.attainment < 0.99 for other in others)  # for whoever has it easier
+    nearest = search_policies([space], keda_outcomes, 1.5)["keda"][0]
+    assert nearest.attainment == 1.0
+
+
 def test_all_policies_are_columns_of_one_simulation_a_round_and_the_best_always_the_same():
     batches = []
 
     def alike(scalings):
-        batches.append(len(scalings))
+        batches.append(scalings)
         return [outcome(1.0, 5.0) for _ in scalings]
 
-    spaces = [space_of(policy, need()) for policy in POLICIES]
-    first, again = (search_policies(spaces, alike, 0.99, rounds=2) for _ in range(2))
+    spaces = [space_of(policy, need()) for policy in SEARCHED]
+    first, again = (search_policies(spaces, alike, 0.99) for _ in range(2))
     assert first == again
-    assert len(batches) == 4
-    assert batches[0] > 300
+    assert len(batches) == 2 * len(ROUNDS)
+    once = [scaling for batch in batches[: len(ROUNDS)] for scaling in batch]
+    assert len(once) == len(set(once)) > 250  # none is simulated twice
+    assert {scaling.policy for scaling in batches[0]} == set(SEARCHED)
+
+
+SAY_CHOSEN = """
+from tests.scaling.test_over_time import *
+found = search_policies([space_of(policy, need()) for policy in SEARCHED], any_outcomes, 0.99)
+print(json.dumps([tried.scaling.to_json() for some in found.values() for tried in some]))
+"""
+
+
+def any_outcomes(scalings):
+    """Something of each scaling, the same everywhere."""
+    words = (json.dumps(scaling.to_json(), sort_keys=True).encode() for scaling in scalings)
+    shares = (zlib.crc32(word) / 2**32 for word in words)
+    return [outcome(0.98 + 0.02 * share, 1e3 * (1 - share)) for share in shares]
+
+
+def test_another_process_chooses_the_same():
+    words = [sys.executable, "-c", SAY_CHOSEN]
+    one, other = (
+        subprocess.run(words, check=True, capture_output=True, cwd=ROOT).stdout for _ in range(2)
+    )
+    assert one == other
 
 
 class Says:
@@ -241,18 +301,17 @@ class Says:
         return seen.ready + self.more
 
 
-def test_a_large_grid_is_thinned_a_search_ended_and_controllers_decide_for_their_own():
-    values = tuple(range(7))
-    points = first_points([Axis(name, values) for name in "abcd"], limit=60)
-    assert len(points) == len(set(points)) == 60
-    assert [set(column) for column in zip(*points, strict=True)] == [set(values)] * 4
+def test_points_are_spread_a_search_ended_and_controllers_decide_for_their_own():
+    points = list(spread_places([7] * 4, 60))
+    assert len(set(points)) > 55
+    assert [set(column) for column in zip(*points, strict=True)] == [set(range(7))] * 4
     steps = []
-    space = [space_of("fixed", need())]
+    space = [space_of("keda", need())]
     with budget.watched(lambda done, all_: steps.append((done, all_))), budget.track_task(2):
-        search_policies(space, fixed_outcomes, 0.99)
+        search_policies(space, keda_outcomes, 0.99)
     assert steps[-1] == (2, 2)
     with budget.apply_budget(budget.Budget(), lambda: True), pytest.raises(Cancelled):
-        search_policies(space, fixed_outcomes, 0.99)
+        search_policies(space, keda_outcomes, 0.99)
     together = Together([(Says(15.0, 1.0), np.array([0, 2])), (Says(2.0, 5.0), np.array([1]))])
     assert together.interval_s == 2.0
     ready, zeros = np.array([1.0, 2.0, 3.0]), np.zeros(3)

@@ -8,8 +8,8 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import NoAnswer
-from recipe_core.commands.arguments import read_arguments
-from recipe_core.commands.option_meanings import meaning_of
+from recipe_core.commands.arguments import Arguments
+from recipe_core.commands.option_meanings import Meant
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.launch.process import Process
 from recipe_core.launch.start import launch_deployment, training_launch
@@ -130,9 +130,7 @@ def test_what_is_started_is_what_the_recipe_starts(count):
             part = roles[process.role]
             own = [word for word in words(part["template"]) if not word.startswith("--ssl-")]
             assert own[:2] == ["vllm", "serve"]
-            stated, meant = (
-                meaning_of(read_arguments("vllm", list(w[2:]))) for w in (own, process.argv)
-            )
+            stated, meant = (Meant(Arguments("vllm", list(w[2:]))) for w in (own, process.argv))
             assert (stated.candidate, stated.max_context) == (meant.candidate, meant.max_context)
             split = candidate.prefill if process.role == "prefill" else candidate.split
             of_role = [p for p in value.launch.processes if p.role == process.role]

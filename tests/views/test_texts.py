@@ -14,6 +14,9 @@ Size: {{ size | gib }} of {{ name | loud }}
 {% macro table(rows) %}
 {{ rows }}
 {% endmacro %}
+{% macro cells(title, size) %}
+{{ title }} | {{ size }}
+{% endmacro %}
 """
 
 
@@ -30,3 +33,8 @@ def test_a_value_is_one_line_and_a_block_keeps_its_own(phrases):
     assert list(phrases.lines("table", "a\nb")) == ["a b"]
     assert phrases.text("table", Block("a\n\nb")) == "a\nb"
     assert phrases.sentence("table", Block("a\n  b")) == "a b"
+
+
+def test_a_bar_in_a_value_parts_no_cells(phrases):
+    assert list(phrases.rows("cells", "a | b", "c|d")) == [("a | b", "c|d")]
+    assert list(phrases.lines("cells", "a | b", 1)) == ["a | b | 1"]

@@ -8,10 +8,9 @@ import pytest
 from recipe_core.base.data_files import DataFile
 from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.prices import HOURS_PER_MONTH
-from recipe_core.plans.legal import NEVER, legal_rows
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits
-from recipe_core.plans.rank import nearest_row
+from recipe_core.plans.rank import NEVER, legal_rows, nearest_row
 from recipe_core.plans.splits import row_reasons
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.metrics import column_metric, metrics

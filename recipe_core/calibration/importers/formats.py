@@ -252,7 +252,7 @@ def all_formats() -> tuple[Format, ...]:
 
 
 def recognise_format(content: Content) -> Format | None:
-    return next((known for known in all_formats() if known.recognises(content)), None)
+    return next((format_ for format_ in all_formats() if format_.recognises(content)), None)
 
 
 def read_imported(content: Content) -> list[Imported]:
@@ -261,16 +261,16 @@ def read_imported(content: Content) -> list[Imported]:
     Raises:
         InputError: for a content of no known format, or naming the line or field that is wrong.
     """
-    known = recognise_format(content)
-    if known is None:
-        titles = ", ".join(known.title for known in all_formats())
+    format_ = recognise_format(content)
+    if format_ is None:
+        titles = ", ".join(format_.title for format_ in all_formats())
         raise InputError(
             f"{content.name} is of no known format.", field="file", hint=f"Known: {titles}."
         )
-    measurements = known.read(content)
+    measurements = format_.read(content)
     if not any(measurement.figures for measurement in measurements):
         raise InputError(
-            f"{content.name} looks like a {known.title}, but has no figure.",
+            f"{content.name} looks like a {format_.title}, but has no figure.",
             field="file",
             hint="Give the whole file, from the start of the run to its end.",
         )

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ from recipe_core.base.documents import parse_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.trials.deployment import Deployment, TrialError
 from recipe_core.engines.trials import Reproducibility
-from recipe_core.payload.launcher.client import api_headers, refusal
+from recipe_core.payload.launcher.api import api_headers, refusal
 from recipe_core.payload.launcher.load import Prompts
 
 TIMEOUT_S = 600.0
@@ -87,7 +87,7 @@ class Asker:
         self, questions: Questions, fields: Mapping[str, Any], at_once: int, seeded: bool = False
     ) -> list[Answer]:
         bodies = [
-            self._body(prompt, questions.tokens, fields, seed if seeded else None)
+            self._body(prompt, questions.tokens, {**fields, **({"seed": seed} if seeded else {})})
             for seed, prompt in enumerate(questions.prompts, 1)
         ]
         send = partial(_request_completion, self.deployment)
@@ -96,25 +96,15 @@ class Asker:
         with ThreadPoolExecutor(at_once) as pool:
             return list(pool.map(send, bodies))
 
-    def _body(
-        self, prompt: str, tokens: int, fields: Mapping[str, Any], seed: int | None
-    ) -> dict[str, Any]:
+    def _body(self, prompt: str, tokens: int, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """A request: the recipe's own fields over the plain ones, and what is compared over all."""
         api, engine = self.deployment.api, self.engine
         question: dict[str, Any] = {"prompt": prompt}
         if api.path.endswith("/chat/completions"):
             question = {"messages": [{"role": "user", "content": prompt}]}
-        logprob_fields = {"logprobs": engine.most_logprobs} if engine.most_logprobs else {}
-        body = {
-            "model": api.model,
-            **question,
-            "max_tokens": tokens,
-            "stream": False,
-            **api.body,
-            **logprob_fields,
-            **engine.ids,
-            **fields,
-            **({} if seed is None else {"seed": seed}),
-        }
+        plain = {"model": api.model, **question, "max_tokens": tokens, "stream": False}
+        logprobs = {"logprobs": engine.most_logprobs} if engine.most_logprobs else {}
+        body = {**plain, **api.body, **logprobs, **engine.ids, **fields}
         return {
             name: value
             for name, value in body.items()
@@ -160,27 +150,17 @@ def read_answer(value: Any) -> Answer:
         text = str(choice["message"]["content"] or "") if text is None else str(text)
     except (KeyError, IndexError, TypeError, AttributeError):
         raise TrialError("the server answered no completion.") from None
-    logprob_report = choice.get("logprobs") or {}
-    tokens: Sequence[Any] = (
-        logprob_report.get("tokens") or () if isinstance(logprob_report, Mapping) else ()
-    )
-    logprobs = (
-        tuple(map(_finite_logprob, logprob_report.get("token_logprobs") or ())) if tokens else ()
-    )
-    top = (
-        tuple(map(_parse_top_logprobs, logprob_report.get("top_logprobs") or ())) if tokens else ()
-    )
-    ids = choice.get("token_ids") or ()
-    if ids and (not tokens or len(ids) == len(tokens)):
-        names = tuple(map(str, ids))
-    else:
-        names = tuple(map(str, tokens))
+    report = choice.get("logprobs")
+    columns: Mapping[str, Any] = report if isinstance(report, Mapping) else {}
+    tokens, ids = columns.get("tokens") or (), choice.get("token_ids") or ()
+    names = ids if ids and len(tokens) in (0, len(ids)) else tokens
     if not names:
         return Answer(text, tuple(_WORD.findall(text)), exact=False)
-    has_all_logprobs = len(logprobs) == len(names)
-    return Answer(
-        text, names, True, logprobs if has_all_logprobs else (), top if has_all_logprobs else ()
-    )
+    logprobs = columns.get("token_logprobs") or ()
+    if not tokens or len(logprobs) != len(names):
+        return Answer(text, tuple(map(str, names)), exact=True)
+    top = tuple(map(_parse_top_logprobs, columns.get("top_logprobs") or ()))
+    return Answer(text, tuple(map(str, names)), True, tuple(map(_finite_logprob, logprobs)), top)
 
 
 def _parse_top_logprobs(value: Any) -> dict[str, float]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from recipe_core.base.data_files import DataFile, DataRow
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.calibration.trials.answers import Answer
-from recipe_core.payload.launcher.metrics import quantile
+from recipe_core.payload.launcher.bench import quantile
 from recipe_core.recipe import Recipe
 
 # Positions at which the share of answers that are still alike is stated.
@@ -172,24 +171,19 @@ class _File(Sourced):
     formats: Mapping[str, str]
 
 
-@cache
-def _tolerance_file() -> _File:
-    return DataFile(FILE, "verify").read_as(_File)
+_TABLE = DataTable[Tolerance](DataFile(FILE, "verify"), _File, "tolerances", "tolerance")
 
 
 def tolerance(kind: str) -> Tolerance:
     """The bounds of a kind of pair: ``exact``, or a class of number formats."""
-    return _tolerance_file().tolerances[kind]
+    return _TABLE.row(kind)
 
 
 def coarsest_format_class(*recipes: Recipe) -> str:
     """The coarsest class of number formats that any of the recipes computes in."""
-    file = _tolerance_file()
-    order = list(file.tolerances)
-    kinds = [
-        file.formats.get(name, order[-1]) for recipe in recipes for name in stored_formats(recipe)
-    ]
-    return max(kinds, key=order.index)
+    order, classes = [*_TABLE.rows], _TABLE.document.formats
+    names = [name for recipe in recipes for name in stored_formats(recipe)]
+    return order[max(order.index(classes.get(name, order[-1])) for name in names)]
 
 
 def stored_formats(recipe: Recipe) -> tuple[str, str]:

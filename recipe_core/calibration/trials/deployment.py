@@ -6,21 +6,20 @@ import contextlib
 import os
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from secrets import token_urlsafe
-from typing import IO, Any
+from typing import Any
 
 from recipe_core.base.documents import parse_json, read_text
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.write import write_bundle
 from recipe_core.calibration.trials.guard import PYTHON, environment_of, take_bundle_down
+from recipe_core.payload.launcher.api import Api
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.procs import uninterrupted
-from recipe_core.payload.launcher.sections import Api
+from recipe_core.payload.launcher.signals import uninterrupted
 from recipe_core.recipe import Recipe
 
 
@@ -54,7 +53,6 @@ class Deployment:
     folder: Path
     port: int
     api: Api
-    started_s: float
     work: Path
     key: Mapping[str, str] = field(default_factory=dict)
 
@@ -87,7 +85,6 @@ def running_deployment(
     model: str | None = None,
     environment: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
-    clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Deployment]:
     """Write a recipe's bundle to ``folder``, start it, and stop it however the block is left.
 
@@ -104,7 +101,6 @@ def running_deployment(
     words = [*ALONE, "--port", str(port), "--host", HOST]
     words += ["--model", model] if model else []
     words += ["--timeout", f"{timeout_s:.1f}"] if timeout_s else []
-    began = clock()
     key = _trial_api_key(plan.api)
     try:
         shown = _run_bundle_launcher(
@@ -113,7 +109,7 @@ def running_deployment(
         served = str(shown.get("model") or "") if isinstance(shown, dict) else ""
         api = replace(load_plan(folder, model=served).api, model=served)
         port = _printed_port(shown, port)
-        yield Deployment(folder, port, api, clock() - began, folder.parent, key)
+        yield Deployment(folder, port, api, folder.parent, key)
     finally:
         with uninterrupted():
             take_bundle_down(folder)
@@ -171,12 +167,15 @@ def _run_bundle_launcher(
     out, err = (folder / "run" / f"{command}.{kind}" for kind in ("out", "err"))
     out.parent.mkdir(exist_ok=True)
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        code = _run_in_own_session(
+        code = subprocess.run(
             [*PYTHON, str(folder / "launch.py"), "--json", command, *words],
-            stdout,
-            stderr,
-            {**environment_of(work), **(environment or {})},
-        )
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            env={**environment_of(work), **(environment or {})},
+            start_new_session=True,  # so that Ctrl-C reaches this process alone
+            check=False,
+        ).returncode
     try:
         answer = parse_json(read_text(out, field="bundle"), f"the answer of {command}")
     except RecipeError:
@@ -184,31 +183,6 @@ def _run_bundle_launcher(
     if code:
         raise _launcher_error(folder, command, code, answer, err)
     return answer
-
-
-def _run_in_own_session(
-    argv: list[str], stdout: IO[bytes], stderr: IO[bytes], env: dict[str, str]
-) -> int:
-    """A process in a session of its own, so that Ctrl-C reaches this one alone; ended with it."""
-    child = subprocess.Popen(
-        argv,
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
-        env=env,
-        start_new_session=True,
-    )
-    try:
-        return child.wait()
-    except BaseException:
-        with uninterrupted():
-            child.terminate()
-            try:
-                child.wait(45)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-        raise
 
 
 def _launcher_error(folder: Path, command: str, code: int, answer: Any, err: Path) -> TrialError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 from typing import Any, get_args
 
@@ -29,45 +29,34 @@ MOST_REPEATS = len(T_95) + 1
 class Gain:
     """Pairs of scores (logarithms, lower is better) of the recommended point and the best one.
 
-    ``mean``, ``low`` and ``high`` are ratios: 1.10 is 10 % better. Between ``low`` and ``high`` the
-    mean gain lies with 90 % confidence, by Student's t over the pairs, which share what the machine
-    did meanwhile. ``noise``: the standard deviation of the recommended point's own scores, as a
-    share.
+    Of ratios 1.10 is 10 % better. Between ``low_ratio`` and ``high_ratio`` the mean gain lies with
+    90 % confidence, by Student's t over the pairs, which share what the machine did meanwhile.
+    ``noise_share``: the standard deviation of the recommended point's own scores.
     """
 
     pairs: int
-    mean: float
-    low: float
-    high: float
-    noise: float
+    mean_ratio: float
+    low_ratio: float
+    high_ratio: float
+    noise_share: float
 
     @property
     def proven(self) -> bool:
         """Return whether the best point is better with 95 % confidence."""
-        return self.low > 1
+        return self.low_ratio > 1
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "pairs": self.pairs,
-            "mean_ratio": round(self.mean, 4),
-            "low_ratio": round(self.low, 4),
-            "high_ratio": round(self.high, 4),
-            "noise_share": round(self.noise, 4),
-            "proven": self.proven,
+        return {name: round(value, 4) for name, value in asdict(self).items()} | {
+            "proven": self.proven
         }
 
 
 def gain_of(base: Sequence[float], best: Sequence[float]) -> Gain:
     gaps = [a - b for a, b in zip(base, best, strict=True)]
-    mean = fmean(gaps)
-    half = T_95[len(gaps) - 2] * stdev(gaps) / math.sqrt(len(gaps))
-    return Gain(
-        pairs=len(gaps),
-        mean=math.exp(mean),
-        low=math.exp(mean - half),
-        high=math.exp(mean + half),
-        noise=math.expm1(stdev(base)),
-    )
+    mean, pairs = fmean(gaps), len(gaps)
+    half = T_95[pairs - 2] * stdev(gaps) / math.sqrt(pairs)
+    ratio, low, high = map(math.exp, (mean, mean - half, mean + half))
+    return Gain(pairs, ratio, low, high, math.expm1(stdev(base)))
 
 
 def alternating_order(repeats: int) -> list[str]:
@@ -95,11 +84,12 @@ COST, GPUS = "cost", "gpus"
 # Goals that a measurement, the devices used and their price tell.
 MEASURED: tuple[str, ...] = (*LOWER_IS_BETTER, "throughput", COST, GPUS)
 
-# Limits on times: the measured mean, median and 95th percentile; the measurement has no other.
-_LIMITS = {
-    "ttft_ms": ("ttft_s", "ttft_p50_s", "ttft_p95_s"),
-    "tpot_ms": ("tpot_s", None, "tpot_p95_s"),
-    "request_latency_ms": ("request_latency_s", None, None),
+AT_LEAST = "output_tokens_per_s_at_least"
+# Limits on times, by percentile (None: the mean): the figure of a measurement, which has no other.
+_LIMITS: dict[str, dict[float | None, str]] = {
+    "ttft_ms": {None: "ttft_s", 50.0: "ttft_p50_s", 95.0: "ttft_p95_s"},
+    "tpot_ms": {None: "tpot_s", 95.0: "tpot_p95_s"},
+    "request_latency_ms": {None: "request_latency_s"},
 }
 
 
@@ -107,13 +97,14 @@ _LIMITS = {
 class Aim:
     """Goals with their weights, and the limits of the request's objective.
 
-    ``unchecked``: limits that a measurement does not tell, with the reason.
+    ``limits`` in the unit of their ``figures``; ``unchecked``: those that a measurement does not
+    tell, with the reason.
     """
 
     goals: Mapping[str, float]
-    limits: Mapping[str, float]
-    percentile: float | None
-    unchecked: Mapping[str, str]
+    limits: dict[str, float] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    unchecked: dict[str, str] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -136,25 +127,10 @@ class Aim:
         """By limit, the logarithm of measured over allowed: above 0 it is missed."""
         out = {}
         for name, bound in self.limits.items():
-            figure, at_least = self._figure(name)
-            value = metrics.get(figure)
+            value = metrics.get(self.figures[name])
             if isinstance(value, int | float) and value > 0:
-                excess = math.log(value / bound)
-                out[name] = -excess if at_least else excess
+                out[name] = math.log(value / bound) * (-1 if name == AT_LEAST else 1)
         return out
-
-    def _figure(self, name: str) -> tuple[str, bool]:
-        if name == "output_tokens_per_s_at_least":
-            return THROUGHPUT, True
-        return str(_figure_of(name, self.percentile)), False
-
-
-def _figure_of(limit: str, percentile: float | None) -> str | None:
-    """The measured figure that a limit on times bounds; None where there is none."""
-    mean, median, high = _LIMITS[limit]
-    if percentile is None:
-        return mean
-    return {50.0: median, 95.0: high}.get(percentile)
 
 
 def search_aim(request: PlanRequest, goal: str | None = None) -> Aim:
@@ -175,25 +151,18 @@ def search_aim(request: PlanRequest, goal: str | None = None) -> Aim:
                 field="objective",
                 hint=f"State another: --objective {MEASURED[1]}.",
             )
-    limits, unchecked = _measurable_limits(request)
-    return Aim(goals, limits, request.objective.limits.percentile, unchecked)
-
-
-def _measurable_limits(request: PlanRequest) -> tuple[dict[str, float], dict[str, str]]:
-    """Limits in the unit of their figures, and those that no measurement tells."""
-    request_limits = request.objective.limits.model_dump(exclude_none=True)
-    percentile = request_limits.pop("percentile", None)
-    limits, unchecked = {}, {}
-    for name, bound in request_limits.items():
-        if name == "output_tokens_per_s_at_least":
-            limits[name] = float(bound)
+    aim, limits = Aim(goals), request.objective.limits.model_dump(exclude_none=True)
+    percentile = limits.pop("percentile", None)
+    for name, bound in limits.items():
+        if name == AT_LEAST:
+            aim.figures[name], aim.limits[name] = THROUGHPUT, float(bound)
         elif name not in _LIMITS:
-            unchecked[name] = "the estimate judges it"
-        elif _figure_of(name, percentile):
-            limits[name] = float(bound) / 1000
+            aim.unchecked[name] = "the estimate judges it"
+        elif percentile in _LIMITS[name]:
+            aim.figures[name], aim.limits[name] = _LIMITS[name][percentile], float(bound) / 1000
         else:
-            unchecked[name] = f"a measurement does not tell its percentile {percentile:g}"
-    return limits, unchecked
+            aim.unchecked[name] = f"a measurement does not tell its percentile {percentile:g}"
+    return aim
 
 
 def _measured_goal(goal: str, metrics: Mapping[str, Any], recipe: Recipe) -> float:
@@ -254,17 +223,19 @@ def _all_knobs(recipe: Recipe, splits: int) -> Iterator[Knob]:
     spec = engine(recipe.engine.name)
     settable = set(option_meanings(spec).values())
     candidate, user_options = recipe.candidate, recipe.request["options"].get("engine_options", {})
+    ladders: dict[str, set[Any]] = {}
     for name, factors in LADDERS.items():
         if name in settable and candidate.get(name):
-            limit = int(candidate[name])
             floor = _limit_floor(name, recipe)
-            values = {max(round(limit * factor), floor) for factor in factors} | {limit}
-            yield _limit_ladder(name, values, limit, "candidate")
+            limit = int(candidate[name])
+            ladders[name] = {max(round(limit * factor), floor) for factor in factors}
     share = candidate.get("memory_fraction")
     if "memory_fraction" in settable and share and recipe.device.runtime != "cpu":
         shares = {round(share + step, 3) for step in SHARES}
-        values = {value for value in shares if 0.1 <= value <= MOST_SHARE} | {share}
-        yield _limit_ladder("memory_fraction", values, share, "candidate")
+        ladders["memory_fraction"] = {value for value in shares if 0.1 <= value <= MOST_SHARE}
+    for name, values in ladders.items():
+        ordered = tuple(sorted(values | {candidate[name]}))
+        yield Knob(name, ordered, ordered.index(candidate[name]), "candidate")
     for tunable in tunables(spec, recipe.device.runtime):
         if tunable.option not in user_options:  # what the user states stays
             # None: the engine's own default, which is what the recommended point runs with.
@@ -279,11 +250,6 @@ def _limit_floor(name: str, recipe: Recipe) -> int:
     return recipe.max_context or 64
 
 
-def _limit_ladder(name: str, values: set[Any], base: Any, where: str) -> Knob:
-    ordered = tuple(sorted(values))
-    return Knob(name, ordered, ordered.index(base), where)
-
-
 def first_splits(recipe: Recipe, count: int) -> list[dict[str, int]]:
     """Degrees of the recipe's split, then of the best others of the plan in its number formats."""
     recipe_degrees = parallel_degrees(recipe.candidate)
@@ -291,20 +257,18 @@ def first_splits(recipe: Recipe, count: int) -> list[dict[str, int]]:
     if count < 2 or recipe.device.count == 1 or pooled:
         return [recipe_degrees]
     request = recipe_request(recipe).model_copy(update={"candidate": None})
-    same = {name: recipe.candidate.get(name) for name in ("engine", "weight_dtype", "kv_dtype")}
-    out = [recipe_degrees]
-    everything = plan_splits(request)
-    for row in map(int, everything.order):
-        candidate = everything.candidate(row)
-        alike = all(candidate.get(name) == value for name, value in same.items())
-        fits = int(everything.columns["gpus"][row]) <= recipe.device.count
+    formats = ("engine", "weight_dtype", "kv_dtype")
+    out, plan = [recipe_degrees], plan_splits(request)
+    for row in map(int, plan.order):
+        candidate = plan.candidate(row)
+        degrees = parallel_degrees(candidate)
         if (
-            alike
-            and fits
+            degrees not in out
+            and all(candidate.get(name) == recipe.candidate.get(name) for name in formats)
+            and int(plan.columns["gpus"][row]) <= recipe.device.count
             and not candidate.get("prefill")
-            and parallel_degrees(candidate) not in out
         ):
-            out.append(parallel_degrees(candidate))
+            out.append(degrees)
         if len(out) >= count:
             break
     return out
@@ -346,24 +310,19 @@ def trial_figures(metrics: Mapping[str, Any]) -> str:
 
 def request_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> PlanRequest:
     """The recipe's request moved to a point; what equals the recipe's own is left as it is."""
-    request = recipe_request(recipe)
-    candidate_values: dict[str, Any] = {}
-    option_values: dict[str, Any] = {}
+    values = recipe_request(recipe).to_json()
+    candidate, options = dict(values["candidate"]), dict(values["options"])
+    engine_options = dict(options.get("engine_options", {}))
     for knob in space:
         value = knob.values[point[knob.name]]
         if point[knob.name] == knob.base:
             continue
         if knob.where == SPLIT:
-            candidate_values |= value
-        elif knob.where == "candidate":
-            candidate_values[knob.name] = value
+            candidate |= value
         else:
-            option_values[knob.name] = value
-    values = request.to_json()
-    values["candidate"] = {**values["candidate"], **candidate_values}
-    options = values["options"]
-    options["engine_options"] = {**options.get("engine_options", {}), **option_values}
-    return PlanRequest.parse(values)
+            (candidate if knob.where == "candidate" else engine_options)[knob.name] = value
+    options["engine_options"] = engine_options
+    return PlanRequest.parse({**values, "candidate": candidate, "options": options})
 
 
 def recipe_at(recipe: Recipe, space: tuple[Knob, ...], point: Point) -> Recipe | str:

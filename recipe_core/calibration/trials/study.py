@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
 import warnings
 from collections.abc import Iterator, Mapping
@@ -73,12 +74,18 @@ class Search:
         if journal.exists() and not resume:
             backups = (journal.with_name(f"journal-{n}.log") for n in itertools.count(1))
             journal.rename(next(path for path in backups if not path.exists()))
-        _cut_half_line(journal)
+        if journal.exists():
+            os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
         with _quiet_optuna():
             lock = JournalFileOpenLock(str(journal))
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(journal), lock)),
-                sampler=_sampler(seed),
+                sampler=optuna.samplers.TPESampler(
+                    seed=seed,
+                    n_startup_trials=STARTED_BLIND,
+                    multivariate=True,
+                    constraints_func=lambda trial: (float(trial.user_attrs.get("excess", 0.0)),),
+                ),
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=4),
                 study_name=NAME,
                 direction="minimize",
@@ -116,10 +123,8 @@ class Search:
 
     @property
     def done(self) -> list[FrozenTrial]:
-        """Trials that were started or refused, without repetitions of a point."""
-        states = (TrialState.COMPLETE, TrialState.PRUNED)
-        trials = self.study.get_trials(states=states)
-        return [trial for trial in trials if "repeats" not in trial.user_attrs]
+        """Trials that were started or refused."""
+        return self.study.get_trials(states=(TrialState.COMPLETE, TrialState.PRUNED))
 
     @property
     def started(self) -> list[FrozenTrial]:
@@ -127,27 +132,25 @@ class Search:
 
     def ask(self) -> tuple[Trial, Point] | None:
         """The next trial at a point that was not tried; None where all were."""
+        tried = [trial.params for trial in self.done]
         for _ in range(DUPLICATES):
-            trial, point = self._asked()
-            before = self._at(point)
-            if before is None:
+            trial, point = self._suggest()
+            if point not in tried:
                 return trial, point
-            trial.set_user_attr("repeats", before.number)
-            score = measured_score(before)
-            if score is None:
-                self.study.tell(trial, state=TrialState.PRUNED)
-            else:
-                trial.set_user_attr("excess", before.user_attrs.get("excess", 0.0))
-                self.study.tell(trial, score)
-        untried = self._untried()
+            self.study.tell(trial, state=TrialState.FAIL)  # which the sampler passes over
+        names = [knob.name for knob in self.space]
+        sizes = [range(len(knob.values)) for knob in self.space]
+        places = list(itertools.islice(itertools.product(*sizes), MOST_POINTS))
+        random.Random(self.seed).shuffle(places)  # noqa: S311 - which point comes next is no secret
+        points = (dict(zip(names, place, strict=True)) for place in places)
+        untried = next((point for point in points if point not in tried), None)
         if untried is None:
             return None
         self.enqueue(untried)
-        return self._asked()
+        return self._suggest()
 
-    def _asked(self) -> tuple[Trial, Point]:
-        trial = self.study.ask()
-        point = {}
+    def _suggest(self) -> tuple[Trial, dict[str, int]]:
+        trial, point = self.study.ask(), {}
         for knob in self.space:
             last = len(knob.values) - 1
             if knob.ordered:
@@ -155,24 +158,6 @@ class Search:
             else:
                 point[knob.name] = int(trial.suggest_categorical(knob.name, range(last + 1)))
         return trial, point
-
-    def _at(self, point: Point) -> FrozenTrial | None:
-        return next((trial for trial in self.done if trial.params == dict(point)), None)
-
-    def _untried(self) -> Point | None:
-        tried = {tuple(trial.params[knob.name] for knob in self.space) for trial in self.done}
-        sizes = [range(len(knob.values)) for knob in self.space]
-        names = [knob.name for knob in self.space]
-        places = list(itertools.islice(itertools.product(*sizes), MOST_POINTS))
-        random.Random(self.seed).shuffle(places)  # noqa: S311 - which point comes next is no secret
-        place = next((place for place in places if place not in tried), None)
-        return None if place is None else dict(zip(names, place, strict=True))
-
-    def refuse(self, trial: Trial, reason: str) -> None:
-        """A point that the estimate refuses, or whose server does not start."""
-        trial.set_user_attr("excess", 1.0)
-        trial.set_user_attr("reason", reason[:500])
-        self.study.tell(trial, state=TrialState.PRUNED)
 
     def give_up(self, trial: Trial, score: float) -> str | None:
         """Say why a trial is not worth more than its warm-up; None where it is."""
@@ -186,36 +171,26 @@ class Search:
         with _quiet_optuna():
             return "its warm-up is worse than the median" if trial.should_prune() else None
 
-    def drop(self, trial: Trial, reason: str) -> None:
-        trial.set_user_attr("reason", reason)
-        self.study.tell(trial, state=TrialState.PRUNED)
+    def tell(self, trial: Trial, score: float | None, **outcome: Any) -> None:
+        """End a trial; one without a ``score`` was not measured to its end.
 
-    def tell(self, trial: Trial, score: float, excess: float, metrics: Mapping[str, Any]) -> None:
-        """The outcome of a trial; ``excess``: by how much it misses the limits, 0 or below kept."""
-        trial.set_user_attr("excess", excess)
-        trial.set_user_attr("metrics", dict(metrics))
-        self.study.tell(trial, score)
+        ``excess``: by how much it misses the limits, 0 or below kept; ``metrics``, ``reason`` and
+        ``refused`` (by the estimate) are shown.
+        """
+        for name, value in outcome.items():
+            trial.set_user_attr(name, value)
+        self.study.tell(trial, score, TrialState.PRUNED if score is None else None)
 
     def best(self) -> FrozenTrial | None:
-        within_limits = [
-            trial
-            for trial in self.done
-            if measured_score(trial) is not None and trial.user_attrs.get("excess", 0.0) <= 0
-        ]
-        return min(within_limits, key=lambda trial: (trial.value, trial.number), default=None)
+        """The best trial that keeps the limits; None where none does."""
+        try:
+            return self.study.best_trial
+        except ValueError:
+            return None
 
     def since_best(self) -> int:
         best = self.best()
         return len([t for t in self.started if best is None or t.number > best.number])
-
-
-def _sampler(seed: int) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.TPESampler(
-        seed=seed,
-        n_startup_trials=STARTED_BLIND,
-        multivariate=True,
-        constraints_func=lambda trial: (float(trial.user_attrs.get("excess", 0.0)),),
-    )
 
 
 @contextmanager
@@ -225,14 +200,3 @@ def _quiet_optuna() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         yield
-
-
-def _cut_half_line(journal: Path) -> None:
-    """Cut off half a line that a kill left at the end of a journal."""
-    if not journal.is_file():
-        return
-    data = journal.read_bytes()
-    complete_lines = data[: data.rfind(b"\n") + 1]
-    if len(complete_lines) < len(data):
-        with journal.open("r+b") as file:
-            file.truncate(len(complete_lines))

@@ -8,9 +8,7 @@ one are measured again in alternation; only a gain that this proves becomes a re
 from __future__ import annotations
 
 import statistics
-import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from recipe_core.base.documents import to_json, write_whole
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.bundle.verify import unpack_bundle
 from recipe_core.bundle.write import write_bundle
-from recipe_core.calibration.trials.deployment import Deployment, TrialError, running_deployment
+from recipe_core.calibration.trials.deployment import Deployment, TrialError
 from recipe_core.calibration.trials.search_problem import (
     MOST_REPEATS,
     SPLIT,
@@ -39,10 +37,14 @@ from recipe_core.calibration.trials.search_problem import (
     values_at,
 )
 from recipe_core.calibration.trials.study import SEED, Search, measured_score
-from recipe_core.calibration.trials.verify import bundle_model_folder, serving_recipe
-from recipe_core.calibration.trials.workplace import Workplace, workplace
-from recipe_core.payload.launcher import metrics as figures
+from recipe_core.calibration.trials.workplace import (
+    Experiment,
+    Machine,
+    experiment,
+    serving_recipe,
+)
 from recipe_core.payload.launcher.bench import Options, plan_traffic
+from recipe_core.payload.launcher.measurement import FIGURES
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.recipe import Recipe, recipe_request, with_claims
 
@@ -54,10 +56,9 @@ TRIALS, MINUTES, REPEATS, PATIENCE, SPLITS = 20, 60.0, 3, 8, 3
 WARM_UP_SHARE, BENCH_S = 4, 120.0
 # Points that the estimate may refuse before a search ends.
 REFUSED_MOST = 200
+# Characters of a reason that the journal keeps.
+LONGEST_REASON = 500
 REPORT = "report.json"
-Tell = Callable[[str], None]
-# Starts a recipe's bundle in a folder, as ``deployment.running_deployment``.
-Deploy = Callable[..., AbstractContextManager[Deployment]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,36 +135,39 @@ class Tuned:
 
 @dataclass(slots=True)
 class _Tuning:
-    """A search under way: where and how points are measured, and the outcome so far."""
+    """A search under way: how points are measured, and the outcome so far."""
 
     outcome: Tuned
     search: Search
-    place: Workplace
-    model: str | None
+    experiment: Experiment
     budget: Budget
-    tell: Tell
-    deploy: Deploy
-    clock: Callable[[], float]
 
-    def at(self, recipe: Recipe, name: str) -> AbstractContextManager[Deployment]:
-        return self.deploy(
-            recipe, self.place.clear(name), model=self.model, timeout_s=self.budget.timeout_s
-        )
-
-    def measured(self, deployment: Deployment) -> dict[str, Any]:
-        """A whole measurement, none of whose requests may fail.
+    def measure(
+        self, name: str, recipe: Recipe, trial: Trial | None = None
+    ) -> dict[str, Any] | str:
+        """A whole measurement of a recipe; for a ``trial`` that its warm-up gives up, why.
 
         Raises:
-            TrialError: where some do.
+            InputError: where a warm-up lacks a figure.
+            TrialError: where it does not start, or requests fail.
         """
-        measurement = deployment.bench(limit_s=self.budget.bench_s)
-        if failed := measurement["metrics"].get("failed"):
-            raise TrialError(f"{failed} requests failed; see {deployment.folder}/run.")
-        return measurement
+        budget, model = self.budget, self.experiment.model
+        with self.experiment.start(name, recipe, model, None) as deployment:
+            if trial is not None:
+                requests = _warm_up_requests(deployment)
+                warm_up = deployment.bench(requests, budget.bench_s / WARM_UP_SHARE)
+                score = self.outcome.aim.score(warm_up["metrics"], recipe)
+                reason = self.search.give_up(trial, score)
+                if reason and recipe is not self.outcome.base:
+                    return reason
+            measurement = deployment.bench(limit_s=budget.bench_s)
+            if failed := measurement["metrics"].get("failed"):
+                raise TrialError(f"{failed} requests failed; see {deployment.folder}/run.")
+            return measurement
 
     def run(self, deadline: float) -> str:
         """Try points until the budget, the patience or the space ends; says which it was."""
-        budget, search = self.budget, self.search
+        budget, search, clock = self.budget, self.search, self.experiment.machine.clock
         if not search.done:
             splits = next((knob for knob in self.outcome.space if knob.name == SPLIT), None)
             for index in range(1, len(splits.values) if splits else 0):
@@ -171,7 +175,7 @@ class _Tuning:
         durations: list[float] = []
         while len(search.started) < budget.trials:
             spent = statistics.fmean(durations) if durations else 0.0
-            if durations and self.clock() + spent * (1 + 2 * budget.repeats) > deadline:
+            if durations and clock() + spent * (1 + 2 * budget.repeats) > deadline:
                 return f"{budget.minutes:g} minutes"
             if len(search.started) > budget.patience and search.since_best() >= budget.patience:
                 return f"{budget.patience} trials without a better one"
@@ -180,9 +184,9 @@ class _Tuning:
             suggestion = search.ask()
             if suggestion is None:
                 return "every point was tried"
-            began = self.clock()
+            began = clock()
             if self.try_point(*suggestion):
-                durations.append(self.clock() - began)
+                durations.append(clock() - began)
         return f"{budget.trials} trials"
 
     def try_point(self, trial: Trial, point: Point) -> bool:
@@ -192,39 +196,36 @@ class _Tuning:
             TrialError: where the recommended point does not start.
         """
         search, aim, space = self.search, self.outcome.aim, self.outcome.space
-        base, values = recommended_point(space), values_at(space, point)
-        title = f"trial {trial.number}: {point_text(values, values_at(space, base))}"
-        is_base = dict(point) == base
+        values = values_at(space, point)
+        text = point_text(values, values_at(space, recommended_point(space)))
+
+        def tell(step: str) -> None:
+            self.experiment.machine.tell(f"trial {trial.number}: {text}: {step}")
+
         recipe = recipe_at(self.outcome.base, space, point)
         if isinstance(recipe, str):
-            self.tell(f"{title}: not started: {recipe}")
-            trial.set_user_attr("refused", True)
-            search.refuse(trial, recipe)
+            tell(f"not started: {recipe}")
+            search.tell(trial, None, refused=True, excess=1.0, reason=recipe[:LONGEST_REASON])
             return False
-        trial.set_user_attr("values", values)
-        self.tell(f"{title}: starting")
+        tell("starting")
         try:
-            with self.at(recipe, f"trial-{trial.number:03d}") as deployment:
-                requests = _warm_up_requests(deployment)
-                warm_up = deployment.bench(requests, self.budget.bench_s / WARM_UP_SHARE)
-                reason = search.give_up(trial, aim.score(warm_up["metrics"], recipe))
-                if reason and not is_base:
-                    self.tell(f"{title}: given up: {reason}")
-                    search.drop(trial, reason)
-                    return True
-                metrics = self.measured(deployment)["metrics"]
-                score = aim.score(metrics, recipe)
+            measurement = self.measure(f"trial-{trial.number:03d}", recipe, trial)
+            if isinstance(measurement, str):
+                tell(f"given up: {measurement}")
+                search.tell(trial, None, reason=measurement)
+                return True
+            metrics = measurement["metrics"]
+            score = aim.score(metrics, recipe)
         except (TrialError, InputError) as error:
-            if is_base:
+            if recipe is self.outcome.base:
                 raise
-            self.tell(f"{title}: failed: {error.message}")
-            search.refuse(trial, error.message)
+            tell(f"failed: {error.message}")
+            search.tell(trial, None, excess=1.0, reason=error.message[:LONGEST_REASON])
             return True
         broken = aim.broken(metrics)
-        search.tell(trial, score, max(broken.values(), default=0.0), metrics)
-        late = [name for name, excess in broken.items() if excess > 0]
-        missed = f", misses {', '.join(late)}" if late else ""
-        self.tell(f"{title}: {trial_figures(metrics)}{missed}")
+        search.tell(trial, score, excess=max(broken.values(), default=0.0), metrics=dict(metrics))
+        late = ", ".join(name for name, excess in broken.items() if excess > 0)
+        tell(f"{trial_figures(metrics)}{late and f', misses {late}'}")
         return True
 
     def confirm(self) -> None:
@@ -234,21 +235,20 @@ class _Tuning:
             outcome.notes.append("no point keeps the limits")
             return
         outcome.best = _trial_row(best, outcome.space)
-        if best.params == recommended_point(outcome.space):
+        recipe = recipe_at(outcome.base, outcome.space, best.params)
+        if recipe is outcome.base:
             outcome.notes.append("the recommended point is the best of those tried")
             return
-        recipe = recipe_at(outcome.base, outcome.space, best.params)
         if isinstance(recipe, str):  # tried before, so only another version refuses it
             outcome.notes.append(recipe)
             return
         recipes = {"base": outcome.base, "best": recipe}
-        measurements: dict[str, list[dict[str, Any]]] = {"base": [], "best": []}
+        measurements: dict[str, list[Any]] = {"base": [], "best": []}
         for name in alternating_order(self.budget.repeats):
             count = len(measurements[name]) + 1
-            self.tell(f"again, {count} of {self.budget.repeats}: {name}")
+            self.experiment.machine.tell(f"again, {count} of {self.budget.repeats}: {name}")
             try:
-                with self.at(recipes[name], f"again-{name}") as deployment:
-                    measurements[name].append(self.measured(deployment))
+                measurements[name].append(self.measure(f"again-{name}", recipes[name]))
             except TrialError as error:
                 outcome.notes.append(f"measured again, the {name} point failed: {error.message}")
                 return
@@ -256,55 +256,48 @@ class _Tuning:
             name: [outcome.aim.score(row["metrics"], recipes[name]) for row in rows]
             for name, rows in measurements.items()
         }
-        limits_kept = {
-            name: _mostly_keeps_limits(outcome.aim, rows) for name, rows in measurements.items()
-        }
-        outcome.gain = gain_of(scores["base"], scores["best"])
-        outcome.keeps_limits = limits_kept["best"]
         medians = {
             name: median_measurement(rows, scores[name]) for name, rows in measurements.items()
         }
+        outcome.gain = gain_of(scores["base"], scores["best"])
+        outcome.keeps_limits = _mostly_keeps_limits(outcome.aim, measurements["best"])
         outcome.measurement = medians["best"]
-        if not limits_kept["best"]:
+        if not outcome.keeps_limits:
             outcome.notes.append("measured again, the best point misses the limits")
-        elif outcome.gain.proven or not limits_kept["base"]:
+        elif outcome.gain.proven or not _mostly_keeps_limits(outcome.aim, measurements["base"]):
             outcome.recipe = _claim_gain(recipe, outcome, medians["base"])
         else:
             outcome.notes.append("the gain is within the noise: the recommended point stays")
 
     def write_report(self) -> None:
         data = to_json(self.outcome.to_json()).encode()
-        write_whole(self.place.folder / REPORT, data)
+        write_whole(self.experiment.place.folder / REPORT, data)
 
 
 def tune(
     bundle: Path,
     budget: Budget | None = None,
+    machine: Machine | None = None,
     *,
     goal: str | None = None,
     resume: bool = False,
     output: Path | None = None,
-    tell: Tell = print,
     seed: int = SEED,
-    clock: Callable[[], float] = time.monotonic,
-    deploy: Deploy = running_deployment,
-    alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
 ) -> Tuned:
     """Search around a bundle's recommended point; ``output`` gets the better recipe's bundle.
 
     ``goal`` replaces the request's objective, whose limits stay. ``resume`` goes on with a search
-    that was interrupted. ``tell`` gets a line for each step. What was tried stays in the bundle's
-    ``run/tune/``. ``seed`` decides which points come next; ``clock``, ``deploy`` and ``alone`` are
-    the machine's time, servers and folders.
+    that was interrupted. What was tried stays in the bundle's ``run/tune/``. ``seed`` decides which
+    points come next; ``machine``: where they are measured, by default this one.
 
     Raises:
         InputError: for a bundle of training or of several nodes, one that runs, a goal that is not
             measured, and a search to resume that is another.
         TrialError: when the recommended point itself does not start.
     """
-    budget = budget or Budget()
+    budget, machine = budget or Budget(), machine or Machine()
     budget.check()
-    deadline = clock() + budget.minutes * 60
+    deadline = machine.clock() + budget.minutes * 60
     folder = unpack_bundle(bundle)
     _check_output(output, folder)
     base = serving_recipe(folder)
@@ -318,12 +311,9 @@ def tune(
     values = {knob.name: [list(knob.values), knob.base] for knob in space}
     identity = {"recipe": base.digest, "objective": dict(aim.goals), "space": values}
     outcome = Tuned(base, aim, space)
-    with alone(folder, "tune") as place:
-        if place.stopped:
-            tell(f"stopped {place.stopped} processes that an earlier run had left")
-        search = Search.opened(place.folder, space, identity, resume=resume, seed=seed)
-        model = bundle_model_folder(base, folder)
-        tuning = _Tuning(outcome, search, place, model, budget, tell, deploy, clock)
+    with experiment(folder, base, "tune", machine, budget.timeout_s) as started:
+        search = Search.opened(started.place.folder, space, identity, resume=resume, seed=seed)
+        tuning = _Tuning(outcome, search, started, budget)
         try:
             outcome.ended = tuning.run(deadline)
         finally:
@@ -363,10 +353,14 @@ def _claim_gain(recipe: Recipe, outcome: Tuned, base: Mapping[str, Any]) -> Reci
     assert measurement is not None and gain is not None  # noqa: S101, PT018 - both were just made
     beaten = {
         f"recommended_{name}": base["metrics"][name]
-        for name in figures.FIGURES
+        for name in FIGURES["serving"]
         if base["metrics"].get(name) is not None
     }
-    gains = {"gain_ratio": gain.mean, "gain_low_ratio": gain.low, "gain_high_ratio": gain.high}
+    gains = {
+        "gain_ratio": gain.mean_ratio,
+        "gain_low_ratio": gain.low_ratio,
+        "gain_high_ratio": gain.high_ratio,
+    }
     claim_measurement = {**measurement, "metrics": {**measurement["metrics"], **beaten, **gains}}
     try:
         return with_claims(recipe, [claim_measurement])

@@ -6,15 +6,14 @@ the same devices.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.errors import InputError, NoAnswer, RecipeError
-from recipe_core.bundle.verify import read_bundle, unpack_bundle
+from recipe_core.base.errors import NoAnswer, RecipeError
+from recipe_core.bundle.verify import unpack_bundle
 from recipe_core.calibration.trials.answers import Answer, Asker, Questions
 from recipe_core.calibration.trials.compare import (
     EXACT,
@@ -28,22 +27,26 @@ from recipe_core.calibration.trials.compare import (
     stored_formats,
     tolerance,
 )
-from recipe_core.calibration.trials.deployment import Deployment, TrialError, running_deployment
-from recipe_core.calibration.trials.workplace import Workplace, workplace
+from recipe_core.calibration.trials.deployment import Deployment, TrialError
+from recipe_core.calibration.trials.workplace import (
+    Experiment,
+    Machine,
+    bundle_model_folder,
+    experiment,
+    serving_recipe,
+)
 from recipe_core.engines.trials import Reproducibility, Switch, reproducibility
 from recipe_core.recipe import Recipe, recipe_request
 from recipe_core.recipe.build import recipe_of
 from recipe_core.recipe.decision import decide
 from recipe_core.recipe.options import passing_on
 from recipe_core.request.edit import change
+from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 
 PROMPTS, TOKENS = 32, 64
 # Requests at once where answers alone are held against answers in a batch.
 AT_ONCE = 16
-Tell = Callable[[str], None]
-# Starts a recipe's bundle in a folder, as ``deployment.running_deployment``.
-Deploy = Callable[..., AbstractContextManager[Deployment]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +136,6 @@ class Subject:
     model: str | None
     switch: Switch | None = None
 
-    @property
-    def engine(self) -> Reproducibility:
-        return reproducibility(self.recipe.engine.name)
-
 
 Answers = Mapping[str, list[Answer]]
 
@@ -146,18 +145,14 @@ class _Verification:
     """The deployments of a verification, and what the bundle itself answered."""
 
     report: Report
-    base: Subject
-    place: Workplace
-    tell: Tell
-    clock: Callable[[], float]
-    deploy: Deploy
+    experiment: Experiment
     asker: Callable[[Deployment, Reproducibility], Asker]
     answers: Answers = field(default_factory=dict)
 
     @property
     def questions(self) -> Questions:
         """Prompts that leave room for the answer in the longest request that is accepted."""
-        choice, longest = self.report.choice, self.base.recipe.max_context or 1024
+        choice, longest = self.report.choice, self.report.recipe.max_context or 1024
         tokens = max(1, min(choice.tokens, longest // 2))
         return Questions.of(choice.prompts, tokens, (longest - tokens) // 4)
 
@@ -167,21 +162,18 @@ class _Verification:
         Its answers alone and what it reads; of ``everything`` also again, many at once, and drawn
         twice.
         """
-        questions = self.questions
-        self.tell(f"{subject.name}: starting {subject.recipe.name}")
-        with self.deploy(
-            subject.recipe,
-            self.place.clear(subject.name),
-            model=subject.model,
-            environment=subject.switch.environment if subject.switch else {},
-            timeout_s=self.report.choice.timeout_s,
+        questions, machine = self.questions, self.experiment.machine
+        machine.tell(f"{subject.name}: starting {subject.recipe.name}")
+        variables = subject.switch.environment if subject.switch else {}
+        with self.experiment.start(
+            subject.name, subject.recipe, subject.model, variables
         ) as deployment:
-            asker = self.asker(deployment, subject.engine)
-            self.tell(f"{subject.name}: asking {len(questions.prompts)} prompts")
+            asker = self.asker(deployment, reproducibility(subject.recipe.engine.name))
+            machine.tell(f"{subject.name}: asking {len(questions.prompts)} prompts")
             asker.greedy(Questions(questions.prompts[:1], 1))  # builds lazily made kernels
-            began = self.clock()
+            began = machine.clock()
             answers = {"alone": asker.greedy(questions)}
-            self.report.seconds[subject.name] = round(self.clock() - began, 3)
+            self.report.seconds[subject.name] = round(machine.clock() - began, 3)
             answers["reading"] = asker.read(questions)
             if everything:
                 answers["again"] = asker.greedy(questions)
@@ -208,8 +200,16 @@ class _Verification:
         many = f"alone against {min(AT_ONCE, report.choice.prompts)} at once{on}"
         report.add(f"batch{tail}", many, kind, alone, answers["batched"])
 
-    def compare(self, subject: Subject, title: str, kind: str) -> None:
-        """Ask another deployment and compare it with the bundle; one that fails is left out."""
+    def compare(self, title: str, make: Callable[[], Subject], doubted: str) -> None:
+        """Ask another deployment and compare it with the bundle.
+
+        One that cannot be made or fails is left out: as ``doubted``, or by its title.
+        """
+        try:
+            subject = make()
+        except RecipeError as error:
+            self.report.left_out[doubted] = error.message
+            return
         try:
             answers = self.ask(subject, everything=subject.switch is not None)
         except TrialError as error:
@@ -217,6 +217,7 @@ class _Verification:
             return
         if subject.switch is not None:
             self.judge_alone(subject, answers)
+        kind = coarsest_format_class(self.report.recipe, subject.recipe)
         # Prompts that are read: the text is given, only what the models make of it differs.
         for key, tail, manner in (("alone", "", "greedy"), ("reading", "-reading", "prompts read")):
             first, second = self.answers[key], answers[key]
@@ -230,17 +231,13 @@ def verify_outputs(
     against: Sequence[Path] = (),
     choice: Choice | None = None,
     *,
-    tell: Tell = print,
-    clock: Callable[[], float] = time.monotonic,
-    deploy: Deploy = running_deployment,
+    machine: Machine | None = None,
     asker: Callable[[Deployment, Reproducibility], Asker] = Asker,
-    alone: Callable[[Path, str], AbstractContextManager[Workplace]] = workplace,
 ) -> Report:
     """Start a bundle and what it is held against, one after the other, and compare their outputs.
 
-    ``against``: other bundles of the same model. ``tell`` gets a line for each step.
-    ``clock``, ``deploy``, ``asker`` and ``alone`` are the machine's time, servers, how they are
-    asked, and folders.
+    ``against``: other bundles of the same model. ``machine``: where they run, by default this one;
+    ``asker``: how they are asked.
 
     Raises:
         InputError: for a bundle of training or of several nodes, one that runs, and one whose
@@ -251,125 +248,78 @@ def verify_outputs(
     recipe = serving_recipe(folder)
     other_bundles = [(path, unpack_bundle(path)) for path in against]
     report = Report(recipe, choice or Choice())
-    with alone(folder, "verify") as place:
-        if place.stopped:
-            tell(f"stopped {place.stopped} processes that an earlier run had left")
-        base = Subject("base", recipe, bundle_model_folder(recipe, folder))
-        table = _Verification(report, base, place, tell, clock, deploy, asker)
+    engine = reproducibility(recipe.engine.name)
+    timeout_s = report.choice.timeout_s
+    with experiment(folder, recipe, "verify", machine or Machine(), timeout_s) as started:
+        table = _Verification(report, started, asker)
+        base = Subject("base", recipe, started.model)
         table.answers = table.ask(base, everything=True)
         table.judge_alone(base, table.answers)
-        if not base.engine.most_logprobs:
+        if not engine.most_logprobs:
             report.left_out["log-probabilities"] = (
                 f"{recipe.engine.title} tells none; words of the answers are compared"
             )
-        for subject, title in _bundle_variants(report, base):
-            table.compare(subject, title, coarsest_format_class(recipe))
-        for path, other_folder in other_bundles:
-            _compare_bundle(table, path, other_folder)
+        unsplit = partial(_unsplit_subject, base)
+        table.compare("split against one device", unsplit, "split against unsplit")
+        if not engine.switches:
+            report.left_out["determinism switches"] = f"none is known of {recipe.engine.title}"
+        for switch in engine.switches:
+            make = partial(_switched_subject, base, switch)
+            table.compare(switch.title, make, f"switch {switch.name}")
+        for path, other in other_bundles:
+            started.machine.tell(f"against {path}")
+            make = partial(_other_subject, report, other, table.questions.tokens)
+            table.compare(str(path), make, str(path))
     return report
 
 
-def serving_recipe(folder: Path) -> Recipe:
-    """The recipe of a bundle that serves on one node.
-
-    Raises:
-        InputError: for another one.
-    """
-    recipe = read_bundle(folder).recipe
-    if recipe.kind != "serving":
-        raise InputError(
-            f"{recipe.name} trains; its outputs are weights.",
-            field="bundle",
-            hint="Give a bundle that serves.",
-        )
-    if recipe.device.count > (recipe.device.per_node or recipe.device.count):
-        raise InputError(
-            f"{recipe.name} runs on several nodes, of which this is one.",
-            field="bundle",
-            hint="Give a bundle of one node, for example of one replica.",
-        )
-    return recipe
-
-
-def bundle_model_folder(recipe: Recipe, folder: Path) -> str | None:
-    """The model's folder where the bundle names one relative to itself; else None."""
-    model = recipe.parameters.model or recipe.model.id
-    return str((folder / model).resolve()) if model.startswith(("./", "../")) else None
-
-
-def _bundle_variants(report: Report, base: Subject) -> Iterator[tuple[Subject, str]]:
-    """Yield variants to hold the bundle against: unsplit, and with each switch that works here."""
-    recipe = base.recipe
-    try:
-        unsplit = _unsplit_recipe(recipe)
-    except (NoAnswer, InputError) as error:
-        report.left_out["split against unsplit"] = error.message
-    else:
-        yield Subject("unsplit", unsplit, base.model), "split against one device"
-    switches = base.engine.switches
-    if not switches:
-        report.left_out["determinism switches"] = f"none is known of {recipe.engine.title}"
-    for switch in switches:
-        try:
-            if doubt := switch.doubt(recipe.device.runtime, recipe.device.architecture):
-                raise NoAnswer(doubt)
-            switched = _switched_recipe(recipe, switch)
-        except RecipeError as error:
-            report.left_out[f"switch {switch.name}"] = error.message
-            continue
-        yield Subject(switch.name, switched, base.model, switch), switch.title
-
-
-def _unsplit_recipe(recipe: Recipe) -> Recipe:
+def _unsplit_subject(base: Subject) -> Subject:
     """The recipe on one device, everything else the same.
 
     Raises:
         NoAnswer: where it is on one already, or does not fit there.
     """
-    if recipe.device.count == 1:
+    if base.recipe.device.count == 1:
         raise NoAnswer("the bundle runs on one device: nothing is split")
-    request = recipe_request(recipe)
-    candidate = {**recipe.candidate, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
+    candidate = {**base.recipe.candidate, "tp": 1, "pp": 1, "dp": 1, "ep": 1, "cp": 1}
     candidate = {k: v for k, v in candidate.items() if k not in ("prefill", "replicas")}
-    changed = change(request, {"candidate": candidate})
-    return recipe_of(decide(changed), changed)
+    changed = change(recipe_request(base.recipe), {"candidate": candidate})
+    return Subject("unsplit", _recipe_for(changed), base.model)
 
 
-def _switched_recipe(recipe: Recipe, switch: Switch) -> Recipe:
-    """The recipe with a switch's options; its variables are set where it is started."""
-    if not switch.options:
-        return recipe
-    changed = passing_on(recipe_request(recipe), switch.options, {})
-    return recipe_of(decide(changed), changed)
+def _switched_subject(base: Subject, switch: Switch) -> Subject:
+    """The recipe with a switch's options; its variables are set where it is started.
+
+    Raises:
+        NoAnswer: where the switch does not work here.
+    """
+    recipe = base.recipe
+    if doubt := switch.doubt(recipe.device.runtime, recipe.device.architecture):
+        raise NoAnswer(doubt)
+    if switch.options:
+        recipe = _recipe_for(passing_on(recipe_request(recipe), switch.options, {}))
+    return Subject(switch.name, recipe, base.model, switch)
 
 
-def _compare_bundle(table: _Verification, path: Path, folder: Path) -> None:
-    """Compare with another bundle, where both serve the same model and the same lengths."""
-    report, base = table.report, table.base.recipe
-    try:
-        recipe = serving_recipe(folder)
-        if doubt := _not_comparable(base, recipe, table.questions):
-            raise NoAnswer(doubt)
-    except RecipeError as error:
-        report.left_out[str(path)] = error.message
-        return
-    name = f"against-{1 + sum(c.name.startswith('against-') for c in report.comparisons)}"
-    table.tell(f"{name}: {path}")
-    subject = Subject(name, recipe, bundle_model_folder(recipe, folder))
-    table.compare(subject, str(path), coarsest_format_class(base, recipe))
+def _recipe_for(request: PlanRequest) -> Recipe:
+    return recipe_of(decide(request), request)
 
 
-def _not_comparable(base_recipe: Recipe, other_recipe: Recipe, questions: Questions) -> str | None:
-    """Say why answers of two recipes cannot be compared; None where they can."""
-    if (base_recipe.model.digest, base_recipe.model.parameters) != (
-        other_recipe.model.digest,
-        other_recipe.model.parameters,
+def _other_subject(report: Report, folder: Path, tokens: int) -> Subject:
+    """Another bundle, where both serve the same model and it takes answers of ``tokens``.
+
+    Raises:
+        NoAnswer: where it does not.
+    """
+    base, other = report.recipe, serving_recipe(folder)
+    if base.model.parameters != other.model.parameters or (
+        base.model.digest != other.model.digest
+        and base.model.weight_dtype == other.model.weight_dtype
     ):
-        stored = base_recipe.model.weight_dtype != other_recipe.model.weight_dtype
-        if not stored or base_recipe.model.parameters != other_recipe.model.parameters:
-            return f"it serves {other_recipe.model.id}, another model than {base_recipe.model.id}"
-    served = isinstance(recipe_request(other_recipe).workload, ServingWorkload)
-    longest = served and other_recipe.max_context
-    if longest and longest < 2 * questions.tokens:
-        return f"it accepts requests of {longest} tokens, too few for these questions"
-    return None
+        raise NoAnswer(f"it serves {other.model.id}, another model than {base.model.id}")
+    served = isinstance(recipe_request(other).workload, ServingWorkload)
+    longest = served and other.max_context
+    if longest and longest < 2 * tokens:
+        raise NoAnswer(f"it accepts requests of {longest} tokens, too few for these questions")
+    name = f"against-{1 + sum(c.name.startswith('against-') for c in report.comparisons)}"
+    return Subject(name, other, bundle_model_folder(other, folder))

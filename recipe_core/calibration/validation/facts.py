@@ -19,7 +19,7 @@ from recipe_core.base.units import gib
 from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.columns.corrections import assumed_version, version_in_text
-from recipe_core.estimates.serving.logged_cache import logged_requests, logged_tokens, logs_less
+from recipe_core.estimates.serving.cache import logged_requests, logged_tokens, logs_less
 from recipe_core.models.catalog import in_catalog
 from recipe_core.plans.plan import Plan
 from recipe_core.request.serving_workload import LOADS
@@ -102,8 +102,8 @@ def measured_facts(run: Imported, plan: Planned) -> list[Fact]:
             *_value_facts(run.split, candidate, TRAINED, STEP),
             *_engine_fact(run, candidate, STEP),
         ]
-    known = not run.engine or run.engine in engine_names()
-    other_engine = list(_engine_fact(run, candidate, ALL)) if known else []
+    is_engine = not run.engine or run.engine in engine_names()
+    other_engine = list(_engine_fact(run, candidate, ALL)) if is_engine else []
     return [
         *(other_engine or _version_facts(run, plan)),
         *_load_facts(run, plan.values["workload"], plan.context),
@@ -115,18 +115,25 @@ def measured_facts(run: Imported, plan: Planned) -> list[Fact]:
     ]
 
 
-def _change_part(part: str, **fields: Any) -> Change:
+def _change_fact(
+    part: str, name: str, title: str, about: frozenset[str], *, guess: bool = False, **fields: Any
+) -> Fact:
+    """A fact that states other ``fields`` of a part of the request."""
 
     def change(values: Values) -> Values:
         return {**values, part: {**(values.get(part) or {}), **fields}}
 
-    return change
+    return Fact(name, title, about, change, guess=guess)
+
+
+_split_fact = partial(_change_fact, "candidate")
+_load_fact = partial(_change_fact, "workload")
 
 
 def _engine_fact(run: Imported, candidate: Values, about: frozenset[str]) -> Iterator[Fact]:
     if run.engine and run.engine != candidate.get("engine"):
         title = f"{run.engine} ran, not {candidate.get('engine')}"
-        yield Fact("engine", title, about, _change_part("candidate", engine=run.engine))
+        yield _split_fact("engine", title, about, engine=run.engine)
 
 
 def _degree_facts(
@@ -137,28 +144,24 @@ def _degree_facts(
     if changed:
         ran = ", ".join(f"{key} {value}" for key, value in changed.items())
         fields = changed if run.kind == "training" else degrees
-        yield Fact("split", f"the split was {ran}", about, _change_part("candidate", **fields))
+        yield _split_fact("split", f"the split was {ran}", about, **fields)
 
 
 def _value_facts(
-    values: Mapping[str, Any],
-    candidate: Values,
-    titles: Mapping[str, str],
-    about: frozenset[str],
+    values: Mapping[str, Any], candidate: Values, titles: Mapping[str, str], about: frozenset[str]
 ) -> Iterator[Fact]:
     for name, title in titles.items():
         value = values.get(name)
         if value is not None and value != candidate.get(name):
-            shown = f"{value:g}" if isinstance(value, float) else value
-            change = _change_part("candidate", **{name: value})
-            yield Fact(name, title.format(shown), about, change)
+            text = title.format(f"{value:g}" if isinstance(value, float) else value)
+            yield _split_fact(name, text, about, **{name: value})
 
 
 def _training_load_facts(run: Imported, work: Values) -> Iterator[Fact]:
     load = {key: value for key, value in run.load.items() if work.get(key) != value}
     if load:
         ran = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in load.items())
-        yield Fact("load", f"the run had {ran}", STEP, _change_part("workload", **load))
+        yield _load_fact("load", f"the run had {ran}", STEP, **load)
 
 
 def _version_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
@@ -170,8 +173,7 @@ def _version_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
     if ran != assumed and ran[:1].isdigit():
         title = f"{name} {ran} ran, not {assumed}"
         limits = _default_limits(engine(name), plan.values["candidate"])
-        change = _change_part("candidate", engine_version=ran, **limits)
-        yield Fact("engine_version", title, ALL, change)
+        yield _split_fact("engine_version", title, ALL, engine_version=ran, **limits)
 
 
 def _default_limits(spec: Engine, candidate: Values) -> Values:
@@ -208,7 +210,7 @@ def _load_facts(run: Imported, before: Values, context: int | None) -> Iterator[
         if key in WORDS and value is not None
     ]
     title = f"the load was {', '.join(parts) or mode}"
-    yield Fact("load", title, TIMES, _change_part("workload", **fields))
+    yield _load_fact("load", title, TIMES, **fields)
 
 
 def _request_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
@@ -216,30 +218,28 @@ def _request_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
     work, longest = plan.values["workload"], run.settings.get("max_context")
     if longest is not None and longest != plan.context:
         title = f"the engine accepted requests of {longest:,} tokens"
-        change = _change_part("workload", max_context=longest)
-        yield Fact("max_context", title, CACHE | TIMES, change)
+        yield _load_fact("max_context", title, CACHE | TIMES, max_context=longest)
     hit = run.settings.get("prefix_hit")
     if hit is not None and 0.005 < hit < 1 and abs(hit - work.get("prefix_hit", 0.0)) > 0.005:
         title = f"{hit:.0%} of prompts' tokens were in the prefix cache"
-        yield Fact("prefix_hit", title, TIMES, _change_part("workload", prefix_hit=round(hit, 4)))
+        yield _load_fact("prefix_hit", title, TIMES, prefix_hit=round(hit, 4))
 
 
 def _format_facts(run: Imported, candidate: Values) -> Iterator[Fact]:
     weights = run.split.get("weight_dtype") or run.settings.get("weight_dtype")
     if weights and weights != candidate.get("weight_dtype", "auto"):
-        change = _change_part("candidate", weight_dtype=weights)
-        yield Fact("weight_dtype", f"weights were in {weights}", ALL, change)
+        yield _split_fact("weight_dtype", f"weights were in {weights}", ALL, weight_dtype=weights)
     cache = CACHE_FORMATS.get(str(run.settings.get("kv_cache_dtype", "")))
     cache = cache or run.split.get("kv_dtype")
     if cache and cache != candidate.get("kv_dtype", "auto"):
-        change = _change_part("candidate", kv_dtype=cache)
-        yield Fact("kv_dtype", f"the cache was in {cache}", CACHE | TIMES, change)
-    if not weights:
-        for guess in GUESSED_FORMATS:
-            if guess != candidate.get("weight_dtype"):
-                change = _change_part("candidate", weight_dtype=guess)
-                title = f"weights in {guess} (no file says so; the figure fits)"
-                yield Fact(f"weight_dtype={guess}", title, ALL, change, guess=True)
+        yield _split_fact("kv_dtype", f"the cache was in {cache}", CACHE | TIMES, kv_dtype=cache)
+    for guess in GUESSED_FORMATS if not weights else ():
+        if guess != candidate.get("weight_dtype"):
+            name, title = (
+                f"weight_dtype={guess}",
+                f"weights in {guess} (no file says so; the figure fits)",
+            )
+            yield _split_fact(name, title, ALL, guess=True, weight_dtype=guess)
 
 
 def _cache_facts(run: Imported) -> Iterator[Fact]:

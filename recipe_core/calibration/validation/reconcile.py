@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from itertools import combinations
 from typing import Any
 
@@ -255,44 +256,25 @@ def reconcile_measurements(
     """
     planned = settle_request(values, folders=folders)
     pairs = list(measurements)
-    shared = _merge_startup_logs(run for _, run in pairs)
+    startups = [run for _, run in pairs if run.kind == "serving" and not run.teaches]
+    shared = reduce(_completed, startups, Imported(format=""))
     out = []
     for source, run in pairs:
-        completed = run if run.kind == "training" else _with_startup_logs(run, shared)
+        facts = measured_facts(run if run.kind == "training" else _completed(run, shared), planned)
         estimates = _Estimates(planned.values, folders, corrections)
-        out.append(
-            _reconcile_measurement(
-                source, run, measured_facts(completed, planned), estimates, planned.values
-            )
-        )
+        out.append(_reconcile_measurement(source, run, facts, estimates, planned.values))
     return out
 
 
-def _merge_startup_logs(measurements: Iterable[Imported]) -> Imported:
-    """Return what files without times say of how the engine ran, as one."""
-    start = Imported(format="")
-    for run in measurements:
-        if run.kind == "serving" and not run.teaches:
-            start = replace(
-                start,
-                engine=start.engine or run.engine,
-                version=start.version or run.version,
-                figures={**run.figures, **start.figures},
-                split={**run.split, **start.split},
-                settings={**run.settings, **start.settings},
-            )
-    return start
-
-
-def _with_startup_logs(run: Imported, shared: Imported) -> Imported:
-    """A measurement with what start-up logs beside it say; its own statements go first."""
+def _completed(run: Imported, other: Imported) -> Imported:
+    """A measurement with what another says of how the engine ran; its own statements go first."""
     return replace(
         run,
-        engine=run.engine or shared.engine,
-        version=run.version or shared.version,
-        figures={**shared.figures, **run.figures},
-        split={**shared.split, **run.split},
-        settings={**shared.settings, **run.settings},
+        engine=run.engine or other.engine,
+        version=run.version or other.version,
+        figures={**other.figures, **run.figures},
+        split={**other.split, **run.split},
+        settings={**other.settings, **run.settings},
     )
 
 

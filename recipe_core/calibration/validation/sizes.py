@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import probability_below
 
 # Probability at the far end of a proposed range; the near end has one less it.
@@ -38,6 +37,8 @@ SHARED = (
     "kv_dtype",
 )
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
+# Columns of the ends of a figure's intervals.
+ENDS = ("low_50", "high_50", "low", "high", "low_95", "high_95")
 # Figures of which a limit is the least.
 MORE = ("output_tokens_per_s", "total_tokens_per_s")
 
@@ -78,20 +79,21 @@ def _ladder_cases(rungs: pd.DataFrame, ladder: str) -> Iterator[dict[str, Any]]:
     """A limit between each two measured figures that differ; rungs rise in what they can keep."""
     measured = rungs.measured.to_numpy(dtype=float)
     at_least = rungs.figure.iloc[0] in MORE
-    values = np.unique(measured)
-    for low, high in itertools.pairwise(values):
+    names = ["figure", "source", "device", "model", "vendor", "engine"]
+    for low, high in itertools.pairwise(np.unique(measured)):
         limit = float(np.sqrt(low * high))
-        keeps_limit = measured >= limit if at_least else measured <= limit
-        chance = _limit_chances(rungs, limit, at_least=at_least)
-        first = _first_rung(chance >= 1 - SURE)
-        last = _first_rung(chance >= SURE)
-        place = _first_rung(keeps_limit)
+        chance = np.array(
+            [
+                probability_below({"50": row[:2], "80": row[2:4], "95": row[4:]}, limit)
+                for row in rungs[list(ENDS)].itertuples(index=False, name=None)
+            ]
+        )
+        chance = 1 - chance if at_least else chance
+        first, last = _first_rung(chance >= 1 - SURE), _first_rung(chance >= SURE)
+        place = _first_rung(measured >= limit if at_least else measured <= limit)
         yield {
             "ladder": ladder,
-            **{
-                name: rungs[name].iloc[0]
-                for name in ("figure", "source", "device", "model", "vendor", "engine")
-            },
+            **rungs[names].iloc[0],
             "rungs": len(rungs),
             "limit": limit,
             "measured": place,
@@ -106,33 +108,16 @@ def _first_rung(keeps_limit: Any) -> int:
     return int(np.argmax(keeps_limit)) if keeps_limit.any() else len(keeps_limit)
 
 
-def _limit_chances(rungs: pd.DataFrame, limit: float, *, at_least: bool) -> Float:
-    out = []
-    for row in rungs.itertuples():
-        intervals: Any = {
-            "50": (row.low_50, row.high_50),
-            "80": (row.low, row.high),
-            "95": (row.low_95, row.high_95),
-        }
-        below = probability_below(intervals, limit)
-        out.append(1 - below if at_least else below)
-    return np.array(out)
-
-
 def sizes_view(figures: pd.DataFrame) -> dict[str, Any]:
     """Shares of cases inside their range, in all and by ladder, figure and vendor."""
     cases = size_cases(figures)
     if not len(cases):
         return {"cases": 0, "inside": None, "groups": []}
-    groups = []
-    for names in (["ladder"], ["ladder", "figure"], ["ladder", "vendor"]):
-        for key, part in cases.groupby(names):
-            groups.append(
-                {
-                    **dict(zip(names, key if isinstance(key, tuple) else (key,), strict=True)),
-                    **_count_covered_cases(part),
-                }
-            )
+    groups = [
+        {**dict(zip(names, key, strict=True)), **_count_covered_cases(part)}
+        for names in (["ladder"], ["ladder", "figure"], ["ladder", "vendor"])
+        for key, part in cases.groupby(names)
+    ]
     return {**_count_covered_cases(cases), "groups": groups}
 
 

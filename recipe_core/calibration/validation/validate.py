@@ -187,20 +187,22 @@ def validation_sections(comparison: Comparison, by: str | None = None) -> dict[s
     Raises:
         InputError: ``by`` is not one of ``BY``.
     """
-    figures, tables = comparison.figures, dict[str, pd.DataFrame]()
+    figures = comparison.figures
     if by is not None and by not in BY:
         message, hint = unknown("column", by, BY)
         raise InputError(message, field="by", hint=hint)
     if comparison.kind == "training":
-        tables["figures"] = group_errors(figures, ["figure"])
-        tables["sources"] = group_errors(figures, ["figure", "source"])
+        tables = {
+            "figures": group_errors(figures, ["figure"]),
+            "sources": group_errors(figures, ["figure", "source"]),
+        }
         return tables | ({f"by_{by}": group_errors(figures, ["figure", by])} if by else {})
-    tables["primary"] = primary_score(figures)
-    tables["figures"] = group_errors(figures, ["mode", "figure"])
-    tables["vendors"] = group_errors(figures, ["vendor", "mode", "figure"])
-    if by:
-        tables[f"by_{by}"] = group_errors(figures, [by, "mode", "figure"])
-    return tables | {"ranking": split_ranking(figures)}
+    groups = {"figures": [], "vendors": ["vendor"]} | ({f"by_{by}": [by]} if by else {})
+    return {
+        "primary": primary_score(figures),
+        **{name: group_errors(figures, [*keys, "mode", "figure"]) for name, keys in groups.items()},
+        "ranking": split_ranking(figures),
+    }
 
 
 def validation_view(comparison: Comparison, by: str | None = None) -> dict[str, Any]:
@@ -341,22 +343,19 @@ def interval_coverage(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     ``width``: by what the ends of the 80 % interval differ from its middle, √(high / low) - 1, the
     median.
     """
-    ratio = rows.measured / rows.estimated
-    columns: dict[str, Any] = {
+    ratio, keys = rows.measured / rows.estimated, [*by] or ["of"]
+    inside = {
         f"inside_{level}": ratio.between(rows[f"low_{level}"], rows[f"high_{level}"]) * rows.weight
         for level in LEVELS
     }
-    columns["width"] = np.sqrt(rows[f"high_{BAND}"] / rows[f"low_{BAND}"]) - 1
-    table = rows.assign(**columns)
-    names = [f"inside_{level}" for level in LEVELS]
-    grouped = table.groupby(list(by)) if by else table.groupby(lambda _: "all")
-    out = grouped[[*names, "weight"]].sum()
-    out = out[names].div(out.weight, axis=0).assign(width=grouped.width.median())
+    width = np.sqrt(rows[f"high_{BAND}"] / rows[f"low_{BAND}"]) - 1
+    table = rows.assign(**inside, width=width, **({} if by else {"of": "all"}))
+    grouped = table.groupby(keys)
+    out = grouped[[*inside, "weight"]].sum()
+    out = out[[*inside]].div(out.weight, axis=0).assign(width=grouped.width.median())
     out.insert(0, "runs", grouped.size())
-    cells = table.drop_duplicates([*by, *CELL])
-    counted = cells.groupby(list(by)) if by else cells.groupby(lambda _: "all")
-    out.insert(1, "cells", counted.size())
-    return out.reset_index(names=None if by else "of")
+    out.insert(1, "cells", table.drop_duplicates([*keys, *CELL]).groupby(keys).size())
+    return out.reset_index()
 
 
 def coverage_tables(figures: pd.DataFrame) -> dict[str, pd.DataFrame]:

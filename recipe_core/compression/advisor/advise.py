@@ -186,7 +186,7 @@ def _accuracy_answer(share: Retained, limit: float | None) -> AccuracyAnswer:
     return AccuracyAnswer(
         retained=retained_answer(share),
         basis=share.basis,
-        within_limit=None if limit is None or not share.known else share.value >= limit,
+        within_limit=None if limit is None or not share.is_known else share.value >= limit,
         nearest=[figure.to_json() for figure in share.nearest],
     )
 
@@ -210,7 +210,7 @@ def _accuracy_of_change(
             math.nan,
             math.nan,
             "Unknown: published figures are of models that generate text.",
-            known=False,
+            is_known=False,
         )
     sibling = change.model.name if isinstance(change, Change) else ""
     benchmark = "" if kind == "mean" else kind

@@ -95,7 +95,7 @@ def _combine_pair(
 
 def retained_answer(share: Retained) -> RetainedAnswer | None:
     """The share that is kept with its band; None where it is unknown."""
-    if not share.known:
+    if not share.is_known:
         return None
     return RetainedAnswer(value=share.value, low=share.low, high=share.high)
 

@@ -48,12 +48,13 @@ def verify_command(
 ) -> None:
     """Start a bundle and compare its outputs: again, in a batch, unsplit, in other formats."""
     from recipe_core.calibration.trials.verify import Choice, verify_outputs
+    from recipe_core.calibration.trials.workplace import Machine
     from recipe_core.views.reconciliation import verify_text
 
     _require_signed([bundle, *(against or ())], public_key)
     try:
         choice = Choice(prompts, tokens, timeout)
-        report = verify_outputs(bundle, against or (), choice, tell=_echo_progress)
+        report = verify_outputs(bundle, against or (), choice, machine=Machine(_echo_progress))
     except KeyboardInterrupt:
         _echo_progress("interrupted; nothing was left running")
         raise typer.Exit(INTERRUPTED) from None
@@ -92,16 +93,16 @@ def tune_command(
 ) -> None:
     """Search better settings on this machine by starting and measuring the bundle."""
     from recipe_core.calibration.trials.tune import Budget, tune
+    from recipe_core.calibration.trials.workplace import Machine
     from recipe_core.views.reconciliation import tune_text
 
     _require_signed([bundle], public_key)
     budget = Budget(trials, minutes, repeats, patience, splits, timeout_s=timeout)
     try:
         outcome = tune(
-            bundle, budget, goal=objective, resume=resume, output=output, tell=_echo_progress
+            bundle, budget, Machine(_echo_progress), goal=objective, resume=resume, output=output
         )
     except KeyboardInterrupt:
         _echo_progress("interrupted; nothing was left running. Go on with: recipe tune --resume")
         raise typer.Exit(INTERRUPTED) from None
-    written = output if outcome.recipe is not None else None
-    emit(outcome.to_json()) if as_json else typer.echo(tune_text(outcome, written))
+    emit(outcome.to_json()) if as_json else typer.echo(tune_text(outcome, output))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -13,12 +12,13 @@ from recipe_core.base.units import gib
 from recipe_core.engines.memory import KvWay, Through, Tier
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.hardware.host import StorageTier, host_links
-from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, ModelSpec
+from recipe_core.models.spec import CompressedAttention, LatentAttention, ModelSpec
 
 if TYPE_CHECKING:
     from recipe_core.estimates.columns.serving import Cases, Setting
 
 FIELD = "options.kv_offload"
+Degree = TypeVar("Degree", int, Float)
 _KINDS = {
     "states": "layers of linear attention or state space",
     "windows": "layers with a sliding window",
@@ -34,6 +34,7 @@ class Store:
     ``path`` and ``url``: where it is, as the request says.
     """
 
+    tier: Tier
     storage: StorageTier
     capacity_bytes: float
     path: str | None = None
@@ -42,74 +43,58 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """A store asked to hold blocks that devices evict, and how the engine moves them.
+    """Tiers asked to hold blocks that devices evict, and how the engine moves them.
 
-    ``connector`` is None where the engine has no such way: every split is refused then. Bytes of
-    the host's memory are of a server, or of each device that it uses.
+    ``connector`` is None where the engine has no such way: every split is refused then.
+    ``host_bytes`` of the host's memory are of a server, or of each device that it uses where
+    ``per_device``; ``stores`` lie behind it, nearest first.
     """
 
     through: Through | None
     connector: KvWay | None
-    host_bytes: float | None = None
-    host_bytes_per_device: float | None = None
-    disk: Store | None = None
-    remote: Store | None = None
+    host_bytes: float
+    per_device: bool
+    stores: tuple[Store, ...] = ()
 
     @property
     def tiers(self) -> tuple[Tier, ...]:
         """The tiers, nearest first."""
-        stores: tuple[tuple[Tier, Store | None], ...] = (
-            ("disk", self.disk),
-            ("remote", self.remote),
-        )
-        return ("host", *(name for name, store in stores if store is not None))
-
-    def first(self, count: int) -> Offload | None:
-        """The same with the nearest ``count`` tiers alone; None for none."""
-        if not count:
-            return None
-        farther_tiers = self.tiers[count:]
-        return replace(
-            self,
-            disk=None if "disk" in farther_tiers else self.disk,
-            remote=None if "remote" in farther_tiers else self.remote,
-        )
+        return ("host", *(store.tier for store in self.stores))
 
     def store(self, tier: Tier) -> Store | None:
-        """The store of a tier; None for the host's memory."""
-        return {"host": None, "disk": self.disk, "remote": self.remote}[tier]
+        """The store of a tier; None for the host's memory, and where there is none."""
+        return next((store for store in self.stores if store.tier == tier), None)
 
-    def device_bytes(self, cases: Cases) -> Float:
-        """Host memory that each device of a server has for its blocks (one per case)."""
-        if self.host_bytes is None:
-            return np.full(len(cases), self.host_bytes_per_device)
-        return self.host_bytes / (cases.tp * cases.pp)
+    def rank_bytes(self, ranks: Degree) -> Degree | float:
+        """Host memory that each device of a server of ``ranks`` has for its blocks."""
+        return self.host_bytes if self.per_device else self.host_bytes / ranks
 
     def server_bytes(self, cases: Cases) -> Float:
         """Host memory of one server (one per case)."""
-        return self.device_bytes(cases) * cases.tp * cases.pp
+        ranks = (cases.tp * cases.pp).astype(float)
+        return self.rank_bytes(ranks) * ranks
 
     def node_bytes(self, cases: Cases) -> Float:
         """Host memory that the servers on the fullest node take (one per case)."""
-        return self.device_bytes(cases) * np.minimum(cases.devices, cases.per_node)
+        ranks = (cases.tp * cases.pp).astype(float)
+        return self.rank_bytes(ranks) * np.minimum(cases.devices, cases.per_node)
 
 
 def kinds_of(model: ModelSpec) -> frozenset[str]:
     """Kinds of layers that not every way to offload can save."""
-    mixers = [layer.attention for layer, _ in model.kinds if layer.attention is not None]
-    return frozenset(kind for mixer in mixers for kind in _mixer_cache_kinds(mixer))
-
-
-def _mixer_cache_kinds(mixer: Attention) -> Iterator[str]:
-    if isinstance(mixer, CompressedAttention):
-        yield "compressed"
-        return
-    if mixer.state_values:
-        yield "states"
-    if mixer.window is not None:
-        yield "windows"
-    if isinstance(mixer, LatentAttention):
-        yield "latents"
+    out = set()
+    for layer, _ in model.kinds:
+        mixer = layer.attention
+        if isinstance(mixer, CompressedAttention):
+            out.add("compressed")
+        elif mixer is not None:
+            has = {
+                "states": bool(mixer.state_values),
+                "windows": mixer.window is not None,
+                "latents": isinstance(mixer, LatentAttention),
+            }
+            out |= {kind for kind, present in has.items() if present}
+    return frozenset(out)
 
 
 def offload_rules(setting: Setting, cases: Cases) -> list[Refusal]:
@@ -151,7 +136,7 @@ def _unable(setting: Setting, offload: Offload) -> str | None:
     missing = [tier for tier in offload.tiers if tier not in connector.tiers]
     if missing:
         return f"{offload.through} has no {missing[0]} tier; use lmcache, or leave it out"
-    if len(offload.tiers) - 1 > connector.stores:
+    if len(offload.stores) > connector.stores:
         return f"{offload.through} takes one store besides the host; leave disk or remote out"
     kinds = [kind for kind in connector.lacks if kind in kinds_of(setting.model)]
     if kinds:

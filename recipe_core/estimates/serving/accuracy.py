@@ -229,7 +229,7 @@ def accuracy_of(setting: Setting, benchmark: str | None = None, *, nearest: int 
     many published figures stand beside it; the first of them take half a second to find.
     """
     if setting.assumed:
-        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TECHNIQUE}.", known=False)
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TECHNIQUE}.", is_known=False)
     kind = setting.judged_on if benchmark is None else benchmark
     return _cached_accuracy(_Same(setting), kind, nearest)
 
@@ -254,7 +254,7 @@ def _cached_accuracy(same: _Same, kind: str, nearest: int) -> Retained:
     setting = same.setting
     done = applied_techniques(setting)
     if done.techniques and not setting.model.generates:
-        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", known=False)
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {OF_TEXT}.", is_known=False)
     names = {name.casefold() for name in _base_names(setting, done)}
     own_runs = tuple(run for run in setting.compressed if run.model.casefold() in names)
     return _retained_accuracy(
@@ -305,7 +305,7 @@ def _retained_accuracy(
 
 def _cap_accuracy(accuracy: Retained) -> Retained:
     """At most the base's accuracy: what measures better does so by chance, and is no promise."""
-    if not accuracy.known:
+    if not accuracy.is_known:
         return accuracy
     return replace(accuracy, value=min(accuracy.value, 1.0), low=min(accuracy.low, 1.0))
 
@@ -326,7 +326,7 @@ def uncertain_accuracy(setting: Setting) -> Uncertain | None:
     """
     accuracy = accuracy_of(setting)
     if (
-        not accuracy.known
+        not accuracy.is_known
         or accuracy.low == accuracy.high
         or min(accuracy.value, accuracy.low) <= 0
     ):
@@ -356,9 +356,9 @@ def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:
         for figure in accuracy.nearest
     ]
     return Accuracy(
-        value=accuracy.value if accuracy.known else None,
-        low=accuracy.low if accuracy.known else None,
-        high=accuracy.high if accuracy.known else None,
+        value=accuracy.value if accuracy.is_known else None,
+        low=accuracy.low if accuracy.is_known else None,
+        high=accuracy.high if accuracy.is_known else None,
         basis=accuracy.basis,
         benchmark=setting.judged_on,
         techniques=list(done.techniques),

@@ -16,7 +16,7 @@ from recipe_core.estimates.network import (
     rank_group,
 )
 from recipe_core.estimates.roofline import operator_s
-from recipe_core.estimates.serving.cache import kv_token_bytes, request_state_bytes
+from recipe_core.estimates.serving.cache_blocks import kv_token_bytes, request_state_bytes
 from recipe_core.estimates.serving.kernels import (
     Parts,
     Step,

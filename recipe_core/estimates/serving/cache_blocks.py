@@ -1,10 +1,10 @@
-"""Equal blocks shared by layers that cache in different ways, by vLLM's rule.
+"""Caches of layers on a rank: bytes of a token, of a state, and the blocks that layers share.
 
 Models that mix full attention with windows or with states of fixed size draw all caches from one
-pool. Layers of a kind form groups of equally many layers, and a block holds one page of each layer
-of a group: a request holds blocks of every group, so a state or a window costs whole pages. Models
-whose layers all cache alike need none of this; DeepSeek-V4's compressed caches are packed
-(``cache_pages``).
+pool of equal blocks, by vLLM's rule. Layers of a kind form groups of equally many layers, and a
+block holds one page of each layer of a group: a request holds blocks of every group, so a state or
+a window costs whole pages. The compressed caches of DeepSeek-V4 are packed; SGLang keeps them in
+pools of its own. Models whose layers all cache alike need none of this.
 
 Source: vLLM 0.32.0, ``v1/core/kv_cache_utils.py`` (``_get_kv_cache_groups_uniform_page_size``,
 ``unify_kv_cache_spec_page_size``), ``v1/kv_cache_interface.py`` and ``platforms/interface.py``
@@ -24,11 +24,19 @@ from functools import cache
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
 from recipe_core.engines.memory import CompressedPools
-from recipe_core.models.attention import STATE_VALUE_BYTES, CompressedAttention
+from recipe_core.engines.release import release_key
+from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.models.attention import STATE_VALUE_BYTES, GroupedAttention
+from recipe_core.models.spec import Attention, CompressedAttention, LatentAttention, Layer
+from recipe_core.models.tensors import bytes_per_value
 
-# What pages of the fp8 layout are padded to.
+# Layers and how many of each.
+Counted = tuple[tuple[Layer, int | Float], ...]
+Compressed = tuple[tuple[CompressedAttention, int], ...]
+
+# What pages of SGLang's fp8 layout are padded to.
 POOL_ALIGNMENT_BYTES = 576
 # States that a page of windows has of entries that overlap.
 OVERLAPPING_ROWS = 8
@@ -37,54 +45,167 @@ SPARE = 3
 # How many requests a server runs that is not told: so many times its tokens over the longest
 # context, between these.
 LEAST_REQUESTS, MOST_REQUESTS, REQUESTS_PER_CONTEXT = 2048, 4096, 512
+# Tokens of a block of packed caches, by what it holds, and what its pages are padded to.
+ENTRY_BLOCK_TOKENS, WINDOW_BLOCK_TOKENS = 256, 64
+OVERLAPPING_STATE_BLOCK_TOKENS, STATE_BLOCK_TOKENS = 4, 8
+FP8_ALIGNMENT_BYTES, ALIGNMENT_BYTES = 576, 512
+
+
+def kv_token_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
+    """Cached bytes per token and layer on one rank (one per case).
+
+    Tensor parallelism splits KV heads until one is left; it never splits a latent or compressed
+    past.
+    """
+    if attention is None or attention.kv_values_per_head == 0 or not setting.caches:
+        return np.zeros(len(tp))
+    if isinstance(attention, CompressedAttention):
+        return np.full(len(tp), attention.token_bytes(bytes_per_value(setting.kv_dtype)))
+    heads = np.ceil(attention.kv_heads / np.minimum(tp, attention.kv_heads))
+    index = 0.0
+    if isinstance(attention, LatentAttention | GroupedAttention):
+        index = attention.index_bytes_per_token
+    return heads * attention.kv_values_per_head * bytes_per_value(setting.kv_dtype) + index
+
+
+def request_state_bytes(setting: Setting, attention: Attention | None, tp: Int | Float) -> Float:
+    """Bytes per request and layer on one rank whatever the context (one per case).
+
+    States of linear attention, and the window beside a compressed past.
+    """
+    if attention is None or attention.state_values == 0:
+        return np.zeros(len(tp))
+    if isinstance(attention, CompressedAttention):
+        return np.full(len(tp), attention.sequence_bytes(bytes_per_value(setting.kv_dtype)))
+    return (
+        attention.state_values * (attention.state_bytes_per_value or setting.activation_bytes) / tp
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
-    """The load that sizes pools: requests of a rank, tokens of a step, longest context, per case.
+class CacheGroup:
+    """Layers that draw equal blocks from a pool, ``count`` times.
 
-    ``knows_requests``: whether the server is told how many requests run. ``cache_bytes``: what a
-    rank has for caches.
+    ``tokens``: of a block (one per case where an array). ``window``: the last tokens that are kept;
+    None: all.
     """
 
-    requests: Float
-    step_tokens: Float
-    context: Float
-    cache_bytes: Float
-    knows_requests: bool
+    tokens: Float | int
+    window: int | None
+    count: int
+
+    def blocks(self, context: Float, in_flight: Float | float) -> Float:
+        """Blocks of one request whose newest ``in_flight`` tokens are still being computed."""
+        if self.window is None:
+            return np.asarray(self.count * np.ceil(context / self.tokens))
+        # one block more: a window may start inside a block
+        window_tokens = np.minimum(self.window - 1 + in_flight, context)
+        return np.asarray(self.count * (np.ceil(window_tokens / self.tokens) + 1))
 
 
 @dataclass(frozen=True, slots=True)
-class CachePools:
-    """Bytes of a token of the cache over some layers, and of what is reserved; one per case.
+class SharedBlocks:
+    """A pool that layers share: blocks of ``block_bytes`` (one per case where arrays).
 
-    ``window_tokens``: of the window's pool that a request takes, 0 where that pool is reserved for
-    every request; ``window_share``: of the cache's tokens that the window's pool has.
+    ``state_blocks``: that a request holds whatever its context; ``least_bytes``: that it takes at
+    least. ``fixed_bytes``: reserved beside the blocks for all requests; None where blocks hold
+    everything. ``layer_groups``: of all layers, and ``page_tokens`` the fewest tokens of a page: 0
+    of both where caches are packed, so that no page is of one kind.
     """
 
-    page_tokens: int
-    token_bytes: float
-    fixed_bytes: Float
-    window_tokens: int
-    window_share: float
+    block_bytes: Float | float
+    groups: tuple[CacheGroup, ...]
+    state_blocks: Float | float = 0.0
+    least_bytes: float = 0.0
+    fixed_bytes: Float | None = None
+    layer_groups: int = 0
+    page_tokens: Float | float = 0.0
 
-    @property
-    def block_bytes(self) -> float:
-        """Bytes of a page."""
-        return self.page_tokens * self.token_bytes
-
-    def request_bytes(self, context: Float, _in_flight: Float | float = 1.0) -> Float:
-        """Bytes that one request takes of what grows with the cache (one per case)."""
-        tokens = np.ceil(context / self.page_tokens) * self.page_tokens
-        if self.window_tokens:  # it may want more of its windows than of its entries
-            tokens = np.maximum(tokens, self.window_tokens / self.window_share)
-        return np.asarray(tokens * self.token_bytes)
+    def request_bytes(self, context: Float, in_flight: Float | float = 1.0) -> Float:
+        """Bytes of one request whose newest ``in_flight`` tokens are still being computed."""
+        blocks = self.state_blocks + np.zeros_like(context)
+        for group in self.groups:
+            blocks = blocks + group.blocks(context, in_flight)
+        return np.asarray(np.maximum(blocks * self.block_bytes, self.least_bytes))
 
 
-def compressed_cache_pools(
-    layers: Layers, value_bytes: float, rules: CompressedPools, load: Load
-) -> CachePools:
-    """The pools of ``layers``, each with its count, at ``value_bytes`` a cached value."""
+def shares_blocks(setting: Setting) -> bool:
+    """Return whether layers of this model that cache in different ways share blocks of one pool."""
+    mixers = [layer.attention for layer, _ in setting.model.kinds]
+    if any(isinstance(mixer, CompressedAttention) for mixer in mixers):
+        return True
+    windows = {kind[1] for mixer in mixers if (kind := _cache_kind(mixer)) is not None}
+    return setting.engine.memory.groups is not None and len(windows) > 1
+
+
+def _cache_kind(a: Attention | None) -> tuple[object, int | None] | None:
+    """Return what layers that cache alike have in common; None for one that caches nothing."""
+    if a is None or not (a.kv_values_per_head or a.state_values):
+        return None
+    if not a.kv_values_per_head:
+        return a.state_values, -1
+    return (a.kv_heads, a.kv_values_per_head), a.window
+
+
+def shared_blocks(
+    setting: Setting, layers: Counted, cases: Cases, pool_bytes: Float | None = None
+) -> SharedBlocks | None:
+    """The blocks that these layers share; None where each caches by itself.
+
+    Draft layers, whose number differs by case, share none. ``pool_bytes``: what a rank has for
+    caches, where it is known already; left out, its whole share of the device.
+    """
+    counted = [(layer.attention, n) for layer, n in layers if isinstance(n, int)]
+    if not counted or not shares_blocks(setting):
+        return None
+    counts: Counter[CompressedAttention] = Counter()
+    for attention, n in counted:
+        if isinstance(attention, CompressedAttention):
+            counts[attention] += n
+    if not counts:
+        return _group_layers(setting, counted, cases)
+    compressed, rules = tuple(counts.items()), pool_rules(setting)
+    if rules is None:
+        return pack_caches(compressed, bytes_per_value(setting.kv_dtype))
+    if pool_bytes is None:
+        share = setting.cluster.device.usable_memory_bytes * cases.memory_fraction
+        pool_bytes = np.asarray(share, dtype=np.float64)
+    return _compressed_pools(setting, compressed, cases, rules, pool_bytes)
+
+
+def pool_rules(setting: Setting) -> CompressedPools | None:
+    """Return the rules of the engine's release for pools of compressed caches, if it has any."""
+    rules, engine = setting.engine.memory.compressed_pools, setting.engine
+    if rules is None or (engine.as_of or engine.version) != rules.release:
+        return None
+    return rules if setting.cluster.device.runtime in rules.runtimes else None
+
+
+def assumed_layout(setting: Setting) -> str | None:
+    """Say why the engine's layout of caches of several kinds is unknown; None where it is not."""
+    engine, groups = setting.engine, setting.engine.memory.groups
+    if not setting.caches or not shares_blocks(setting):
+        return None
+    if groups is None:
+        if pool_rules(setting) is not None:
+            return None
+        return (
+            f"{engine.title} keeps windows, compressed parts and states in pools of its own; they "
+            "are counted as vLLM packs them, and the cache may be several times smaller."
+        )
+    if groups.since and engine.as_of and release_key(engine.as_of) < release_key(groups.since):
+        return (
+            f"How {engine.title} {engine.as_of} lays out caches of several kinds is not known "
+            f"(counted as from {groups.since} on): the cache may be several times smaller."
+        )
+    return None
+
+
+def _compressed_pools(
+    setting: Setting, layers: Compressed, cases: Cases, rules: CompressedPools, pool_bytes: Float
+) -> SharedBlocks:
+    """The pools of an engine that reserves windows and states apart from entries."""
+    value_bytes = bytes_per_value(setting.kv_dtype)
     page, window = rules.page_tokens, max(attention.local for attention, _ in layers)
     growing, window_bytes, state_bytes = 0.0, 0.0, 0.0
     for attention, count in layers:
@@ -103,17 +224,21 @@ def compressed_cache_pools(
             state_bytes += count * values * STATE_VALUE_BYTES
     # a window, what is freed late, a page to be freed at, and one to write to
     per_request = window + rules.freed_after_tokens + 2 * page
-    if load.knows_requests:
-        window_slots = rules.kept_windows * load.requests * (window + page)
-        slots = per_request * load.requests + rules.steps * load.step_tokens + page + window_slots
-        fixed = slots * window_bytes + (load.requests + SPARE) * state_bytes
-        return CachePools(page, growing, fixed, 0, 1.0)
+    groups = (CacheGroup(page, None, 1),)
+    if not setting.effects.sequences_open:  # the server is told how many requests run
+        requests = cases.max_num_seqs
+        window_slots = rules.kept_windows * requests * (window + page)
+        steps = rules.steps * cases.max_batched_tokens
+        slots = per_request * requests + steps + page + window_slots
+        fixed = slots * window_bytes + (requests + SPARE) * state_bytes
+        return SharedBlocks(page * growing, groups, fixed_bytes=fixed)
+    # a request may want more of its windows than of its entries
     token_bytes = growing + rules.window_share * window_bytes
-    contexts = np.maximum(load.cache_bytes, 0.0) / token_bytes / load.context * REQUESTS_PER_CONTEXT
+    least_bytes = per_request / rules.window_share * token_bytes
+    contexts = np.maximum(pool_bytes, 0.0) / token_bytes / cases.max_context * REQUESTS_PER_CONTEXT
     requests = np.clip(np.floor(contexts), LEAST_REQUESTS, MOST_REQUESTS)
-    return CachePools(
-        page, token_bytes, (requests + SPARE) * state_bytes, per_request, rules.window_share
-    )
+    fixed = (requests + SPARE) * state_bytes
+    return SharedBlocks(page * token_bytes, groups, least_bytes=least_bytes, fixed_bytes=fixed)
 
 
 def _padded_row_bytes(rows: int, row_bytes: float, value_bytes: float) -> float:
@@ -123,48 +248,10 @@ def _padded_row_bytes(rows: int, row_bytes: float, value_bytes: float) -> float:
     return math.ceil(rows * row_bytes / POOL_ALIGNMENT_BYTES) * POOL_ALIGNMENT_BYTES / rows
 
 
-ENTRY_BLOCK_TOKENS, WINDOW_BLOCK_TOKENS = 256, 64
-OVERLAPPING_STATE_BLOCK_TOKENS, STATE_BLOCK_TOKENS = 4, 8
-FP8_ALIGNMENT_BYTES, ALIGNMENT_BYTES = 576, 512
-
-Layers = tuple[tuple[CompressedAttention, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Caches of equally many blocks of ``block_tokens``, over the last ``window`` tokens or all."""
-
-    block_tokens: int
-    window: int | None
-
-    def blocks(self, context: Float, in_flight: Float | float) -> Float:
-        """Blocks of one request whose newest ``in_flight`` tokens are still being computed."""
-        if self.window is None:
-            return np.ceil(context / self.block_tokens) + 0
-        # one block more: a window may start inside a block
-        tokens = np.minimum(self.window - 1 + in_flight, context)
-        return np.ceil(tokens / self.block_tokens) + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """The block pool of some layers: bytes of a block, and how many of each group draw from it."""
-
-    block_bytes: float
-    groups: tuple[tuple[Group, int], ...]
-
-    def request_bytes(self, context: Float, in_flight: Float | float = 1.0) -> Float:
-        """Bytes that one request holds (one per case)."""
-        blocks = np.zeros_like(context)
-        for group, count in self.groups:
-            blocks = blocks + count * group.blocks(context, in_flight)
-        return blocks * self.block_bytes
-
-
 @cache
-def pack_caches(layers: Layers, value_bytes: float) -> Packing:
+def pack_caches(layers: Compressed, value_bytes: float) -> SharedBlocks:
     """Packs the caches of ``layers`` (each with its count) at ``value_bytes`` a cached value."""
-    pages: dict[Group, Counter[int]] = {}
+    pages: dict[tuple[int, int | None], Counter[int]] = {}
     for attention, count in layers:
         for group, page_bytes in _layer_caches(attention, value_bytes):
             pages.setdefault(group, Counter())[page_bytes] += count
@@ -177,27 +264,31 @@ def pack_caches(layers: Layers, value_bytes: float) -> Packing:
         sum(page * -(-count // splits[group]) for page, count in sizes.items())
         for group, sizes in pages.items()
     )
-    return Packing(float(widest), tuple(splits.items()))
+    return SharedBlocks(
+        float(widest), tuple(CacheGroup(*group, count) for group, count in splits.items())
+    )
 
 
-def _layer_caches(a: CompressedAttention, value_bytes: float) -> Iterable[tuple[Group, int]]:
-    """The caches of one layer: the group each belongs to, and bytes of a page."""
+def _layer_caches(
+    a: CompressedAttention, value_bytes: float
+) -> Iterable[tuple[tuple[int, int | None], int]]:
+    """The caches of one layer: tokens of a block, window, and bytes of a page."""
     alignment = ALIGNMENT_BYTES if value_bytes >= 2 else FP8_ALIGNMENT_BYTES
 
     def page(rows: float, row_bytes: float) -> int:
         return math.ceil(rows * row_bytes / alignment) * alignment
 
     entry_bytes = a.entry_bytes(value_bytes)
-    yield Group(WINDOW_BLOCK_TOKENS, a.local), page(WINDOW_BLOCK_TOKENS, entry_bytes)
+    yield (WINDOW_BLOCK_TOKENS, a.local), page(WINDOW_BLOCK_TOKENS, entry_bytes)
     if not a.ratio:
         return
     entries = ENTRY_BLOCK_TOKENS / a.ratio
     tokens = OVERLAPPING_STATE_BLOCK_TOKENS if a.series > 1 else STATE_BLOCK_TOKENS
-    states = Group(tokens, a.state_tokens)
-    yield Group(ENTRY_BLOCK_TOKENS, None), page(entries, entry_bytes)
+    states = tokens, a.state_tokens
+    yield (ENTRY_BLOCK_TOKENS, None), page(entries, entry_bytes)
     yield states, page(tokens, a.state_values_per_token * STATE_VALUE_BYTES)
     if a.index_heads:
-        yield Group(ENTRY_BLOCK_TOKENS, None), page(entries, a.index_entry_bytes)
+        yield (ENTRY_BLOCK_TOKENS, None), page(entries, a.index_entry_bytes)
         yield states, page(tokens, a.index_state_values_per_token * STATE_VALUE_BYTES)
 
 
@@ -220,107 +311,63 @@ def _group_repeats(balanced: list[Counter[int]]) -> int:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class CacheKind:
-    """Layers that cache alike: ``layers`` of the model, of which a rank has ``rank_layers``.
-
-    token_bytes: per layer and token on a rank (0 for states); window: tokens that a layer sees
-    (None: all); state_bytes: per layer and request on a rank. One number per case.
-    """
-
-    layers: int
-    rank_layers: int
-    token_bytes: Float
-    state_bytes: Float
-    window: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PageRules:
-    """The rules that size pages: as ``engines.memory.CacheGroups``, and tokens of a plain block.
-
-    shards: ranks that share the tokens of a block (context parallelism).
-    """
-
-    block_tokens: Float
-    page_tokens: int
-    state_blocks: Float
-    shards: Float
-
-
-@dataclass(frozen=True, slots=True)
-class Grouped:
-    """Blocks that a request holds of a shared pool: ``block_bytes`` each; one number per case.
-
-    ``full``: tokens of a page and groups of layers that see everything; ``windows``: with their
-    window; ``states``: blocks of states. ``groups``: of all layers; ``page_tokens``: the fewest
-    tokens of a page.
-    """
-
-    block_bytes: Float
-    full: tuple[tuple[Float, int], ...]
-    windows: tuple[tuple[Float, int, int], ...]
-    states: Float
-    groups: int
-    page_tokens: Float
-
-    def evenly_tokens(self, pool_bytes: Float | float) -> Float:
-        """Tokens of a pool whose blocks were shared out evenly to the groups, window or not."""
-        blocks = np.floor(pool_bytes / self.block_bytes)
-        return np.asarray(np.floor(blocks / self.groups) * self.page_tokens, dtype=np.float64)
-
-    def request_bytes(self, context: Float, in_flight: Float | float = 1.0) -> Float:
-        """Bytes of one request whose newest ``in_flight`` tokens are still being computed."""
-        blocks = self.states + np.zeros_like(context)
-        for tokens, groups in self.full:
-            blocks = blocks + groups * np.ceil(context / tokens)
-        for tokens, groups, window in self.windows:
-            # one block more: a window may start inside a block
-            window_tokens = np.minimum(window - 1 + in_flight, context)
-            blocks = blocks + groups * (np.ceil(window_tokens / tokens) + 1)
-        return blocks * self.block_bytes
-
-
 def layers_per_group(layers: Sequence[int]) -> int:
     """Layers of a group: those of the rarest kind, or of the commonest if it has few more."""
     fewest, largest = min(layers), max(layers)
     return largest if largest < 1.5 * fewest else fewest
 
 
-def group_cache_blocks(kinds: Sequence[CacheKind], rules: PageRules) -> Grouped:
-    """The shared blocks of several kinds of layers on a rank."""
-    size = layers_per_group([kind.layers for kind in kinds])
-    counts = [-(-kind.layers // size) for kind in kinds]
+def _group_layers(
+    setting: Setting, layers: Sequence[tuple[Attention | None, int]], cases: Cases
+) -> SharedBlocks | None:
+    """The blocks of groups of equally many layers, each group of one kind."""
+    rules = setting.engine.memory.groups
+    if rules is None:
+        return None
+    in_model = [(layer.attention, n) for layer, n in setting.model.kinds]
+    kinds = {key: a for a, _ in in_model if a and (key := _cache_kind(a)) is not None}
+    model_layers, rank_layers = _count_kinds(in_model), _count_kinds(layers)
+    size = layers_per_group([model_layers[key] for key in kinds])
+    counts = {key: -(-model_layers[key] // size) for key in kinds}
     # layers of a kind are dealt out to its groups, so that stages of a pipeline get equally many
-    deepest = max(-(-kind.rank_layers // count) for kind, count in zip(kinds, counts, strict=True))
-    tokens = _page_tokens(kinds, rules)
-    page = np.max([tokens * kind.token_bytes for kind in kinds], axis=0)
-    page = np.maximum(page, np.max([kind.state_bytes for kind in kinds], axis=0))
-    full, windows, states = [], [], np.zeros_like(page)
-    fewest, groups = np.full_like(page, np.inf), 0
-    for kind, count in zip(kinds, counts, strict=True):
-        if not kind.rank_layers:
+    deepest = max(-(-rank_layers[key] // counts[key]) for key in kinds)
+    token_bytes = {key: kv_token_bytes(setting, a, cases.tp) for key, a in kinds.items()}
+    state = np.max([request_state_bytes(setting, a, cases.tp) for a in kinds.values()], axis=0)
+    # tokens of a page: a block's, or as many as a state fits into
+    latent = any(isinstance(a, LatentAttention) for a in kinds.values())
+    page_tokens = rules.latent_page_tokens if latent else rules.page_tokens
+    step = np.maximum(page_tokens, cases.block_tokens)
+    widest = np.max([*token_bytes.values()], axis=0)
+    tokens = np.maximum(cases.block_tokens, step * np.ceil(state / np.maximum(step * widest, 1.0)))
+    page = np.maximum(tokens * widest, state)
+    groups, states = [], np.zeros_like(page)
+    fewest, layer_groups = np.full_like(page, np.inf), 0
+    for key, a in kinds.items():
+        if not rank_layers[key]:
             continue
-        groups += count
-        if not kind.token_bytes.any():
-            states = states + count * rules.state_blocks
+        layer_groups += counts[key]
+        if not token_bytes[key].any():
+            states = states + counts[key] * (rules.state_blocks + cases.draft_tokens)
             continue
-        page_bytes = tokens * kind.token_bytes
+        page_bytes = tokens * token_bytes[key]
         # a smaller page holds more tokens where it goes into the largest, else it is padded
-        fits = np.where(page % page_bytes == 0, page // page_bytes, 1.0)
-        fewest = np.minimum(fewest, tokens * fits)
-        if kind.window is None:
-            full.append((tokens * fits * rules.shards, count))
-        else:
-            windows.append((tokens * fits, count, kind.window))
-    return Grouped(deepest * page, tuple(full), tuple(windows), states, groups, fewest)
+        tokens_held = tokens * np.where(page % page_bytes == 0, page // page_bytes, 1.0)
+        fewest = np.minimum(fewest, tokens_held)
+        # ranks share the tokens of a block that keeps everything
+        tokens_held = tokens_held * cases.cp if a.window is None else tokens_held
+        groups.append(CacheGroup(tokens_held, a.window, counts[key]))
+    return SharedBlocks(
+        deepest * page,
+        tuple(groups),
+        states,
+        layer_groups=layer_groups,
+        page_tokens=fewest,
+    )
 
 
-def _page_tokens(kinds: Sequence[CacheKind], rules: PageRules) -> Float:
-    """Tokens of a page: a block's, or as many as a state fits into."""
-    state = np.max([kind.state_bytes for kind in kinds], axis=0)
-    token = np.max([kind.token_bytes for kind in kinds], axis=0)
-    step = np.maximum(rules.page_tokens, rules.block_tokens)
-    pages = np.ceil(state / np.maximum(step * token, 1.0))
-    tokens: Float = np.maximum(rules.block_tokens, step * pages)
-    return tokens
+def _count_kinds(layers: Iterable[tuple[Attention | None, int]]) -> Counter[object]:
+    counts: Counter[object] = Counter()
+    for attention, n in layers:
+        if (key := _cache_kind(attention)) is not None:
+            counts[key] += n
+    return counts

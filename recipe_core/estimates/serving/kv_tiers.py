@@ -26,23 +26,24 @@ compression of blocks, and that a store is still empty after a start.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, add
 from recipe_core.engines.memory import KvWay, Tier
 from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kv_offload import Offload
-from recipe_core.estimates.serving.cache import Counted, context_bytes
+from recipe_core.estimates.serving.cache import context_bytes
+from recipe_core.estimates.serving.cache_blocks import Counted
 from recipe_core.estimates.serving.continuous_batching import prompt_chunks
 from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.pools import Pools
 from recipe_core.estimates.serving.rates import Serving, active_replicas
-from recipe_core.estimates.serving.reuse import DeviceCache, device_cache, pool_of, running_requests
+from recipe_core.estimates.serving.reuse import DeviceCache, device_cache
 from recipe_core.estimates.serving.speculative import engine_step
 from recipe_core.estimates.serving.weights import draft_layer
 from recipe_core.hardware.host import host_links, link_rates
@@ -92,31 +93,62 @@ class Cached(Columns):
 
 
 @dataclass(frozen=True, slots=True)
-class _Blocks:
-    """Bytes of a token: on a device, and of a server in stores."""
+class _Tier:
+    """One tier as it is, one number per case.
 
-    device_bytes: Float
-    server_bytes: Float
-    stored_bytes: Float
+    ``token_bytes``: of a server's token in it. Seconds per token: ``load_s`` of a server alone;
+    ``read_s`` and ``write_s``: that the store is busy with it, whose nodes and rate others share; 0
+    of the host, whose link is counted for all tiers.
+    """
+
+    name: Tier
+    capacity_tokens: Float
+    token_bytes: Float
+    load_s: Float
+    latency_s: float
+    read_s: Float
+    write_s: Float
 
 
-def token_bytes(setting: Setting, cases: Cases) -> _Blocks:
-    """Bytes of cache per token of a mean prompt (one per case).
+def _tiers(setting: Setting, offload: Offload, cases: Cases, link_s: Float) -> Iterator[_Tier]:
+    """Yield the tiers of a server, nearest first, over a link that takes ``link_s`` a token.
 
     Ranks that hold copies of a KV head save each its own; of a latent, which all ranks hold whole,
     stores get one where the way to offload sees to it.
     """
+    devices, zero = (cases.tp * cases.pp).astype(float), np.zeros(len(cases))
+    together = setting.reuse is not None and setting.reuse.affinity
+    servers = cases.replicas if together else np.ones(len(cases))
+    token_bytes = _rank_bytes(setting, cases) * cases.tp
+    room = offload.server_bytes(cases) * servers
+    capacity = room / np.maximum(token_bytes, 1e-9)
+    yield _Tier("host", capacity, token_bytes, link_s, 0.0, zero, zero)
+    mixers = [layer.attention for layer, _ in setting.model.kinds if layer.attention is not None]
+    latent = all(isinstance(mixer, LatentAttention) for mixer in mixers)
+    once = offload.connector is not None and offload.connector.once
+    stored_bytes = token_bytes / (cases.tp if latent and once else 1)
+    nodes, used = np.ceil(devices / cases.per_node), np.ceil(cases.devices / cases.per_node)
+    beside = np.maximum(np.minimum(cases.devices, cases.per_node) / devices, 1.0)
+    for store in offload.stores:
+        read_s = stored_bytes / (store.storage.read_rate(used) / used * nodes)
+        write_s = stored_bytes / (store.storage.write_rate(used) / used * nodes)
+        shared = 1.0 if store.tier == "remote" else servers
+        yield _Tier(
+            store.tier,
+            shared * store.capacity_bytes / np.maximum(stored_bytes, 1e-9),
+            stored_bytes,
+            np.maximum(link_s, read_s),
+            store.storage.latency_s.value,
+            read_s * beside,
+            write_s * beside,
+        )
+
+
+def _rank_bytes(setting: Setting, cases: Cases) -> Float:
+    """Bytes of cache per token of a mean prompt on the ranks of one stage after the other."""
     model = setting.model
     layers: Counted = (*model.kinds, (draft_layer(model), cases.draft_layers))
-    rank_bytes = context_bytes(setting, layers, cases, cases.input_tokens) / cases.input_tokens
-    latent = all(
-        isinstance(layer.attention, LatentAttention)
-        for layer, _ in model.kinds
-        if layer.attention is not None
-    )
-    connector = setting.offload.connector if setting.offload else None
-    copies = np.where(latent and connector is not None and connector.once, cases.tp, 1)
-    return _Blocks(rank_bytes / cases.pp, rank_bytes * cases.tp, rank_bytes * cases.tp / copies)
+    return context_bytes(setting, layers, cases, cases.input_tokens) / cases.input_tokens
 
 
 def prompt_alone_s(setting: Setting, cases: Cases) -> Float:
@@ -127,253 +159,123 @@ def prompt_alone_s(setting: Setting, cases: Cases) -> Float:
     return chunks * total(engine_step(setting, cases, step))
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
-    """The path of blocks from a tier to a device: seconds per token of a server alone.
-
-    ``drive_s``: of that what the store takes; ``busy_per_token_s``: what a token of one server
-    takes of the store, whose nodes and rate others share; likewise to save one.
-    """
-
-    load_s: Float
-    latency_s: float
-    store_load_s: Float
-    store_save_s: Float
-
-
-def _tier_paths(
-    offload: Offload, cases: Cases, blocks: _Blocks, link_s: Float
-) -> dict[Tier, _Path]:
-    """Ways from every tier, over a link that takes ``link_s`` a token, with rates of stores."""
-    zero = np.zeros(len(cases))
-    out: dict[Tier, _Path] = {"host": _Path(link_s, 0.0, zero, zero)}
-    devices = (cases.tp * cases.pp).astype(float)
-    nodes = np.ceil(devices / cases.per_node)
-    beside = np.maximum(np.minimum(cases.devices, cases.per_node) / devices, 1.0)
-    used = np.ceil(cases.devices / cases.per_node)
-    for tier in offload.tiers[1:]:
-        store = offload.store(tier)
-        if store is None:
-            continue
-        storage = store.storage
-        read = storage.read_rate(used) / used * nodes
-        write = storage.write_rate(used) / used * nodes
-        alone_s = np.maximum(link_s, blocks.stored_bytes / read)
-        out[tier] = _Path(
-            alone_s,
-            storage.latency_s.value,
-            blocks.stored_bytes / read * beside,
-            blocks.stored_bytes / write * beside,
-        )
-    return out
-
-
-def _tier_capacities(
-    setting: Setting, offload: Offload, cases: Cases, blocks: _Blocks
-) -> dict[Tier, Float]:
-    """Tokens that each tier holds, as a server or as all servers see it (one per case)."""
-    together = setting.reuse is not None and setting.reuse.affinity
-    copies = cases.replicas if together else np.ones(len(cases))
-    out: dict[Tier, Float] = {}
-    for tier in offload.tiers:
-        store = offload.store(tier)
-        room = offload.server_bytes(cases) if store is None else store.capacity_bytes
-        bytes_per_token = blocks.server_bytes if store is None else blocks.stored_bytes
-        shared = 1.0 if tier == "remote" else copies
-        out[tier] = shared * room / np.maximum(bytes_per_token, 1e-9)
-    return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Rate:
+def _request_rate(setting: Setting, cases: Cases, served: Serving | None) -> tuple[Float, Float]:
     """Requests per second of one server, and others that load beside each."""
-
-    per_s: Float
-    concurrent_loads: Float
-
-
-def _request_rate(setting: Setting, cases: Cases, served: Serving | None) -> _Rate:
     if served is None:
-        return _Rate(np.zeros(len(cases)), np.zeros(len(cases)))
-    concurrent_loads = np.maximum(np.nan_to_num(served.resident) - 1, 0.0)
+        return np.zeros(len(cases)), np.zeros(len(cases))
+    other_loads = np.maximum(np.nan_to_num(served.resident) - 1, 0.0)
     if setting.mode == "open":
-        return _Rate(cases.load / cases.replicas, concurrent_loads)
+        return cases.load / cases.replicas, other_loads
     requests_per_s = np.nan_to_num(served.output_tokens_per_s) / cases.output_tokens
-    return _Rate(requests_per_s / active_replicas(cases), concurrent_loads)
+    return requests_per_s / active_replicas(cases), other_loads
 
 
-def _wait_s(load_s: Float, busy: Float, concurrent_loads: Float) -> Float:
+def _wait_s(load_s: Float, busy: Float, other_loads: Float) -> Float:
     """Seconds that a load waits for those before it: M/D/1, at most all others in flight."""
     within = np.minimum(busy, FULLEST)
-    queue = load_s * within / (2 * (1 - within))
-    return np.where(
-        busy < FULLEST, np.minimum(queue, concurrent_loads * load_s), concurrent_loads * load_s
-    )
+    queue = np.where(busy < FULLEST, load_s * within / (2 * (1 - within)), np.inf)
+    return np.minimum(queue, other_loads * load_s)
 
 
-class Tiers:
-    """Tiers of the cases of a setting that offloads; ``cached`` has them at a rate."""
+def _written_share(all_new: Float, fewer: Float, token_s: Float) -> Float:
+    """The share of blocks that a store can write, which takes ``token_s`` a token and second.
 
-    def __init__(self, setting: Setting, offload: Offload, connector: KvWay, cases: Cases) -> None:
-        self.setting, self.offload, self.connector, self.cases = setting, offload, connector, cases
-        self.blocks = token_bytes(setting, cases)
+    Of ``n = (1 - h - k·added)·i + o`` new tokens a request ``k`` are written: ``k·n·s = 1`` where
+    all would take longer than there is time. ``all_new``: without what it adds, ``fewer``.
+    """
+    room = 1 / np.maximum(token_s, 1e-300)
+    root = np.sqrt(np.maximum(all_new**2 - 4 * fewer * room, 0.0))
+    share = 2 * room / np.maximum(all_new + root, 1e-300)
+    return np.where(all_new - fewer <= room, 1.0, np.minimum(share, 1.0))
+
+
+class _Offloading:
+    """The tiers of the cases of a setting that offloads; ``cached`` has them at a rate."""
+
+    def __init__(self, setting: Setting, offload: Offload, way: KvWay, cases: Cases) -> None:
+        self.setting, self.way, self.cases = setting, way, cases
         to_device, back = link_rates(setting.cluster.device)
-        link_s = self.blocks.device_bytes / (to_device * connector.link_share)
-        self.paths = _tier_paths(offload, cases, self.blocks, link_s)
-        self.capacities = _tier_capacities(setting, offload, cases, self.blocks)
-        self.save_s = self.blocks.device_bytes / (back * connector.link_share)
-
-    def added(self, device: DeviceCache) -> dict[Tier, Float]:
-        """Share of prompt tokens that each tier finds beyond those above it."""
-        curve, zero = self.setting.reuse, np.zeros(len(self.cases))
-        out, seen_tokens, above = {}, device.seen_tokens, device.hit
-        for tier in self.offload.tiers:
-            if curve is None:
-                out[tier] = zero
-                continue
-            seen_tokens = np.maximum(seen_tokens, self.capacities[tier])
-            hit = np.maximum(curve.hit_at(seen_tokens), above)
-            out[tier], above = hit - above, hit
-        return out
-
-    def saved_tokens(self, hit: Float) -> Float:
-        """Tokens of a request that are new, and saved."""
-        answers = self.cases.output_tokens if self.connector.saves == "all" else 0.0
-        return (1 - hit) * self.cases.input_tokens + answers
-
-    def latency_s(self, tier: Tier, tokens: Float) -> Float:
-        """Return seconds until the first bytes of blocks: as many rounds as reads need."""
-        pieces = tokens / self.connector.block_tokens
-        rounds = np.maximum(pieces / self.connector.reads_at_once, np.minimum(pieces, 1.0))
-        return self.paths[tier].latency_s * rounds
-
-    def use(self, device: DeviceCache, rate: _Rate) -> tuple[dict[Tier, TierUse], Float]:
-        """Each tier at a rate, and the share of all prompt tokens that are found."""
-        hit, out = device.hit, {}
-        for tier, added in self.added(device).items():
-            path = self.paths[tier]
-            written_share = self._kept(hit, added, rate.per_s * path.store_save_s)
-            hit_added = added * written_share
-            tokens = hit_added * self.cases.input_tokens
-            with_it = replace(self.cases, prefix_hit=hit + hit_added)
-            without = replace(self.cases, prefix_hit=hit)
-            hit = hit + hit_added
-            recompute_s = self._recompute(with_it, without, tokens)
-            use = self._one(tier, hit_added, written_share, rate)
-            out[tier] = replace(use, recompute_s_per_token=recompute_s)
-        return out, hit
-
-    def _kept(self, hit: Float, added: Float, token_s: Float) -> Float:
-        """The share of blocks that a store can write, which takes ``token_s`` a token and second.
-
-        Of ``n = (1 - h - k·added)·i + o`` new tokens a request ``k`` are written: ``k·n·s = 1``
-        where all would take longer than there is time.
-        """
-        all_new, fewer = self.saved_tokens(hit), added * self.cases.input_tokens
-        room = 1 / np.maximum(token_s, 1e-300)
-        root = np.sqrt(np.maximum(all_new**2 - 4 * fewer * room, 0.0))
-        written_share = 2 * room / np.maximum(all_new + root, 1e-300)
-        return np.where(all_new - fewer <= room, 1.0, np.minimum(written_share, 1.0))
-
-    def _one(self, tier: Tier, hit_added: Float, written_share: Float, rate: _Rate) -> TierUse:
-        path, tokens = self.paths[tier], hit_added * self.cases.input_tokens
-        server_bytes = self.blocks.device_bytes * self.cases.tp * self.cases.pp
-        servers = self.cases.replicas
-        zero = np.zeros(len(self.cases))
-        return TierUse(
-            capacity_tokens=self.capacities[tier],
-            hit_added=hit_added,
-            load_s_per_token=path.load_s,
-            recompute_s_per_token=zero,
-            load_s=tokens * path.load_s + self.latency_s(tier, tokens),
-            read_bytes_per_s=rate.per_s * servers * tokens * server_bytes,
-            write_bytes_per_s=zero,
-            busy=rate.per_s * tokens * (path.store_load_s if tier != "host" else path.load_s),
-            written_share=written_share,
-        )
-
-    def _recompute(self, with_it: Cases, without: Cases, tokens: Float) -> Float:
-        """Seconds that a token takes which is computed: those of a tier, else any of a prompt."""
-        alone_s = prompt_alone_s(self.setting, without)
-        saved_s = alone_s - prompt_alone_s(self.setting, with_it)
-        computed = np.maximum(without.input_tokens * (1 - without.prefix_hit), 1.0)
-        return np.where(tokens > 0, saved_s / np.maximum(tokens, 1e-9), alone_s / computed)
+        device_bytes = _rank_bytes(setting, cases) / cases.pp
+        self.link_s = device_bytes / (to_device * way.link_share)
+        self.save_s = device_bytes / (back * way.link_share)
+        self.tiers = [*_tiers(setting, offload, cases, self.link_s)]
 
     def cached(self, device: DeviceCache, served: Serving | None) -> tuple[Cached, Cases]:
         """Return what is found at the rate that is served, and the cases with what that costs."""
-        rate = _request_rate(self.setting, self.cases, served)
-        uses, hit = self.use(device, rate)
-        found_tokens = {tier: use.hit_added * self.cases.input_tokens for tier, use in uses.items()}
-        # every tier's blocks cross the host link
-        link_s = self.paths["host"].load_s * sum(found_tokens.values())
-        new = self.saved_tokens(hit)
+        cases, way = self.cases, self.way
+        per_s, other_loads = _request_rate(self.setting, cases, served)
+        uses, hit = self._uses(device, per_s)
+        new = self._saved_tokens(hit)
         saving_s = new * self.save_s
+        # every tier's blocks cross the host link
+        link_s = self.link_s * sum(use.hit_added * cases.input_tokens for use in uses.values())
         beside = 2 / host_links().duplex.value - 1  # what copies the other way take of the rate
-        busy = rate.per_s * (link_s + beside * saving_s)
-        waits_s = _wait_s(link_s, busy, rate.concurrent_loads)
-        for tier, use in uses.items():
-            if tier != "host":
-                store_s = found_tokens[tier] * self.paths[tier].store_load_s
-                waits_s = waits_s + _wait_s(store_s, use.busy, rate.concurrent_loads)
-        written = rate.per_s * self.cases.replicas * new
-        tiers = {tier: self._written(tier, use, written) for tier, use in uses.items()}
-        prefix_cache = Cached(device, hit, busy, tiers)
-        saved_s = (
-            self.connector.exposed * saving_s
-            + new / self.connector.block_tokens * self.connector.block_s
-        )
-        return prefix_cache, self._costs(uses, hit, waits_s, saved_s)
+        busy = per_s * (link_s + beside * saving_s)
+        waits_s = _wait_s(link_s, busy, other_loads)
+        for tier in self.tiers[1:]:
+            use = uses[tier.name]
+            read_s = use.hit_added * cases.input_tokens * tier.read_s
+            waits_s = waits_s + _wait_s(read_s, use.busy, other_loads)
+        for tier in self.tiers:
+            use = uses[tier.name]
+            written = per_s * cases.replicas * new * use.written_share * tier.token_bytes
+            uses[tier.name] = replace(use, write_bytes_per_s=written)
+        exposed_s = way.exposed * saving_s + new / way.block_tokens * way.block_s
+        loads_s = add(use.load_s for use in uses.values())
+        with_hits = replace(cases, prefix_hit=hit)
+        if way.loads == "blocking":  # in steps there is no queue on the link
+            wait_s, step_s = way.request_s + 0 * hit, loads_s + exposed_s
+        else:
+            if way.loads == "layerwise":
+                alone_s = prompt_alone_s(self.setting, with_hits)
+                loads_s = loads_s - np.minimum(uses["host"].load_s, alone_s)
+            wait_s, step_s = way.request_s + loads_s + waits_s, exposed_s
+        costs = replace(with_hits, kv_wait_s=wait_s, kv_step_s=step_s)
+        return Cached(device, hit, busy, uses), costs
 
-    def _written(self, tier: Tier, use: TierUse, tokens_per_s: Float) -> TierUse:
-        bytes_per_token = self.blocks.server_bytes if tier == "host" else self.blocks.stored_bytes
-        return replace(use, write_bytes_per_s=tokens_per_s * use.written_share * bytes_per_token)
-
-    def _costs(
-        self, uses: dict[Tier, TierUse], hit: Float, waits_s: Float, exposed_s: Float
-    ) -> Cases:
-        connector = self.connector
-        cases = replace(self.cases, prefix_hit=hit)
-        loads_s = np.asarray(sum(use.load_s for use in uses.values()))
-        if connector.loads == "blocking":  # in steps there is no queue on the link
-            return replace(
-                cases, kv_wait_s=connector.request_s + 0 * hit, kv_step_s=loads_s + exposed_s
+    def _uses(self, device: DeviceCache, per_s: Float) -> tuple[dict[Tier, TierUse], Float]:
+        """Each tier at a rate but for what is written, and the share of tokens that are found."""
+        cases, curve, out = self.cases, self.setting.reuse, dict[Tier, TierUse]()
+        seen_tokens, above, hit = device.seen_tokens, device.hit, device.hit
+        for tier in self.tiers:
+            seen_tokens = np.maximum(seen_tokens, tier.capacity_tokens)
+            within = above if curve is None else np.maximum(curve.hit_at(seen_tokens), above)
+            added, above = within - above, within
+            fewer, write_s = added * cases.input_tokens, per_s * tier.write_s
+            written_share = _written_share(self._saved_tokens(hit), fewer, write_s)
+            hit_added = added * written_share
+            tokens = hit_added * cases.input_tokens
+            pieces = tokens / self.way.block_tokens
+            # the first bytes come after as many rounds as reads need
+            rounds = np.maximum(pieces / self.way.reads_at_once, np.minimum(pieces, 1.0))
+            out[tier.name] = TierUse(
+                capacity_tokens=tier.capacity_tokens,
+                hit_added=hit_added,
+                load_s_per_token=tier.load_s,
+                recompute_s_per_token=self._recompute_s(hit, hit_added),
+                load_s=tokens * tier.load_s + tier.latency_s * rounds,
+                read_bytes_per_s=per_s * cases.replicas * tokens * self.tiers[0].token_bytes,
+                write_bytes_per_s=np.zeros(len(cases)),
+                busy=per_s * tokens * (self.link_s if tier.name == "host" else tier.read_s),
+                written_share=written_share,
             )
-        if connector.loads == "layerwise":
-            covered_s = np.minimum(uses["host"].load_s, prompt_alone_s(self.setting, cases))
-            loads_s = loads_s - covered_s
-        wait_s = connector.request_s + loads_s + waits_s
-        return replace(cases, kv_wait_s=wait_s, kv_step_s=exposed_s)
+            hit = hit + hit_added
+        return out, hit
 
+    def _saved_tokens(self, hit: Float) -> Float:
+        """Tokens of a request that are new, and saved."""
+        answers = self.cases.output_tokens if self.way.saves == "all" else 0.0
+        return (1 - hit) * self.cases.input_tokens + answers
 
-def _without_tiers(cases: Cases, device: DeviceCache) -> tuple[Cached, Cases]:
-    """Cases without tiers below the devices."""
-    zero = np.zeros(len(cases))
-    device_cases = replace(cases, prefix_hit=device.hit, kv_wait_s=zero, kv_step_s=zero)
-    return Cached(device, device.hit, zero, {}), device_cases
-
-
-def _found_on_devices(
-    setting: Setting,
-    cases: Cases,
-    memory: Memory,
-    served: Serving | None,
-    pools: Pools | None,
-) -> DeviceCache:
-    """Return the hits in the devices' cache: of the pool that computes prompts, if any."""
-    if setting.reuse is None:
-        return DeviceCache(memory.kv_cache_tokens, memory.kv_cache_tokens, cases.prefix_hit)
-    pool_cases = cases.prefill_pool if pools is not None else cases
-    pool_memory = None if pools is None else pools.memory
-    tokens = np.maximum(pool_of(cases, memory, pool_memory), 0.0)
-    requests = running_requests(setting, pool_cases, tokens)
-    if pool_memory is not None:
-        requests = np.minimum(
-            requests, pool_memory.kv_needed_bytes / np.maximum(pool_memory.sequence_bytes, 1.0)
+    def _recompute_s(self, hit: Float, added: Float) -> Float:
+        """Seconds that a token takes which is computed: those of a tier, else any of a prompt."""
+        alone_s = prompt_alone_s(self.setting, replace(self.cases, prefix_hit=hit))
+        less_s = prompt_alone_s(self.setting, replace(self.cases, prefix_hit=hit + added))
+        tokens = added * self.cases.input_tokens
+        computed = np.maximum(self.cases.input_tokens * (1 - hit), 1.0)
+        return np.where(
+            tokens > 0, (alone_s - less_s) / np.maximum(tokens, 1e-9), alone_s / computed
         )
-    elif served is not None and setting.mode == "open":
-        resident = np.where(np.isfinite(served.resident), served.resident, np.inf)
-        requests = np.minimum(requests, resident)
-    return device_cache(setting.reuse, pool_cases, tokens, requests)
 
 
 def solved_with_cache(
@@ -384,35 +286,29 @@ def solved_with_cache(
     What is found depends on the requests that run, which depend on what is found: in an open loop,
     between pools and with tiers it is balanced in a few passes.
     """
-    tiers = _setting_tiers(setting, cases)
+    offload, tiers = setting.offload, None
+    passes = int(
+        setting.reuse is not None and (setting.mode == "open" or cases.disaggregated.any())
+    )
+    if offload is not None and offload.connector is not None:
+        tiers, passes = _Offloading(setting, offload, offload.connector, cases), PASSES
 
-    def found(served: Serving | None, pools: Pools | None) -> tuple[Cached, Cases]:
-        device = _found_on_devices(setting, cases, memory, served, pools)
-        return _without_tiers(cases, device) if tiers is None else tiers.cached(device, served)
+    def find_hits(served: Serving | None, pools: Pools | None) -> tuple[Cached, Cases]:
+        device = device_cache(setting, cases, memory, served, pools)
+        if tiers is not None:
+            return tiers.cached(device, served)
+        zero = np.zeros(len(cases))
+        alone = replace(cases, prefix_hit=device.hit, kv_wait_s=zero, kv_step_s=zero)
+        return Cached(device, device.hit, zero, {}), alone
 
-    cached, now = found(None, None)
+    cached, now = find_hits(None, None)
     served, pools = solve(setting, now, memory)
     before = served
-    for _ in range(_passes(setting, cases, tiers)):
-        cached, now = found(_damp_serving(before, served), pools)
+    for _ in range(passes):
+        cached, now = find_hits(_damp_serving(before, served), pools)
         before = served
         served, pools = solve(setting, now, memory)
     return now, served, pools, cached
-
-
-def _setting_tiers(setting: Setting, cases: Cases) -> Tiers | None:
-    offload = setting.offload
-    if offload is None or offload.connector is None:
-        return None
-    return Tiers(setting, offload, offload.connector, cases)
-
-
-def _passes(setting: Setting, cases: Cases, tiers: Tiers | None) -> int:
-    """Times that what is found is computed again from how it serves."""
-    if tiers is not None:
-        return PASSES
-    depends = setting.mode == "open" or bool(cases.disaggregated.any())
-    return int(setting.reuse is not None and depends)
 
 
 def _damp_serving(before: Serving, after: Serving) -> Serving:

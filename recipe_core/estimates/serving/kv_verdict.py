@@ -6,19 +6,19 @@ loads, queues on links, copies that steps wait for and hits all count, as the es
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.units import significant
+from recipe_core.engines.memory import Tier
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import build_parts
-from recipe_core.estimates.rules.kv_offload import Offload
 from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache, Verdict
-from recipe_core.estimates.serving.kv_tiers import TierUse
+from recipe_core.estimates.serving.kv_tiers import Cached, TierUse
+from recipe_core.estimates.serving.notes import note_where, place_notes
 from recipe_core.estimates.serving.rates import Serving, active_replicas
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NOTICED = 0.02
 # The least that a change counts beside one the other way, as a share of that.
 WEIGHS = 0.2
+# Shares that are said: of prompt tokens that a tier finds, of a link's time.
+FOUND, BUSY = 0.0005, 0.7
 
 
 def prefix_caches(e: Estimates) -> list[PrefixCache | None]:
@@ -36,16 +38,6 @@ def prefix_caches(e: Estimates) -> list[PrefixCache | None]:
         return [None] * len(e)
     device = e.cached.device
     return [*build_parts(PrefixCache, e.cached, device, device_hit=device.hit)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """One tier of several cases: its use, and estimates without and with it."""
-
-    use: TierUse
-    before: Serving
-    after: Serving
-    slowdown: Float
 
 
 def kv_tiers(
@@ -58,44 +50,44 @@ def kv_tiers(
     if e.setting.reuse is None:  # tiers did not change the share that was asked for
         cases = replace(cases, prefix_hit=e.cached.device.hit)
     before, tiers = estimate(replace(e.setting, offload=None), cases).serving, []
-    for count, tier in enumerate(offload.tiers, 1):
-        tiered = estimate(replace(e.setting, offload=offload.first(count)), cases)
-        if tiered.cached is None:  # not with tiers
-            continue
-        store, slowdown = offload.store(tier), _slowdown(tiered, offload)
-        change = _Change(tiered.cached.tiers[tier], before, tiered.serving, slowdown)
-        storage = None if store is None else store.storage.name
-        names = {"name": [tier] * len(e), "storage": [storage] * len(e)}
-        tiers.append(_tier_rows(change, hit=tiered.cached.hit, **names))
+    for count, tier in enumerate(offload.tiers):
+        nearest = replace(offload, stores=offload.stores[:count])
+        tiered = estimate(replace(e.setting, offload=nearest), cases)
+        if tiered.cached is not None:
+            tiers.append(_tier_rows(before, tiered, tiered.cached, tier))
         before = tiered.serving
     return [[*of_case] for of_case in zip(*tiers, strict=True)]
 
 
-def _slowdown(tiered: Estimates, offload: Offload) -> Float:
-    """Share of a replica's time that moving blocks takes: of its requests and of its steps."""
-    served, cases, connector = tiered.serving, tiered.cases, offload.connector
-    servers = cases.replicas if tiered.setting.mode == "open" else active_replicas(cases)
-    per_s = served.output_tokens_per_s / cases.output_tokens / servers
-    steps = 0.0 if connector is None else connector.step_s / np.maximum(served.step_s, 1e-9)
-    return per_s * cases.kv_step_s + steps
-
-
-def _tier_rows(change: _Change, **columns: Any) -> list[KvTier]:
-    first, then, use = change.before, change.after, change.use
-    ttft_s, tpot_s = then.ttft_s - first.ttft_s, then.tpot_s - first.tpot_s
-    faster = then.output_tokens_per_s / first.output_tokens_per_s - 1
-    gains = np.stack([-ttft_s / first.ttft_s, -tpot_s / first.tpot_s, faster], axis=1)
+def _tier_rows(before: Serving, tiered: Estimates, cached: Cached, tier: Tier) -> list[KvTier]:
+    """A tier of each case by estimates without and with it."""
+    offload, then, use = tiered.setting.offload, tiered.serving, cached.tiers[tier]
+    store, slowdown = offload.store(tier) if offload else None, _slowdown(tiered)
+    ttft_s, tpot_s = then.ttft_s - before.ttft_s, then.tpot_s - before.tpot_s
+    faster = then.output_tokens_per_s / before.output_tokens_per_s - 1
+    gains = np.stack([-ttft_s / before.ttft_s, -tpot_s / before.tpot_s, faster], axis=1)
     return build_parts(
         KvTier,
         use,
+        name=[tier] * len(tiered),
+        storage=[store.storage.name if store else None] * len(tiered),
+        hit=cached.hit,
         ttft_change_s=ttft_s,
         tpot_change_s=tpot_s,
         throughput_change=faster,
-        step_slowdown=change.slowdown,
+        step_slowdown=slowdown,
         verdict=map(_tier_verdict, gains.tolist()),
-        because=[" ".join(_verdict_reasons(change, i)) for i in range(len(faster))],
-        **columns,
+        because=_verdict_reasons(use, slowdown),
     )
+
+
+def _slowdown(tiered: Estimates) -> Float:
+    """Share of a replica's time that moving blocks takes: of its requests and of its steps."""
+    served, cases, offload = tiered.serving, tiered.cases, tiered.setting.offload
+    servers = cases.replicas if tiered.setting.mode == "open" else active_replicas(cases)
+    per_s = served.output_tokens_per_s / cases.output_tokens / servers
+    step_s = offload.connector.step_s if offload and offload.connector else 0.0
+    return per_s * cases.kv_step_s + step_s / np.maximum(served.step_s, 1e-9)
 
 
 def _tier_verdict(shares: Sequence[float]) -> Verdict:
@@ -109,27 +101,18 @@ def _tier_verdict(shares: Sequence[float]) -> Verdict:
     return "hurts" if worse else "neutral"
 
 
-def _verdict_reasons(change: _Change, i: int) -> Iterator[str]:
-    """Yield what decides: hits, a token loaded against computed, drives, steps."""
-    use, slowdown = change.use, float(change.slowdown[i])
-    added, load_s = float(use.hit_added[i]), float(use.load_s_per_token[i])
-    compute_s = float(use.recompute_s_per_token[i])
-    if added < 0.0005:
-        yield "It finds nothing that is not found above it."
-    else:
-        yield f"It finds {significant(100 * added)} % of the prompts' tokens."
-        slower = "less than" if load_s < compute_s else "no less than"
-        yield (
-            f"A token loads in {_microseconds_text(load_s)}, {slower} the "
-            f"{_microseconds_text(compute_s)} to compute it."
-        )
-    if float(use.written_share[i]) < 1:
-        yield f"Its drives can only write {float(use.written_share[i]):.0%} of the blocks."
-    if float(use.busy[i]) > 0.7:
-        yield f"Its link is busy {float(use.busy[i]):.0%} of the time."
-    if slowdown > NOTICED:
-        yield f"Moving blocks takes {slowdown:.1%} of the devices' time."
-
-
-def _microseconds_text(seconds: float) -> str:
-    return f"{significant(seconds * 1e6)} µs"
+def _verdict_reasons(use: TierUse, slowdown: Float) -> list[str]:
+    """Say what decides: hits, a token loaded against computed, drives, steps."""
+    load_s, compute_s, finds = use.load_s_per_token, use.recompute_s_per_token, use.hit_added
+    token = {"load": 1e6 * load_s, "compute": 1e6 * compute_s}
+    token["than"] = np.where(load_s < compute_s, "less than", "no less than")
+    notes = (
+        note_where("tier-nothing", finds < FOUND),
+        note_where("tier-finds", ~(finds < FOUND), percent=100 * finds, **token),
+        note_where("tier-writes", use.written_share < 1, share=use.written_share),
+        note_where("tier-busy", use.busy > BUSY, share=use.busy),
+        note_where("tier-moves", slowdown > NOTICED, share=slowdown),
+    )
+    out: list[list[str]] = [[] for _ in slowdown]
+    place_notes(out, np.arange(len(out)), notes)
+    return [" ".join(sentences) for sentences in out]

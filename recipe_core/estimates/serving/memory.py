@@ -22,10 +22,9 @@ from recipe_core.base.arrays import Bool, Float, add
 from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.columns.splits import dispatching_cases, exchange_dispatch
-from recipe_core.estimates.serving.cache import (
+from recipe_core.estimates.serving.cache import context_bytes, in_flight_bytes
+from recipe_core.estimates.serving.cache_blocks import (
     Counted,
-    context_bytes,
-    in_flight_bytes,
     kv_token_bytes,
     request_state_bytes,
     shared_blocks,

@@ -1,23 +1,26 @@
 """Notes beside the figures of an estimate, as sentences with numbers.
 
 Each sentence says of one split what binds it where a reader might expect otherwise: requests that
-wait, narrow formats that slow it down, links, kernel launches, ranks without work, buffers.
+wait, narrow formats that slow it down, links, kernel launches, ranks without work, buffers. The
+sentences are in ``notes.yaml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, add
+from recipe_core.base.arrays import Bool, Float, Int, add
+from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.units import gib, seconds_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
-from recipe_core.estimates.serving.cache import assumed_layout
+from recipe_core.estimates.serving.cache import logged_requests, logged_tokens, logs_less
+from recipe_core.estimates.serving.cache_blocks import assumed_layout
 from recipe_core.estimates.serving.continuous_batching import (
     decode_step,
     idle_step,
@@ -25,8 +28,7 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompt_step,
 )
 from recipe_core.estimates.serving.kernels import Parts, Step, total
-from recipe_core.estimates.serving.logged_cache import cache_notes, held_notes, logged_notes
-from recipe_core.estimates.serving.memory import Memory, has_collectives
+from recipe_core.estimates.serving.memory import has_collectives
 from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import roofline
@@ -35,8 +37,8 @@ from recipe_core.models.variants import stored_as
 
 if TYPE_CHECKING:
     from recipe_core.estimates.serving.estimates import Estimates
-    from recipe_core.estimates.serving.pools import Pools
 
+FILE = Path(__file__).with_name("notes.yaml")
 # Time of a step over that with 16-bit weights from which a narrow format slows it down.
 SLOWER = 1.01
 # Share of a step on links from which they are worth a sentence.
@@ -49,6 +51,8 @@ SHARED = 1.5
 AHEAD = 0.1
 # Steps of a static batch's prompts of which one more is no longer worth a sentence.
 MANY_STEPS = 16
+# What the cache holds over what is logged, from which an estimate says both.
+WORTH_SAYING = 1.05
 
 # Parts of a step on links, and what they do.
 _LINKS = {
@@ -57,214 +61,269 @@ _LINKS = {
     "context": "sharing a cache",
     "pipeline": "handing over between stages",
 }
-_POOLED = (
-    "Embeddings and scores are estimated from the formulas of prompts alone: few published runs "
-    "are held against them (docs/method/encoders.md), so that their intervals are wide."
-)
 # Parts of a time that are no work of a request's own.
 _WAITS = ("schedule", "prompts_ahead", "engine_queue", "prefill_interference", "request")
+
+
+class _File(DataRow):
+    schema_version: int
+    sentences: Mapping[str, str]
+
+
+_TABLE = DataTable[str](DataFile(FILE, "notes"), _File, "sentences", "sentence")
+
+
+def _count_text(count: float, noun: str) -> str:
+    """So many on average; less than one is a chunk."""
+    if count < 1:
+        return f"a chunk of a {noun}"
+    return f"1 {noun}" if round(count, 2) == 1 else f"{significant(count)} {noun}s"
+
+
+_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "gib": gib,
+    "seconds": seconds_text,
+    "short": significant,
+    "prompts": lambda count: _count_text(count, "prompt"),
+}
+
+
+class _Number(float):
+    """A number that a sentence may write in a format of its own."""
+
+    def __format__(self, spec: str) -> str:
+        show = _FORMATS.get(spec)
+        return show(self) if show else super().__format__(spec)
+
+
+def say_note(name: str, **values: Any) -> str:
+    """Write a sentence of ``notes.yaml``."""
+    return _TABLE.rows[name].format(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence of the cases ``where`` it holds, everywhere or by case.
+
+    ``values``: for all cases, as an array of them, or as what gives the value of a case.
+    """
+
+    name: str
+    where: Bool | bool
+    values: Mapping[str, Any]
+
+    def say(self, i: int) -> str:
+        """Write the sentence of a case by its place."""
+        return say_note(self.name, **{name: _value_at(v, i) for name, v in self.values.items()})
+
+
+def _value_at(value: Any, i: int) -> Any:
+    if isinstance(value, np.ndarray):
+        value = value.item(i)
+    elif callable(value):
+        value = value(i)
+    return _Number(value) if isinstance(value, float) else value
+
+
+def note_where(name: str, where: Bool | bool = True, **values: Any) -> Note:
+    """A note of the cases ``where`` it holds; see ``Note``."""
+    return Note(name, where, values)
+
+
+def estimate_notes(e: Estimates, running: Estimates, feasible: Bool) -> list[list[str]]:
+    """The sentences of each case; ``feasible``: whether it runs, ``running``: those that do."""
+    shared, price = [*_shared_notes(e)], e.setting.cluster.price_note
+    out = [[*shared, *([f"{doubt}."] if doubt else [])] for doubt in e.doubts(np.arange(len(e)))]
+    place_notes(out, np.arange(len(e)), _case_notes(e, feasible))
+    if len(running):
+        place_notes(out, np.flatnonzero(feasible), _running_notes(running))
+    return [[*sentences, *([price] if price else [])] for sentences in out]
+
+
+def place_notes(out: list[list[str]], places: Int, notes: Iterable[Note]) -> None:
+    """Add notes to the sentences of the cases that they are of; their first is at ``places[0]``."""
+    for note in notes:
+        for i in np.flatnonzero(np.broadcast_to(note.where, len(places))).tolist():
+            out[places[i]].append(note.say(i))
+
+
+def _shared_notes(e: Estimates) -> Iterator[str]:
+    """Yield what holds of all cases."""
+    setting, effects, engine = e.setting, e.setting.effects, e.setting.engine
+    yield from setting.model.notes
+    yield from _about_towers(setting)
+    if setting.needs_other_checkpoint:
+        checkpoint = stored_as(setting.model.name, setting.weight_dtype)
+        ready = f"the catalog has {checkpoint}" if checkpoint else "make one with recipe compress"
+        formats = {"wanted": setting.weight_dtype, "stored": setting.model.weight_dtype}
+        yield say_note("checkpoint", ready=ready, **formats)
+    yield from effects.uncounted
+    if (assumed := assumed_layout(setting)) is not None:
+        yield assumed
+    if (adapters := effects.adapters) is not None:
+        slots = f"{adapters.slots:,} adapters" if adapters.slots > 1 else "1 adapter"
+        yield say_note("adapters", adapters=slots, rank=adapters.rank)
+    support = untuned_support(setting)
+    for name, phrases in (("emulated", support.emulated), ("generic", support.generic)):
+        for _, format_text in phrases:
+            yield say_note(name, engine=engine.title, formats=format_text)
+    if engine.as_of is not None:
+        yield say_note("release", engine=engine.title, as_of=engine.as_of, version=engine.version)
 
 
 def _about_towers(setting: Setting) -> Iterator[str]:
     """Yield what is counted of a model that reads images or sound."""
     model, rule = setting.model, setting.engine.memory.encoder
     names = " and ".join(tower.name for tower in model.towers)
-    if names and rule is not None and rule.profiled:
-        yield f"Memory counts the {names}, and the engine's profile run of the largest input."
-    elif names:
-        yield f"Memory counts the weights of the {names}."
+    if names:
+        profiled = rule is not None and rule.profiled
+        yield say_note("towers-profiled" if profiled else "towers", towers=names)
     for tower in model.towers if rule is not None and rule.sharded else ():
         if tower.sharded:
-            cut = f"cut over tp where tp divides its {tower.heads} heads, and whole elsewhere"
-            yield f"The {tower.name} is {cut}."
+            yield say_note("tower-cut", tower=tower.name, heads=tower.heads)
     if names and not setting.media:
-        yield "Prompts are text: nothing is encoded. State workload.images or workload.audio."
+        yield say_note("text-alone")
     if model.left_out:
         unloaded = " and ".join(PARTS[modality] for modality in model.left_out)
-        yield f"The {unloaded} is not loaded."
+        yield say_note("left-out", towers=unloaded)
 
 
-def estimate_notes(e: Estimates, running: Estimates, feasible: Bool) -> Iterator[list[str]]:
-    """The sentences of each case; ``feasible``: whether it runs, ``running``: those that do."""
-    setting, cases, memory, price = e.setting, e.cases, e.memory, e.setting.cluster.price_note
-    shared = [*setting.model.notes, *_about_towers(setting)]
-    if setting.needs_other_checkpoint:
-        checkpoint = stored_as(setting.model.name, setting.weight_dtype)
-        ready = f"the catalog has {checkpoint}" if checkpoint else "make one with recipe compress"
-        shared.append(
-            f"Needs a checkpoint that stores {setting.weight_dtype}; "
-            f"this model's stores {setting.model.weight_dtype}: {ready}."
-        )
-    shared += setting.effects.uncounted
-    if (assumed := assumed_layout(setting)) is not None:
-        shared.append(assumed)
-    if (adapters := setting.effects.adapters) is not None:
-        places = f"{adapters.slots:,} adapters" if adapters.slots > 1 else "1 adapter"
-        shared.append(
-            f"{places} of rank {adapters.rank} are counted by their bytes and two kernels a matrix "
-            "outside experts; no measured run is behind their times."
-        )
-    kernel_support = untuned_support(setting)
-    for (_, format_text), does in (
-        *((matrices, "unpacks before every product") for matrices in kernel_support.emulated),
-        *((matrices, "runs in generic kernels") for matrices in kernel_support.generic),
-    ):
-        shared.append(f"{setting.engine.title} {does} {format_text}: times are far less certain.")
-    if setting.engine.as_of is not None:
-        shared.append(
-            f"Memory rules and default limits of {setting.engine.title} {setting.engine.as_of}; "
-            f"times of {setting.engine.version}."
-        )
-    if e.pools is not None:
-        waiting = _pool_rate_notes(e.pools)
+# What waits, and what caches hold and find
+
+
+def _case_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
+    """Yield what is said of cases that run and of others."""
+    if e.pools is None:
+        yield from _queue_notes(e, feasible)
     else:
-        waiting = _queue_notes(setting, cases, memory, feasible)
-    bound = _running_notes(running, np.flatnonzero(feasible).tolist())
-    cache_columns = (held_notes(setting, cases), logged_notes(setting, cases, memory))
-    columns = zip(waiting, *cache_columns, _interval_notes(e), cache_notes(e), strict=True)
-    doubts = e.doubts(np.arange(len(e)))
-    for place, parts in enumerate(columns):
-        doubt = [f"{doubts[place]}."] if doubts[place] else []
-        of_case = (*doubt, *chain(*parts), *bound.get(place, ()))
-        yield [*shared, *of_case, *([price] if price else [])]
+        prefill, decode = e.pools.prefill_per_s, e.pools.decode_per_s
+        pool = np.where(prefill < decode, "prefill", "decode")
+        yield note_where("pools", pool=pool, prefill=prefill, decode=decode)
+    mixers = [layer.attention for layer, _ in e.setting.model.kinds]
+    heads = max((a.kv_heads for a in mixers if a is not None and a.kv_values_per_head), default=0)
+    if heads:
+        times, heads_text = e.cases.tp // heads, "1 KV head" if heads == 1 else f"{heads} KV heads"
+        yield note_where("copies", times > 1, times=times, heads=heads_text, tp=e.cases.tp)
+    if logs_less(e.setting, e.cases):
+        yield _logged_note(e)
+    if "stream" in e.serving.prefill:
+        yield from _interval_notes(e)
+    if e.cached is not None:
+        yield from _cache_notes(e)
 
 
-def _pool_rate_notes(pools: Pools) -> Iterator[list[str]]:
-    for prefill, decode in zip(
-        pools.prefill_per_s.tolist(), pools.decode_per_s.tolist(), strict=True
-    ):
-        rates = f"prefill {significant(prefill)}, decode {significant(decode)} requests/s"
-        yield [
-            f"The {'prefill' if prefill < decode else 'decode'} pool bounds the rate: "
-            f"{rates} at most."
-        ]
-
-
-def _queue_notes(
-    setting: Setting, cases: Cases, memory: Memory, feasible: Bool
-) -> Iterator[list[str]]:
+def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     """Say how many requests wait, and how many more the cache would have to hold."""
-    limits = (resident_limit(setting, cases, memory) * cases.replicas).tolist()
-    counted = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
-    columns = (limits, cases.load.tolist(), counted.tolist(), memory.max_concurrency.tolist())
-    sizes = (memory.total_bytes.tolist(), memory.usable_bytes.tolist())
-    short = memory.kv_needed_bytes > memory.kv_cache_bytes
-    apart = (memory.total_bytes > memory.usable_bytes) & (setting.engine.memory.pool == "static")
-    flags = (short.tolist(), (apart & ~short).tolist(), feasible.tolist())
-    for limit, load, needed, held_requests, total_bytes, usable, queues, outside, runs in zip(
-        *columns, *sizes, *flags, strict=True
-    ):
-        out = []
-        if setting.mode in ("closed", "offline") and load > limit:
-            out.append(
-                f"{limit:,.0f} of {load:,.0f} requests run at once; "
-                "the others wait in the engine's queue."
-            )
-        if outside:
-            out.append("Activations and runtime lie outside the engine's share of the memory.")
-        if queues:
-            does = "starts" if setting.mode == "static" else "starts and queues"
-            head = f"The split {does}: the" if runs else "The"
-            over = f", {gib(total_bytes)} of {gib(usable)} usable" if total_bytes > usable else ""
-            out.append(
-                f"{head} KV cache holds {held_requests:,.0f} of {needed:,.0f} requests at "
-                f"full length; total_bytes counts what all of them need{over}."
-            )
-        yield out
+    setting, cases, memory = e.setting, e.cases, e.memory
+    limit = resident_limit(setting, cases, memory) * cases.replicas
+    queues = memory.kv_needed_bytes > memory.kv_cache_bytes
+    over = memory.total_bytes > memory.usable_bytes
+    does = "starts" if setting.mode == "static" else "starts and queues"
+    waits = (cases.load > limit) & (setting.mode in ("closed", "offline"))
+    yield note_where("queue", waits, limit=limit, load=cases.load)
+    yield note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
+    needed = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
+    values = {
+        "head": np.where(feasible, f"The split {does}: the", "The"),
+        "fits": memory.max_concurrency,
+        "needed": needed,
+        "total": memory.total_bytes,
+        "usable": memory.usable_bytes,
+    }
+    yield note_where("full-length", queues & ~over, **values)
+    yield note_where("full-length-over", queues & over, **values)
 
 
-def _interval_notes(e: Estimates) -> Iterator[list[str]]:
+def _logged_note(e: Estimates) -> Note:
+    """The lines of each case's log, where its cache holds clearly more."""
+    pool_bytes, context = e.memory.kv_cache_bytes, e.cases.max_context
+    requests = logged_requests(e.setting, e.cases, pool_bytes)
+    tokens, by_requests = logged_tokens(e.setting, e.cases, pool_bytes), requests * context
+    logged = by_requests if tokens is None else np.fmin(tokens, by_requests)
+    holds_more = ~(e.memory.kv_cache_tokens <= logged * WORTH_SAYING)
+    values = {"engine": e.setting.engine.title, "held": e.memory.kv_cache_tokens}
+    values |= {"context": context, "requests": requests}
+    if tokens is None:
+        return note_where("logged-requests", holds_more, **values)
+    why = np.where(
+        tokens < by_requests,
+        "the first shares blocks out evenly, to layers with windows too",
+        "it charges every request for the tokens in flight",
+    )
+    return note_where("logged-tokens", holds_more, tokens=tokens, why=why, **values)
+
+
+def _interval_notes(e: Estimates) -> Iterator[Note]:
     """Yield notes on waits of requests and tokens for steps the engine skips."""
-    s, cases = e.serving, e.cases
-    if "stream" not in s.prefill:
-        yield from ([] for _ in range(len(e)))
+    ttft_s, cases, prefill = e.serving.ttft_s, e.cases, e.serving.prefill
+    receive_s, stream_s, sent = prefill["receive"], prefill["stream"], cases.stream_interval
+    times = {"ttft": ttft_s, "looks": cases.recv_interval, "sent": sent}
+    yield note_where("receive", receive_s > 0, before=ttft_s - receive_s, **times)
+    yield note_where("stream", stream_s > 0, before=ttft_s - stream_s, **times)
+    group, every_s = np.minimum(sent, cases.output_tokens), sent * e.serving.tpot_s
+    yield note_where("stream-groups", (sent > 1) & (stream_s == 0), sent=group, every=every_s)
+
+
+def _cache_notes(e: Estimates) -> Iterator[Note]:
+    """Yield the share that each case finds, and where."""
+    cached, reuse = e.cached, e.setting.reuse
+    if cached is None:
         return
-    columns = (s.ttft_s, s.tpot_s, s.prefill["receive"], s.prefill["stream"])
-    intervals = (cases.recv_interval, cases.stream_interval, cases.output_tokens)
-    values = zip(*(column.tolist() for column in (*columns, *intervals)), strict=True)
-    for ttft_s, tpot_s, receive_s, stream_s, looks, sent, output_tokens in values:
-        out = []
-        checked = f"The scheduler checks for new requests every {looks:,.0f} steps"
-        streamed = f"Tokens are streamed {sent:,.0f} at a time"
-        for waited_s, interval_text, field in (
-            (receive_s, checked, "scheduler_recv_interval"),
-            (stream_s, streamed, "stream_interval"),
-        ):
-            if waited_s > 0:
-                times = f"{seconds_text(ttft_s)} instead of {seconds_text(ttft_s - waited_s)}"
-                advice = f"set {field} to 1 if people wait for the first token"
-                out.append(f"{interval_text}: time to first token is {times}; {advice}.")
-        if sent > 1 and not stream_s:
-            group = (
-                f"{min(sent, output_tokens):,.0f} at a time, every {seconds_text(sent * tpot_s)}"
-            )
-            advice = "set stream_interval to 1 if people read along"
-            out.append(f"After the first, tokens are streamed {group}; {advice}.")
-        yield out
+    if reuse is not None:
+        device, whose = cached.device, "all replicas" if reuse.affinity else "a replica"
+        yield note_where("reuse", whose=whose, free=device.seen_tokens, hit=device.hit)
+        if cached.tiers:
+            yield note_where("tiers", tiers=" and ".join(cached.tiers), hit=cached.hit)
+    if e.setting.offload is not None and e.setting.cluster.device.node.host_memory_bytes is None:
+        yield note_where("host-unknown")
+    if reuse is None:
+        yield note_where("no-reuse")
 
 
 # What binds a split that runs
 
 
-def _running_notes(e: Estimates, places: list[int]) -> dict[int, list[str]]:
-    """Sentences by the ``places`` of the cases."""
-    if not places:
-        return {}
-    setting, cases, served = e.setting, e.cases, e.serving
-    kinds: list[Iterable[str | None]] = [
-        _link_notes(cases, served),
-        _idle_rank_notes(setting, cases),
-        _buffer_notes(setting, cases, e.memory),
-    ]
+def _running_notes(e: Estimates) -> Iterator[Note]:
+    setting, cases, served, weights = e.setting, e.cases, e.serving, e.memory.weights_bytes
+    yield _link_note(cases, served)
+    # ranks without a request step all the same where they hold experts
+    active = active_replicas(cases) if setting.mode != "open" else cases.replicas
+    idle = cases.replicas - active
+    yield note_where(
+        "idle-ranks", cases.shares_experts & (idle > 0), idle=idle, ranks=cases.replicas
+    )
+    use = setting.engine.memory
+    buffers = use.context_parallel_bytes.value - use.context_single_bytes.value
+    outweigh = has_collectives(cases) & (weights < buffers)
+    yield note_where("buffers", outweigh, buffers=buffers, weights=weights)
     if not setting.model.generates:
-        kinds.append([_POOLED] * len(places))
+        yield note_where("pooled")
     elif e.pools is None:  # the steps of two pools are of two kinds
-        kinds.append(_batch_step_notes(setting, cases))
-        steps = _mean_steps(setting, cases, served.decoding)
-        kinds.append(_shared_step_notes(steps, served))
-        waits = "launch" in served.prefill and bool((served.prefill["launch"] > 0).any())
-        if waits or setting.weight_dtype not in WIDE:
-            parts = steps.parts(setting, cases)
-            kinds += [
-                _narrow_format_notes(setting, cases, steps, parts),
-                _launch_notes(steps, parts),
-            ]
-    out: dict[int, list[str]] = {}
-    for sentences in kinds:
-        for place, sentence in zip(places, sentences, strict=True):
-            if sentence:
-                out.setdefault(place, []).append(sentence)
-    return out
+        yield from _step_notes(setting, cases, served)
 
 
-def _link_notes(cases: Cases, served: Serving) -> Iterator[str | None]:
+def _link_note(cases: Cases, served: Serving) -> Note:
     """Time on links, where it is a good part of a step."""
-    times = [
-        (subject, *_on_links(parts))
-        for subject, parts in (
-            ("the time per output token", served.decode),
-            ("a request's own prompt", served.prefill),
-        )
-    ]
-    experts = (cases.dp * cases.shares_experts).tolist()
-    for i, dp in enumerate(experts):
-        shares = [sum(part[i] for part in parts.values()) / work_s[i] for _, work_s, parts in times]
-        largest = int(np.argmax(shares))
-        if shares[largest] < LINKED:
-            yield None
-            continue
-        subject, work_s, parts = times[largest]
-        link_times = (
-            f"{seconds_text(seconds[i])} for {_LINKS[name]}"
-            for name, seconds in parts.items()
-            if seconds[i] > 0.05 * work_s[i]
-        )
-        seconds = shares[largest] * work_s[i]
-        over = f" of dp {dp}" if dp > 1 else ""
-        yield (
-            f"Links between devices take {seconds_text(seconds)} of the {seconds_text(work_s[i])} "
-            f"of {subject}: {', '.join(link_times)}{over}."
-        )
+    times = [_on_links(parts) for parts in (served.decode, served.prefill)]
+    shares = np.array([np.sum([*parts.values()], axis=0) / work_s for work_s, parts in times])
+    largest, experts = np.argmax(shares, axis=0), cases.dp * cases.shares_experts
+    share = shares.max(axis=0)
+    work_s = np.choose(largest, [work_s for work_s, _ in times])
+
+    def parts_text(i: int) -> str:
+        parts = times[largest[i]][1].items()
+        texts = [(name, part[i]) for name, part in parts if part[i] > 0.05 * work_s[i]]
+        return ", ".join(f"{seconds_text(part_s)} for {_LINKS[name]}" for name, part_s in texts)
+
+    return note_where(
+        "links",
+        share >= LINKED,
+        seconds=share * work_s,
+        work=work_s,
+        subject=np.where(largest, "a request's own prompt", "the time per output token"),
+        parts=parts_text,
+        ranks=lambda i: f" of dp {experts[i]}" if experts[i] > 1 else "",
+    )
 
 
 def _on_links(parts: Mapping[str, Float]) -> tuple[Float, dict[str, Float]]:
@@ -272,33 +331,6 @@ def _on_links(parts: Mapping[str, Float]) -> tuple[Float, dict[str, Float]]:
     work_s = add(seconds for name, seconds in parts.items() if name not in _WAITS)
     linked = {name: parts[name] for name in _LINKS if name in parts}
     return np.maximum(work_s, 1e-300), linked
-
-
-def _idle_rank_notes(setting: Setting, cases: Cases) -> Iterator[str | None]:
-    """Ranks that have no request and step all the same, since they hold experts."""
-    active = active_replicas(cases) if setting.mode != "open" else cases.replicas
-    idle = np.where(cases.shares_experts, cases.replicas - active, 0).tolist()
-    for count, ranks in zip(idle, cases.replicas.tolist(), strict=True):
-        yield (
-            f"{count:,.0f} of {ranks:,.0f} data-parallel ranks have no request, but take part in "
-            "every step, as all ranks share the experts."
-            if count > 0
-            else None
-        )
-
-
-def _buffer_notes(setting: Setting, cases: Cases, memory: Memory) -> Iterator[str | None]:
-    """Communication buffers that outweigh what a device saves of the weights."""
-    use = setting.engine.memory
-    buffers = use.context_parallel_bytes.value - use.context_single_bytes.value
-    heavy = has_collectives(cases) & (memory.weights_bytes < buffers)
-    for weights, outweighs in zip(memory.weights_bytes.tolist(), heavy.tolist(), strict=True):
-        yield (
-            f"Communication buffers take {gib(buffers)} of a device, its weights {gib(weights)}: "
-            "more ranks hardly save memory."
-            if outweighs
-            else None
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,95 +357,62 @@ def _mean_steps(setting: Setting, cases: Cases, decoding: Float) -> _Steps:
     return _Steps(decode.sequences, prompts, (decode, with_prompts))
 
 
-def _count_text(count: float, noun: str) -> str:
-    """So many on average; less than one is a chunk."""
-    if count < 1:
-        return f"a chunk of a {noun}"
-    return f"1 {noun}" if round(count, 2) == 1 else f"{significant(count)} {noun}s"
+def _step_notes(setting: Setting, cases: Cases, served: Serving) -> Iterator[Note]:
+    """Yield what is said of steps: batches, prompts that share them, formats, launches."""
+    if setting.mode == "static" and setting.engine.chunked_prefill:
+        limit = cases.max_batched_tokens
+        tokens = prompt_chunks(cases, chunked=True)[0] * cases.load / active_replicas(cases)
+        count = np.ceil(tokens / limit)
+        yield note_where(
+            "batch-steps", (count > 1) & (count < MANY_STEPS), steps=count, limit=limit
+        )
+    steps = _mean_steps(setting, cases, served.decoding)
+    prompts, ahead_s = steps.prompts, served.prefill.get("prompts_ahead")
+    if ahead_s is not None:
+        long = (prompts > SHARED) & (ahead_s > AHEAD * served.ttft_s)
+        yield note_where("shared-steps", long, prompts=prompts, ahead=ahead_s)
+    waits = "launch" in served.prefill and bool((served.prefill["launch"] > 0).any())
+    if waits or setting.weight_dtype not in WIDE:
+        parts = steps.parts(setting, cases)
+        if setting.weight_dtype not in WIDE:
+            yield _narrow_format_note(setting, cases, steps, parts)
+        launch_s, step_s = parts[1]["launch"], total(parts[1])
+        long = launch_s > LAUNCHED * step_s
+        yield note_where("launch", long, launch=launch_s, step=step_s, prompts=prompts)
 
 
-def _narrow_format_notes(
+def _narrow_format_note(
     setting: Setting, cases: Cases, steps: _Steps, parts: tuple[Parts, ...]
-) -> Iterator[str | None]:
+) -> Note:
     """Steps that take longer than with 16-bit weights.
 
     Kernels of narrow formats start later and scale values, which small matrices do not make up for.
     """
-    if setting.weight_dtype in WIDE:
-        yield from [None] * len(cases)
-        return
     wide = setting.model.dtype if setting.model.dtype in ("bf16", "fp16") else "bf16"
     wide_parts = steps.parts(replace(setting, weight_dtype=wide), cases)
-    token_s, prompt_s, wide_token_s, wide_prompt_s = (
-        total(of_step).tolist() for of_step in (*parts, *wide_parts)
-    )
-    starts = [
+    pairs = [(total(narrow), total(plain)) for narrow, plain in zip(parts, wide_parts, strict=True)]
+    narrow_us, wide_us = (
         roofline(setting.cluster.device, "gemm", dtype).overhead_s * 1e6
         for dtype in (setting.stored_dtype("linear"), wide)
-    ]
-    cause = (
-        f" A product starts in {starts[0]:.1f} µs, in {wide} in {starts[1]:.1f} µs."
-        if starts[0] > starts[1]
-        else ""
     )
-    counts = (steps.sequences.tolist(), steps.prompts.tolist())
-    for i, (sequences, prompts) in enumerate(zip(*counts, strict=True)):
-        kinds = (
-            (f"that decodes {_count_text(sequences, 'sequence')}", token_s[i], wide_token_s[i]),
-            (f"with {_count_text(prompts, 'prompt')}", prompt_s[i], wide_prompt_s[i]),
+    cause = f" A product starts in {narrow_us:.1f} µs, in {wide} in {wide_us:.1f} µs."
+
+    def slower_text(i: int) -> str:
+        texts = (
+            f"that decodes {_count_text(steps.sequences[i], 'sequence')}",
+            f"with {_count_text(steps.prompts[i], 'prompt')}",
         )
-        slower = [
-            f"a step {step_text} takes {seconds_text(seconds)} instead of {seconds_text(wide_s)}"
-            for step_text, seconds, wide_s in kinds
-            if seconds > SLOWER * wide_s
-        ]
-        yield (
-            f"{setting.weight_dtype} kernels are slower here than those for {wide} weights: "
-            f"{'; '.join(slower)}.{cause}"
-            if slower
-            else None
+        return "; ".join(
+            f"a step {text} takes {seconds_text(step_s[i])} instead of {seconds_text(wide_s[i])}"
+            for text, (step_s, wide_s) in zip(texts, pairs, strict=True)
+            if step_s[i] > SLOWER * wide_s[i]
         )
 
-
-def _shared_step_notes(steps: _Steps, served: Serving) -> Iterator[str | None]:
-    """Prompts that are waited for, of which several run in a step."""
-    ahead_s = served.prefill.get("prompts_ahead")
-    if ahead_s is None:
-        yield from [None] * len(steps.prompts)
-        return
-    columns = (steps.prompts.tolist(), ahead_s.tolist(), served.ttft_s.tolist())
-    for prompts, waited_s, ttft_s in zip(*columns, strict=True):
-        yield (
-            f"{_count_text(prompts, 'prompt')} run in a step on average, and prompts ahead take "
-            f"{seconds_text(waited_s)} of the time to first token. As prompts that share a step "
-            "end together, more load may shorten that."
-            if prompts > SHARED and waited_s > AHEAD * ttft_s
-            else None
-        )
-
-
-def _launch_notes(steps: _Steps, parts: tuple[Parts, ...]) -> Iterator[str | None]:
-    """Steps with prompts that wait for the host."""
-    columns = (steps.prompts.tolist(), parts[1]["launch"].tolist(), total(parts[1]).tolist())
-    for prompts, seconds, step_s in zip(*columns, strict=True):
-        yield (
-            f"Devices wait {seconds_text(seconds)} of the {seconds_text(step_s)} of a step with "
-            f"{_count_text(prompts, 'prompt')} for the host to launch kernels. Prompts that share "
-            "a step share that wait, so more load on a replica may shorten it."
-            if seconds > LAUNCHED * step_s
-            else None
-        )
-
-
-def _batch_step_notes(setting: Setting, cases: Cases) -> Iterator[str | None]:
-    if setting.mode != "static" or not setting.engine.chunked_prefill:
-        yield from [None] * len(cases)
-        return
-    tokens = prompt_chunks(cases, chunked=True)[0] * cases.load / active_replicas(cases)
-    steps = np.ceil(tokens / cases.max_batched_tokens)
-    for count, limit in zip(steps.tolist(), cases.max_batched_tokens.tolist(), strict=True):
-        yield (
-            f"The prompts of a batch take {count:,.0f} steps of at most {limit:,.0f} tokens."
-            if 1 < count < MANY_STEPS
-            else None
-        )
+    return note_where(
+        "narrow",
+        np.any([step_s > SLOWER * wide_s for step_s, wide_s in pairs], axis=0),
+        narrow=setting.weight_dtype,
+        wide=wide,
+        slower=slower_text,
+        cause=cause if narrow_us > wide_us else "",
+    )

@@ -27,7 +27,8 @@ from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.network import send_s
-from recipe_core.estimates.serving.cache import Counted, context_bytes
+from recipe_core.estimates.serving.cache import context_bytes
+from recipe_core.estimates.serving.cache_blocks import Counted
 from recipe_core.estimates.serving.continuous_batching import (
     Flow,
     decode_step,

@@ -28,9 +28,10 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.columns import Columns
-from recipe_core.estimates.columns.serving import Cases, ReuseCurve, Setting
+from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.memory import Memory
-from recipe_core.estimates.serving.rates import active_replicas
+from recipe_core.estimates.serving.pools import Pools
+from recipe_core.estimates.serving.rates import Serving, active_replicas
 
 # From above to the solution; each step at least holds what the one before found.
 STEPS = 50
@@ -49,7 +50,39 @@ class DeviceCache(Columns):
     hit: Float
 
 
-def running_requests(setting: Setting, cases: Cases, pool_tokens: Float) -> Float:
+def device_cache(
+    setting: Setting, cases: Cases, memory: Memory, served: Serving | None, pools: Pools | None
+) -> DeviceCache:
+    """Return the hits in the devices' cache: of the pool that computes prompts, if any.
+
+    ``served`` and ``pools``: how it serves, where that is known already.
+    """
+    curve, tokens = setting.reuse, memory.kv_cache_tokens
+    if curve is None:
+        return DeviceCache(tokens, tokens, cases.prefix_hit)
+    if pools is not None:
+        tokens = np.where(cases.disaggregated, pools.memory.kv_cache_tokens, tokens)
+        cases = cases.prefill_pool
+    pool_tokens = np.maximum(tokens, 0.0)
+    running = _running_requests(setting, cases, pool_tokens)
+    if pools is not None:
+        sequence_bytes = np.maximum(pools.memory.sequence_bytes, 1.0)
+        running = np.minimum(running, pools.memory.kv_needed_bytes / sequence_bytes)
+    elif served is not None and setting.mode == "open":
+        running = np.fmin(running, served.resident)
+    copies: Float = cases.replicas.astype(float) if curve.affinity else np.ones(len(cases))
+    free, hit = pool_tokens, curve.hit_at(copies * pool_tokens)
+    for _ in range(STEPS):
+        new_tokens = (1 - hit) * cases.input_tokens + cases.output_tokens / 2
+        free = np.maximum(pool_tokens - running * new_tokens, 0.0)
+        next_hit = np.minimum(curve.hit_at(copies * free), hit)
+        if np.array_equal(next_hit, hit):
+            break
+        hit = next_hit
+    return DeviceCache(free, copies * free, hit)
+
+
+def _running_requests(setting: Setting, cases: Cases, pool_tokens: Float) -> Float:
     """Requests of a replica that hold blocks, as the load and the pool bound them (one per case).
 
     Not rounded, so that a pool that is a little larger never leaves less room.
@@ -60,27 +93,3 @@ def running_requests(setting: Setting, cases: Cases, pool_tokens: Float) -> Floa
     if setting.mode == "open":
         return limit
     return np.minimum(limit, cases.load / active_replicas(cases))
-
-
-def device_cache(
-    curve: ReuseCurve, cases: Cases, pool_tokens: Float, requests: Float
-) -> DeviceCache:
-    """Return what the devices' cache finds with so many requests running in each replica."""
-    copies = cases.replicas if curve.affinity else np.ones(len(cases))
-    hit = curve.hit_at(copies * pool_tokens)
-    free = pool_tokens
-    for _ in range(STEPS):
-        new_tokens = (1 - hit) * cases.input_tokens + cases.output_tokens / 2
-        free = np.maximum(pool_tokens - requests * new_tokens, 0.0)
-        next_hit = np.minimum(curve.hit_at(copies * free), hit)
-        if np.array_equal(next_hit, hit):
-            break
-        hit = next_hit
-    return DeviceCache(free, copies * free, hit)
-
-
-def pool_of(cases: Cases, memory: Memory, prefill: Memory | None) -> Float:
-    """Tokens of the pool that computes prompts (one per case)."""
-    if prefill is None:
-        return memory.kv_cache_tokens
-    return np.where(cases.disaggregated, prefill.kv_cache_tokens, memory.kv_cache_tokens)

@@ -30,7 +30,8 @@ from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.operators import serving_step_parts
 from recipe_core.estimates.serving.rates import active_replicas
-from recipe_core.estimates.serving.scheduler import Replica, Rules, StepTimes
+from recipe_core.estimates.serving.scheduler import Replica, Requests, Rules, StepTimes, run_replica
+from recipe_core.estimates.serving.speculative import engine_step
 
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s")
@@ -40,7 +41,7 @@ MOST = 40_960  # simulated requests of a replica; more take longer than an inter
 _FEWEST = 400  # samples for a 99th percentile: short benchmarks are repeated
 _OPEN = (1000, 20_000)  # fewest and most requests measured in an open loop
 # grid points of prompt tokens, their context, decoding requests, their context
-_NODES = (24, 4, 16, 4)
+NODES = (24, 4, 16, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ def simulate_serving(
     rates, good = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
     for n, row in enumerate(rows):
         traffic = _Traffic(setting, columns, n, float(load[n]), spread, np.random.default_rng(seed))
-        rules = _scheduler_rules(setting, columns, n, float(memory.kv_cache_tokens[row]))
+        rules = scheduler_rules(setting, columns, n, float(memory.kv_cache_tokens[row]))
         samples, rates[row], requests_per_s = _measure_replica(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )
@@ -211,39 +212,25 @@ class _Traffic:
         An open loop gets requests before and after them as well, which are not counted.
         """
         before, after = (count // 4, count // 8) if self.mode == "open" else (0, 0)
-        replica = self._replica(rules, times, before + count + after)
-        for at in self._sent(before + count + after):
-            replica.send(at)
-        replica.run(closed=self.mode == "closed")
-        counted = np.array(replica.order[before : before + count])
-        sent, first, done, outputs = (
+        requests, delays = self._requests(before + count + after)
+        sent = self._sent(before + count + after)
+        replica = Replica(rules, times, requests)
+        order = run_replica(replica, sent, delays, closed=self.mode == "closed")
+        counted = np.array(order[before : before + count])
+        at, first, done, outputs = (
             np.array(values, dtype=float)[counted]
-            for values in (replica.sent, replica.first, replica.done, replica.outputs)
+            for values in (sent, requests.first, requests.done, requests.outputs)
         )
         if self.mode == "static":
             first = np.full(count, first.max())  # a batch has its first tokens together
-        token_s = (done - first) / np.maximum(outputs - 1, 1)
-        late_s = self._late_steps * token_s
-        first, done = first + self._held(outputs) * token_s + late_s, done + late_s
-        ttft_s, latency_s = first - sent, done - sent
-        tpot_s = (done - first) / np.maximum(outputs - 1, 1)
-        began = replica.done[replica.order[before - 1]] if before else 0.0
+        late_steps, held_tokens = client_delays(
+            self.setting, float(self.cases.stream_interval[self.row])
+        )
+        first, done, tpot_s = reach_client(first, done, outputs, late_steps, held_tokens)
+        ttft_s, latency_s = first - at, done - at
+        began = requests.done[order[before - 1]] if before else 0.0
         samples = dict(zip(FIGURES, (ttft_s, tpot_s, latency_s), strict=True))
         return samples, self.scale * outputs.sum(), done.max() - began
-
-    @property
-    def _late_steps(self) -> float:
-        """Steps that what a step made takes to its client; a batch has no server."""
-        served = self.mode != "static"
-        return served * self.setting.engine.overhead(self.setting.cluster.device.runtime).late_steps
-
-    def _held(self, outputs: Float) -> Float:
-        """Tokens that the first waits for before it is sent, one number per request."""
-        intervals = self.setting.engine.intervals
-        waits = intervals is not None and intervals.first_token_waits
-        if not waits or self.mode not in ("closed", "open"):
-            return np.zeros(len(outputs))
-        return np.minimum(float(self.cases.stream_interval[self.row]), outputs) - 1
 
     def _sent(self, count: int) -> list[float]:
         """Times at which requests are sent; in a closed loop those that start it."""
@@ -252,15 +239,16 @@ class _Traffic:
             return arrivals
         return [0.0] * (min(self.in_flight, count) if self.mode == "closed" else count)
 
-    def _replica(self, rules: Rules, times: StepTimes, count: int) -> Replica:
+    def _requests(self, count: int) -> tuple[Requests, list[float]]:
+        """So many requests, and the seconds from sending each to the scheduler."""
         cases, row = self.cases, self.row
         inputs = self._lengths(float(cases.input_tokens[row]), self.spread.input, count)
         outputs = self._lengths(float(cases.output_tokens[row]), self.spread.output, count)
         served = self.mode != "static"  # a batch is measured without a server
         fixed_s, token_s = request_overheads(self.setting)
-        awaited_s = float(cases.kv_wait_s[row])
+        awaited_s, hit = float(cases.kv_wait_s[row]), float(cases.prefix_hit[row])
         delays = [served * (fixed_s + token_s * tokens) + awaited_s for tokens in inputs]
-        return Replica(rules, times, inputs, outputs, delays)
+        return Requests(inputs, outputs, [int(tokens * hit) for tokens in inputs]), delays
 
     def _lengths(self, mean: float, spread: float, count: int) -> list[int]:
         low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
@@ -268,7 +256,37 @@ class _Traffic:
         return lengths
 
 
-def _scheduler_rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
+def client_delays(setting: Setting, stream_interval: float) -> tuple[float, float]:
+    """Steps until a token is with its client, and tokens that the first waits for.
+
+    A static batch has no server.
+    """
+    intervals = setting.engine.intervals
+    waits = intervals is not None and intervals.first_token_waits
+    held_tokens = stream_interval - 1 if waits and setting.mode in ("closed", "open") else 0.0
+    late_steps = setting.engine.overhead(setting.cluster.device.runtime).late_steps
+    return (late_steps if setting.mode != "static" else 0.0), max(held_tokens, 0.0)
+
+
+def reach_client(
+    first: Float, done: Float, outputs: Float, late_steps: float, held_tokens: float
+) -> tuple[Float, Float, Float]:
+    """Return when first and last tokens are with their clients, and seconds between tokens.
+
+    One number a request: ``first`` and ``done`` are the engine's, infinite where it made none;
+    ``late_steps`` count tokens of a request.
+    """
+    more = np.maximum(outputs - 1, 1)
+    with np.errstate(invalid="ignore"):
+        token_s = (done - first) / more
+        late_s = late_steps * token_s
+        held_s = np.minimum(held_tokens, outputs - 1) * token_s
+        first, done = first + held_s + late_s, done + late_s
+        return first, done, (done - first) / more
+
+
+def scheduler_rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
+    """Return the rules of a replica of a case with a cache of so many tokens."""
     chunked, static = setting.engine.chunked_prefill, setting.mode == "static"
     return Rules(
         step_tokens=float(cases.max_batched_tokens[row]),
@@ -276,7 +294,6 @@ def _scheduler_rules(setting: Setting, cases: Cases, row: int, pool_tokens: floa
         pool_tokens=pool_tokens,
         block_tokens=float(cases.block_tokens[row]),
         stages=int(cases.pp[row]),
-        cached=float(cases.prefix_hit[row]),
         reserves=setting.engine.memory.reserves and not static,
         chunked=chunked,
         mixes=chunked and setting.engine.mixes_prompts and not static,
@@ -295,35 +312,51 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
     if setting.mode != "open":
         slots = np.minimum(slots, _replica_load(setting, cases))
     axes = [
-        _with_zero_node(np.geomspace(1, np.maximum(step_tokens, 2), _NODES[0] - 1, axis=1)),
-        np.linspace(0, longest_input, _NODES[1], axis=1),
-        _with_zero_node(np.geomspace(1, np.maximum(slots / cases.pp, 2), _NODES[2] - 1, axis=1)),
-        np.linspace(cases.input_tokens * (1 - spread.input), longest, _NODES[3], axis=1),
+        geometric_nodes(step_tokens, NODES[0]),
+        np.linspace(0, longest_input, NODES[1], axis=1),
+        geometric_nodes(slots / cases.pp, NODES[2]),
+        np.linspace(cases.input_tokens * (1 - spread.input), longest, NODES[3], axis=1),
     ]
-    shape = (len(cases), *_NODES)
-    tokens, prefill_context, sequences, context = (
-        np.broadcast_to(np.expand_dims(axis, _other_axes(n)), shape).reshape(-1)
-        for n, axis in enumerate(axes)
-    )
-    columns = cases.take(np.repeat(np.arange(len(cases)), int(np.prod(_NODES))))
-    prompts = np.where(tokens > 0, np.maximum(tokens / columns.input_tokens, 1.0), 0.0)
-    step = Step(tokens, prefill_context, sequences, context, sequences + prompts)
-    seconds = total(serving_step_parts(setting, columns, step))
-    if cases.kv_step_s.any():  # by the share of a prompt that a step computes
-        new_tokens = np.maximum(columns.input_tokens * (1 - columns.prefix_hit), 1.0)
-        seconds = seconds + columns.kv_step_s * tokens / new_tokens
-    seconds = seconds.reshape(shape)
+    seconds = tabulate_steps(setting, cases, axes)
     return [
         StepTimes([axis[i].tolist() for axis in axes], seconds[i].tolist())
         for i in range(len(cases))
     ]
 
 
+def tabulate_steps(setting: Setting, cases: Cases, axes: Sequence[Float]) -> Float:
+    """Return seconds of steps on the grids of cases.
+
+    axes: those of ``StepTimes``, each of shape (cases, nodes). The result has a row for each case
+    and then their nodes.
+    """
+    nodes = [axis.shape[1] for axis in axes]
+    shape = (len(cases), *nodes)
+    tokens, prefill_context, sequences, context = (
+        np.broadcast_to(np.expand_dims(axis, _other_axes(n)), shape).reshape(-1)
+        for n, axis in enumerate(axes)
+    )
+    columns = cases.take(np.repeat(np.arange(len(cases)), int(np.prod(nodes))))
+    prompts = np.where(tokens > 0, np.maximum(tokens / columns.input_tokens, 1.0), 0.0)
+    queries = 1 + columns.draft_tokens if cases.draft_tokens.any() else 1.0
+    sampled = sequences * queries + prompts
+    step = Step(tokens, prefill_context, sequences, context, sampled, queries)
+    seconds = total(engine_step(setting, columns, step))
+    if cases.kv_step_s.any():  # by the share of a prompt that a step computes
+        new_tokens = np.maximum(columns.input_tokens * (1 - columns.prefix_hit), 1.0)
+        seconds = seconds + columns.kv_step_s * tokens / new_tokens
+    return np.broadcast_to(seconds, sequences.shape).reshape(shape)
+
+
 def _other_axes(axis: int) -> tuple[int, ...]:
     """Axes of the grid, after that of the cases, without one of them."""
-    return tuple(n + 1 for n in range(len(_NODES)) if n != axis)
+    return tuple(n + 1 for n in range(4) if n != axis)
 
 
-def _with_zero_node(nodes: Float) -> Float:
-    """The nodes of each case with a zero in front: no prompt tokens, or nothing that decodes."""
+def geometric_nodes(highest: Float, count: int) -> Float:
+    """Return nodes from 1 to the highest of each case, at least 2, after a zero.
+
+    Zero: no prompt tokens, or nothing that decodes. Shape (cases, count).
+    """
+    nodes = np.geomspace(1, np.maximum(highest, 2), count - 1, axis=1)
     return np.concatenate([np.zeros((len(nodes), 1)), nodes], axis=1)

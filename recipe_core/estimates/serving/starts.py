@@ -24,7 +24,7 @@ from recipe_core.estimates.bands import normal_probability
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.kernels import kernel_support_of
 from recipe_core.estimates.rules.widths import unknown_cuts, unproven_blocks
-from recipe_core.estimates.serving.cache import assumed_layout
+from recipe_core.estimates.serving.cache_blocks import assumed_layout
 from recipe_core.estimates.serving.memory import Memory, serving_memory
 
 Share = Annotated[float, Field(ge=0, le=1)]

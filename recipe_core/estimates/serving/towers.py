@@ -18,7 +18,8 @@ from recipe_core.base.arrays import Float, add
 from recipe_core.engines.memory import GraphMemory, captured_sizes
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.roofline import operator_s
-from recipe_core.estimates.serving.cache import Counted, block_bytes
+from recipe_core.estimates.serving.cache import block_bytes
+from recipe_core.estimates.serving.cache_blocks import Counted
 from recipe_core.models.spec import LinearAttention, Tower
 
 

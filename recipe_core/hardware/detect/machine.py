@@ -21,6 +21,7 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.detect import tools
 from recipe_core.hardware.detect.tools import Links, Readings, machine_links
 from recipe_core.hardware.profile import Device
+from recipe_core.payload.launcher import devices as listing
 from recipe_core.payload.launcher import machine
 
 _VENDORS = {"cuda": "nvidia", "rocm": "amd", "hpu": "intel", "xpu": "intel", "cpu": "cpu"}
@@ -66,7 +67,7 @@ def detect_machine() -> Found:
     if not devices and torch_devices:
         runtime = "rocm" if torch.get("hip") else "cuda"
         for i, (name, memory, _) in enumerate(torch_devices):
-            devices.append(machine.Device(i, name, memory))
+            devices.append(listing.Device(i, name, memory))
     for key in ("cuda", "hip"):
         if torch.get(key):
             versions[f"torch's {key.upper()}"] = str(torch[key])
@@ -88,7 +89,7 @@ def detect_machine() -> Found:
 def _found_machine(
     host: machine.Machine,
     runtime: str,
-    devices: list[machine.Device],
+    devices: list[listing.Device],
     readings: Readings,
     versions: dict[str, str],
     notes: list[str],
@@ -149,7 +150,7 @@ def _hardware_request(
 
 def _match_profile(
     runtime: str,
-    devices: list[machine.Device],
+    devices: list[listing.Device],
     architecture: str | None,
     memory_bytes: int | None,
     notes: list[str],
@@ -268,7 +269,7 @@ def _allocatable_memory(
     }
 
 
-def _most_frequent(devices: list[machine.Device], notes: list[str]) -> list[machine.Device]:
+def _most_frequent(devices: list[listing.Device], notes: list[str]) -> list[listing.Device]:
     """The devices of the most frequent name: a request names one kind."""
     counts = Counter(item.name for item in devices)
     if len(counts) < 2:

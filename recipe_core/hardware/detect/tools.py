@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from recipe_core.hardware.cluster import fabric, fabric_names
 from recipe_core.hardware.profile import Device, Fabric
-from recipe_core.payload.launcher import machine
-from recipe_core.payload.launcher.machine import run_vendor_tool
+from recipe_core.payload.launcher import devices as listing
+from recipe_core.payload.launcher.devices import Question, ask_tools, run_vendor_tool
 
 Pairs = dict[tuple[int, int], str]
 _ROCM_PAIR = re.compile(
@@ -186,10 +186,10 @@ def ask_torch(notes: list[str]) -> dict[str, Any]:
         return {}
 
 
-def ask_gaudi(notes: list[str]) -> list[machine.Device]:
+def ask_gaudi(notes: list[str]) -> list[listing.Device]:
     """Intel's cards, which the launcher does not look for: no engine here runs on them."""
     output = run_vendor_tool(["hl-smi", "-Q", "name,memory.total", "-f", "csv,noheader"], notes)
-    return machine.parse_nvidia_smi(output.replace("MiB", "")) if output else []
+    return listing.parse_nvidia_smi(output.replace("MiB", "")) if output else []
 
 
 def read_nvidia(readings: Readings, versions: dict[str, str], notes: list[str]) -> None:
@@ -231,18 +231,14 @@ def read_amd(versions: dict[str, str], notes: list[str]) -> None:
 
 def read_link_pairs(runtime: str, notes: list[str]) -> Pairs:
     """The matrix of links, by the first tool that prints one."""
-    attempts = {
-        "cuda": [(["nvidia-smi", "topo", "-m"], parse_nvidia_topo)],
-        "rocm": [
-            (["rocm-smi", "--showtopo", "--json"], parse_rocm_topo),
-            (["amd-smi", "topology", "--json"], parse_amd_topo),
-        ],
-    }
-    for argv, parse in attempts.get(runtime, []):
-        output = run_vendor_tool(argv, notes)
-        try:
-            if output and (pairs := parse(output)):
-                return pairs
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            notes.append(f"{argv[0]}: the links could not be read ({error})")
-    return {}
+    pairs: Pairs = ask_tools(_LINKS.get(runtime, ()), notes) or {}
+    return pairs
+
+
+_LINKS = {
+    "cuda": [Question("nvidia-smi topo -m", parse_nvidia_topo)],
+    "rocm": [
+        Question("rocm-smi --showtopo --json", parse_rocm_topo),
+        Question("amd-smi topology --json", parse_amd_topo),
+    ],
+}

@@ -6,12 +6,12 @@ LMCache that of each rank in GiB, SGLang that of each rank in whole GB.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.base.units import GIB
-from recipe_core.engines.memory import KvWay
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
 from recipe_core.launch.process import Deployment
 
@@ -20,44 +20,59 @@ FOLDER = "/var/tmp/kv-cache"  # noqa: S108 - blocks may go with a restart, and a
 GB = 1e9
 
 
-def _kv_offload_way(deployment: Deployment) -> tuple[Offload, KvWay] | None:
-    offload = deployment.setting.offload
-    if offload is None or offload.connector is None:
-        return None
-    return offload, offload.connector
+@dataclass(frozen=True, slots=True)
+class OffloadLaunch:
+    """The words of a launch: options, variables of its processes, files, modules."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()
 
 
 def rank_bytes(deployment: Deployment) -> float:
     """Host memory of each rank of a server; 0 where none is asked for."""
-    offload, candidate = deployment.setting.offload, deployment.candidate
-    if offload is None:
-        return 0.0
-    if offload.host_bytes_per_device is not None:
-        return offload.host_bytes_per_device
-    return (offload.host_bytes or 0.0) / (candidate.tp * candidate.pp)
+    offload, ranks = deployment.setting.offload, deployment.candidate.tp * deployment.candidate.pp
+    return 0.0 if offload is None else float(offload.rank_bytes(ranks))
 
 
-def offload_options(deployment: Deployment) -> dict[str, Any]:
-    """Options of the engine; none without tiers."""
-    offloading = _kv_offload_way(deployment)
-    if offloading is None:
-        return {}
-    offload, _ = offloading
-    rank, ranks = rank_bytes(deployment), deployment.candidate.tp * deployment.candidate.pp
+def offload_launch(deployment: Deployment) -> OffloadLaunch:
+    """Return what the tiers of a deployment need; nothing without tiers.
+
+    Raises:
+        InputError: for a rank with less than SGLang can count.
+    """
+    offload, ranks = deployment.setting.offload, deployment.candidate.tp * deployment.candidate.pp
+    if offload is None or offload.connector is None:
+        return OffloadLaunch()
+    rank = rank_bytes(deployment)
     if offload.through == "native":
-        return {"kv_offloading_size": rank * ranks / GIB, "kv_offloading_backend": "native"}
+        return OffloadLaunch(
+            {"kv_offloading_size": rank * ranks / GIB, "kv_offloading_backend": "native"}
+        )
     if offload.through == "lmcache":
         connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-        return {"kv_transfer_config": connector}
-    words: dict[str, Any] = {
+        # ranks find each other's blocks by hashes, which must not differ between processes
+        environment = {"LMCACHE_CONFIG_FILE": f"${{root}}/{CONFIG}", "PYTHONHASHSEED": "0"}
+        config = _lmcache_config(offload, offload.connector.block_tokens, ranks)
+        package = offload.connector.package
+        return OffloadLaunch(
+            {"kv_transfer_config": connector},
+            environment,
+            {CONFIG: to_yaml(config)},
+            (package,) if package else (),
+        )
+    options: dict[str, Any] = {
         "enable_hierarchical_cache": True,
         "hicache_size": _whole_gb(rank),
         "hicache_write_policy": "write_through",
     }
-    if offload.disk is not None or offload.remote is not None:
-        words["hicache_storage_backend"] = "file"
-        words["hicache_storage_prefetch_policy"] = "wait_complete"
-    return words
+    if not offload.stores:
+        return OffloadLaunch(options)
+    options["hicache_storage_backend"] = "file"
+    options["hicache_storage_prefetch_policy"] = "wait_complete"
+    folder = store_folder(offload.stores[0])
+    return OffloadLaunch(options, {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": folder})
 
 
 def _whole_gb(rank: float) -> int:
@@ -70,50 +85,21 @@ def _whole_gb(rank: float) -> int:
     return round(rank / GB)
 
 
-def offload_environment(deployment: Deployment) -> dict[str, str]:
-    """Variables of the engine's processes; none without tiers."""
-    offloading = _kv_offload_way(deployment)
-    if offloading is None:
-        return {}
-    offload, _ = offloading
-    if offload.through == "lmcache":
-        # ranks find each other's blocks by hashes, which must not differ between processes
-        return {"LMCACHE_CONFIG_FILE": f"${{root}}/{CONFIG}", "PYTHONHASHSEED": "0"}
-    store = offload.disk or offload.remote
-    if offload.through == "hicache" and store is not None:
-        return {"SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR": folder_of(store)}
-    return {}
-
-
-def offload_files(deployment: Deployment) -> dict[str, str]:
-    """Files that the engine reads from the bundle; none without LMCache."""
-    offloading = _kv_offload_way(deployment)
-    if offloading is None or offloading[0].through != "lmcache":
-        return {}
-    offload, kv_way = offloading
-    ranks = deployment.candidate.tp * deployment.candidate.pp
+def _lmcache_config(offload: Offload, block_tokens: int, ranks: int) -> dict[str, Any]:
     config: dict[str, Any] = {
-        "chunk_size": kv_way.block_tokens,
+        "chunk_size": block_tokens,
         "local_cpu": True,
-        "max_local_cpu_size": round(rank_bytes(deployment) / GIB, 3),
+        "max_local_cpu_size": round(offload.rank_bytes(ranks) / GIB, 3),
     }
-    if offload.disk is not None:
-        config["local_disk"] = folder_of(offload.disk)
-        config["max_local_disk_size"] = round(offload.disk.capacity_bytes / ranks / GIB, 3)
-    if offload.remote is not None:
-        config |= {"remote_url": _remote_store_url(offload.remote), "remote_serde": "naive"}
-    return {CONFIG: to_yaml(config)}
+    if (disk := offload.store("disk")) is not None:
+        config["local_disk"] = store_folder(disk)
+        config["max_local_disk_size"] = round(disk.capacity_bytes / ranks / GIB, 3)
+    if (remote := offload.store("remote")) is not None:
+        config["remote_url"] = remote.url or f"fs://localhost:0{store_folder(remote)}"
+        config["remote_serde"] = "naive"
+    return config
 
 
-def offload_modules(deployment: Deployment) -> tuple[str, ...]:
-    """Modules that the engine's interpreter must find."""
-    offloading = _kv_offload_way(deployment)
-    return (offloading[1].package,) if offloading and offloading[1].package else ()
-
-
-def folder_of(store: Store) -> str:
+def store_folder(store: Store) -> str:
+    """The folder of a store on the nodes."""
     return store.path or FOLDER
-
-
-def _remote_store_url(store: Store) -> str:
-    return store.url or f"fs://localhost:0{folder_of(store)}"

@@ -2,67 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
+
+from pydantic import field_validator
 
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.options import FOLDER, USUAL, OptionTable
-from recipe_core.hardware.profile import Runtime, Vendor
+from recipe_core.engines.training_programs import Condition
 from recipe_core.launch.process import Deployment
 from recipe_core.models.towers import THROUGH
+from recipe_core.plans.conditions import all_hold
 
-
-class When(DataRow):
-    """The conditions of a rule: everything that is stated must be so."""
-
-    engines: tuple[str, ...] = ()
-    vendors: tuple[Vendor, ...] = ()
-    runtimes: tuple[Runtime, ...] = ()
-    architectures: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
-    weight_dtypes: tuple[str, ...] = ()
-    rack_scale: bool | None = None
-    several_nodes: bool | None = None
-    several_devices: bool | None = None
-    pools: bool | None = None
-
-    def holds(self, deployment: Deployment) -> bool:
-        """Return whether a deployment meets every stated condition."""
-        setting, candidate = deployment.setting, deployment.candidate
-        device, cluster = setting.cluster.device, setting.cluster
-        among = (
-            (self.engines, setting.engine.wraps or setting.engine.name),
-            (self.vendors, device.vendor),
-            (self.runtimes, device.runtime),
-            (self.architectures, device.architecture),
-            (self.networks, cluster.network.name),
-            (self.weight_dtypes, candidate.weight_dtype),
-        )
-        equal = (
-            (self.rack_scale, cluster.rack_scale),
-            (self.several_nodes, candidate.devices > cluster.per_node),
-            (self.several_devices, candidate.devices > 1),
-            (self.pools, candidate.prefill is not None),
-        )
-        return all(not values or value in values for values, value in among) and all(
-            condition is None or condition == value for condition, value in equal
-        )
+_FACTS: Mapping[str, Callable[[Deployment], Any]] = {
+    "engines": lambda d: d.setting.engine.wraps or d.setting.engine.name,
+    "vendors": lambda d: d.setting.cluster.device.vendor,
+    "runtimes": lambda d: d.setting.cluster.device.runtime,
+    "architectures": lambda d: d.setting.cluster.device.architecture,
+    "networks": lambda d: d.setting.cluster.network.name,
+    "weight_dtypes": lambda d: d.candidate.weight_dtype,
+    "rack_scale": lambda d: d.setting.cluster.rack_scale,
+    "several_nodes": lambda d: d.candidate.devices > d.setting.cluster.per_node,
+    "several_devices": lambda d: d.candidate.devices > 1,
+    "pools": lambda d: d.candidate.prefill is not None,
+}
 
 
 class Rule(DataRow):
     """Environment and options of an engine's processes where ``when`` holds."""
 
     name: str
-    when: When
+    when: Mapping[str, Condition]
     env: Mapping[str, str] = {}
     options: Mapping[str, Any] = {}
     source: str
     status: Status
     note: str | None = None
+
+    @field_validator("when")
+    @classmethod
+    def _names_facts(cls, when: Mapping[str, Condition]) -> Mapping[str, Condition]:
+        if foreign := sorted(when.keys() - _FACTS.keys()):
+            raise ValueError(f"{foreign[0]!r} is no fact of a deployment")
+        return when
 
 
 class RuleFile(Sourced):
@@ -78,7 +64,8 @@ def rule_file() -> RuleFile:
 
 
 def rules_for(deployment: Deployment) -> list[Rule]:
-    return [rule for rule in rule_file().rules if rule.when.holds(deployment)]
+    facts = {name: fact(deployment) for name, fact in _FACTS.items()}
+    return [rule for rule in rule_file().rules if all_hold(rule.when, facts)]
 
 
 def told_options(deployment: Deployment, table: OptionTable | None = None) -> dict[str, float]:

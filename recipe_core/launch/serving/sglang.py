@@ -7,7 +7,7 @@ from typing import Any
 from recipe_core.engines.options import OptionTable, option_table
 from recipe_core.estimates.columns.splits import dispatches, exchange_dispatch
 from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
-from recipe_core.launch.serving import kv_offload, rules
+from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import (
     HEAD,
     MASTER_PORT,
@@ -17,6 +17,7 @@ from recipe_core.launch.serving.groups import (
     group_url,
     router_process,
 )
+from recipe_core.launch.serving.kv_offload import offload_launch
 from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.user_options import check_options
 
@@ -86,7 +87,7 @@ def sglang_options(deployment: Deployment, group: Group) -> dict[str, Any]:
     )
     return (
         options
-        | kv_offload.offload_options(deployment)
+        | offload_launch(deployment).options
         | rules.told_options(deployment)
         | _sglang_draft_options(deployment)
         | rules.rule_options(deployment)
@@ -136,9 +137,7 @@ def _sglang_environment(deployment: Deployment, group: Group) -> dict[str, str]:
         variables["SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK"] = str(max_sequences)
     if sent == "nvfp4":  # scales that the dispatch needs are prepared only so
         variables["SGLANG_MOE_NVFP4_DISPATCH"] = "1"
-    return (
-        variables | kv_offload.offload_environment(deployment) | rules.rule_environment(deployment)
-    )
+    return variables | offload_launch(deployment).environment | rules.rule_environment(deployment)
 
 
 def _of_node(deployment: Deployment, group: Group, rank: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_json, to_yaml
@@ -19,6 +20,8 @@ LLMAPI_OPTIONS = "engine/model.yaml"
 _INSTANCE = """backend: "vllm"
 instance_group [ { count: 1, kind: KIND_MODEL } ]
 """
+# The model that a server serves, where it finds it; options, files and variables of its engine.
+_Repository = tuple[str, str, dict[str, Any], dict[str, str], dict[str, str]]
 
 
 def launch_triton(deployment: Deployment) -> Launch:
@@ -41,20 +44,12 @@ def launch_triton(deployment: Deployment) -> Launch:
         vllm.vllm_options(deployment, placed[0]),
     )
     refuse_ways(extra, engine.title)
-    vllm_backend = engine.wraps == "vllm"
-    env = rules.rule_environment(deployment)
-    if vllm_backend:
-        options = {**_vllm_options(deployment, placed[0]), **extra}
-        files = _vllm_repository_files(deployment, options)
-        name, repository = deployment.served_name, f"${{root}}/{FOLDER}"
-    else:
-        options = _llmapi_options(deployment, placed[0])
-        files = {LLMAPI_OPTIONS: to_yaml(options)}
-        name, repository = "tensorrt_llm", LLMAPI
-        env["LLM_CONFIG_PATH"] = f"${{root}}/{LLMAPI_OPTIONS}"
+    fill = _REPOSITORIES[str(engine.wraps)]
+    model, path, options, files, variables = fill(deployment, placed[0], extra)
+    env = {**rules.rule_environment(deployment), **variables}
     started = group_processes(
         placed,
-        lambda group, rank: ("tritonserver", *engine.argv(server_options(repository, group))),
+        lambda group, rank: ("tritonserver", *engine.argv(server_options(path, group))),
         lambda group, rank: dict(env),
     )
     return Launch(
@@ -62,8 +57,8 @@ def launch_triton(deployment: Deployment) -> Launch:
         options=options,
         health="/v2/health/ready",
         startup_timeout_s=vllm.STARTUP_TIMEOUT_S,
-        api_path=f"/v2/models/{name}/generate",
-        api_model=name,
+        api_path=f"/v2/models/{model}/generate",
+        api_model=model,
         files=files,
     )
 
@@ -80,30 +75,35 @@ def server_options(repository: str, group: Group) -> dict[str, Any]:
     }
 
 
-def _vllm_options(deployment: Deployment, group: Group) -> dict[str, Any]:
-    return {
+def _vllm_repository(deployment: Deployment, group: Group, extra: Mapping[str, Any]) -> _Repository:
+    options = {
         "model": deployment.setting.model.source,
         "served_model_name": [deployment.served_name],
         **vllm.engine_arguments(deployment, group),
         "disable_log_stats": False,
+        **extra,
     }
-
-
-def _vllm_repository_files(deployment: Deployment, options: dict[str, Any]) -> dict[str, str]:
     folder = f"{FOLDER}/{deployment.served_name}"
-    return {f"{folder}/config.pbtxt": _INSTANCE, f"{folder}/1/model.json": to_json(options)}
+    files = {f"{folder}/config.pbtxt": _INSTANCE, f"{folder}/1/model.json": to_json(options)}
+    return deployment.served_name, f"${{root}}/{FOLDER}", options, files, {}
 
 
-def _llmapi_options(deployment: Deployment, group: Group) -> dict[str, Any]:
-    """The file that the TensorRT-LLM backend hands to its engine.
+def _llmapi_repository(deployment: Deployment, group: Group, _: Mapping[str, Any]) -> _Repository:
+    """The backend's own model, with a file that the backend hands to its engine.
 
     It holds the options of the command line and those of the engine's file, by one set of names.
     """
     options = tensorrt_llm.tensorrt_llm_options(deployment, group)
     server = ("host", "port", "config", "free_gpu_memory_fraction")
-    return {
+    settings = {
         "model": deployment.setting.model.source,
         **{name: value for name, value in options.items() if name not in server},
         **tensorrt_llm.config_of(deployment, group),
         "triton_config": {"decoupled": True, "max_batch_size": 0},
     }
+    env = {"LLM_CONFIG_PATH": f"${{root}}/{LLMAPI_OPTIONS}"}
+    return "tensorrt_llm", LLMAPI, settings, {LLMAPI_OPTIONS: to_yaml(settings)}, env
+
+
+# By the engine that the backend wraps.
+_REPOSITORIES = {"vllm": _vllm_repository, "tensorrt-llm": _llmapi_repository}

@@ -11,7 +11,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.engines.options import option_table
 from recipe_core.engines.spec import engine
 from recipe_core.launch.process import EXACT_LENGTH, Deployment, Launch
-from recipe_core.launch.serving import kv_offload, rules
+from recipe_core.launch.serving import rules
 from recipe_core.launch.serving.groups import (
     HEAD,
     Group,
@@ -23,6 +23,7 @@ from recipe_core.launch.serving.groups import (
     ranks_of_node,
     router_process,
 )
+from recipe_core.launch.serving.kv_offload import offload_launch
 from recipe_core.launch.serving.option_words import make_options
 from recipe_core.launch.user_options import FIELD, check_options
 from recipe_core.models.config.encoder import encoder_task
@@ -172,7 +173,7 @@ def launch_vllm(deployment: Deployment) -> Launch:
             group, rank, _vllm_words(deployment, group, rank, layout, extra)
         ),
         lambda group, rank: (
-            kv_offload.offload_environment(deployment)
+            offload_launch(deployment).environment
             | rules.rule_environment(deployment)
             | layout.environment(group, rank)
             | (side_channel(group, rank) if pools else {})
@@ -192,9 +193,9 @@ def launch_vllm(deployment: Deployment) -> Launch:
         requires=(
             *(("vllm-router", "nixl") if pools else ()),
             *(("ray",) if layout.ray else ()),
-            *kv_offload.offload_modules(deployment),
+            *offload_launch(deployment).modules,
         ),
-        files=layout.files(placed) | kv_offload.offload_files(deployment),
+        files=layout.files(placed) | offload_launch(deployment).files,
     )
 
 
@@ -235,7 +236,7 @@ def engine_arguments(deployment: Deployment, group: Group) -> dict[str, Any]:
         _check_scorer(deployment)
     return (
         options
-        | kv_offload.offload_options(deployment)
+        | offload_launch(deployment).options
         | rules.told_options(deployment)
         | rules.rule_options(deployment)
         | rules.tower_options(deployment)

@@ -15,8 +15,7 @@ from recipe_core.launch.training.job import (
     torchrun,
     trainer_processes,
 )
-from recipe_core.models.attention import LatentAttention
-from recipe_core.plans.megatron_model import megatron_model
+from recipe_core.plans.megatron_model import has_latent_layers, megatron_model
 from recipe_core.request.describe import model_short_name
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
@@ -259,8 +258,7 @@ def _attention_backend(job: Job) -> str:
     if setting.attention in backends:
         return backends[setting.attention]
     usual, _ = setting.framework.kernels_on(setting.cluster.device.architecture)
-    latent = any(isinstance(kind, LatentAttention) for kind, _ in setting.model.mixers)
-    return "auto" if latent or usual != "flash2" else "flash"
+    return "auto" if has_latent_layers(setting.model) or usual != "flash2" else "flash"
 
 
 def _length_arguments(job: Job) -> dict[str, Any]:

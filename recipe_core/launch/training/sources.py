@@ -140,13 +140,13 @@ def sample_tasks(prompts: int) -> tuple[tuple[str, str], ...]:
 
 
 def _sample_task(chance: random.Random) -> tuple[str, str]:
-    cook, thing = chance.choice(_TASK_COOKS), chance.choice(_THINGS)
+    cook, dish = chance.choice(_TASK_COOKS), chance.choice(_THINGS)
     first, more, boxes, used = (chance.randint(2, top) for top in (90, 40, 9, 60))
     total = first + more * boxes
     used = min(used, total - 1)
     question = (
-        f"{cook} has {first} {thing} and buys {boxes} boxes with {more} each. "
-        f"Then {used} are used. How many {thing} are left? {_ASK}"
+        f"{cook} has {first} {dish} and buys {boxes} boxes with {more} each. "
+        f"Then {used} are used. How many {dish} are left? {_ASK}"
     )
     return question, str(total - used)
 

@@ -107,7 +107,7 @@ def launch_torchtitan(job: Job) -> Launch:
         job, lambda node: (*START, *fetch, *torchrun(job, node), *words), torch_environment(job)
     )
     files = text_data_files() | starter_files() | {SCRIPT: torchtitan_configuration(job, model)}
-    needs = ("torchao",) * bool(float8_converters(job)) + ("fla",) * ("l" in model.mixers)
+    needs = ("torchao",) * bool(float8_converters(job)) + ("fla",) * ("l" in model.shape["mixers"])
     trainer_launch = job_launch(job, started, recorded, files)
     return replace(trainer_launch, requires=(*trainer_launch.requires, *needs))
 

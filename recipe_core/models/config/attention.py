@@ -261,9 +261,9 @@ def linear_attention(read: Reader, hidden: int) -> LinearAttention:
         fields = read.config
         if row.alone and read.has("num_attention_heads"):
             fields = {name: value for name, value in fields.items() if name not in row.alone}
-        known = Reader(fields, read.field)
-        if all(known.has(*names) for names in row.when):
-            inner = known.inside(row.inside) if row.inside else known
+        fields_reader = Reader(fields, read.field)
+        if all(fields_reader.has(*names) for names in row.when):
+            inner = fields_reader.inside(row.inside) if row.inside else fields_reader
             if row.having is None or inner.has(row.having):
                 return _state_layer(row, inner, hidden)
     raise AssertionError("the last row fits every config")

@@ -22,7 +22,7 @@ from __future__ import annotations
 import json
 import types
 import typing
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Union
 
@@ -35,6 +35,11 @@ EMBEDDED = "embedded"
 GGUF_PREFIX = "gguf_"
 
 
+def _count_field(low: int, default: int | None) -> Any:
+    """A field of at least so much, and what it is where a job leaves it out."""
+    return field(default=default, metadata={"low": low})
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of a job; one that a technique does not use is refused where it matters.
@@ -43,7 +48,7 @@ class Options:
     points. ignore: modules that stay as they are, by the end of their names.
     """
 
-    group: int | None = None
+    group: int | None = _count_field(1, None)
     symmetric: bool = True
     ignore: tuple[str, ...] = ("lm_head",)
 
@@ -56,8 +61,8 @@ class Calibration:
     """
 
     text: str | None = None
-    samples: int = 32
-    tokens: int = 256
+    samples: int = _count_field(1, 32)
+    tokens: int = _count_field(16, 256)
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,12 @@ class Verify:
     """
 
     text: str | None = None
-    tokens: int = 2048
-    window: int = 256
-    prompts: int = 4
-    prompt_tokens: int = 32
-    new_tokens: int = 32
-    runs: int = 3
+    tokens: int = _count_field(16, 2048)
+    window: int = _count_field(16, 256)
+    prompts: int = _count_field(0, 4)
+    prompt_tokens: int = _count_field(1, 32)
+    new_tokens: int = _count_field(1, 32)
+    runs: int = _count_field(1, 3)
     least_retained: float | None = None
 
 
@@ -137,16 +142,10 @@ def read_job(value: Any, name: str = "job", root: Path = Path()) -> Job:
     """A job of plain values; raises as `load_job` does."""
     job: Job = _parse_job_value(value, Job, name)
     _check_compress_job(job, name)
-    return Job(
-        **{job_field.name: getattr(job, job_field.name) for job_field in fields(Job)}
-        | {"root": root}
-    )
+    return replace(job, root=root)
 
 
 def _check_compress_job(job: Job, name: str) -> None:
-    for path, number, minimum in _list_job_counts(job):
-        if number < minimum:
-            raise CompressError(f"{name}.{path} is {number}.", hint=f"Use at least {minimum}.")
     share = job.verify.least_retained if job.verify is not None else None
     if share is not None and not 0 < share <= 1:
         path = "verify.least_retained"
@@ -158,27 +157,6 @@ def _check_compress_job(job: Job, name: str) -> None:
     if job.technique.startswith(GGUF_PREFIX) and job.written != "gguf":
         hint = "Leave format out, or name another technique."
         raise CompressError(f"{name}.format is {job.format!r} for {job.technique}.", hint=hint)
-
-
-def _list_job_counts(job: Job) -> list[tuple[str, int, int]]:
-    """Numbers with the least that each may be."""
-    counts = [
-        ("calibration.samples", job.calibration.samples, 1),
-        ("calibration.tokens", job.calibration.tokens, 16),
-    ]
-    if job.options.group is not None:
-        counts.append(("options.group", job.options.group, 1))
-    if job.verify is not None:
-        verify = job.verify
-        counts += [
-            ("verify.tokens", verify.tokens, 16),
-            ("verify.window", verify.window, 16),
-            ("verify.prompts", verify.prompts, 0),
-            ("verify.prompt_tokens", verify.prompt_tokens, 1),
-            ("verify.new_tokens", verify.new_tokens, 1),
-            ("verify.runs", verify.runs, 1),
-        ]
-    return counts
 
 
 def _parse_job_value(value: Any, kind: Any, path: str) -> Any:
@@ -222,9 +200,11 @@ def _parse_job_object(value: Any, kind: Any, path: str) -> Any:
     for name, job_field in fields_by_name.items():
         if name not in value and job_field.default is MISSING:
             raise CompressError(f"{path}.{name} is missing.")
-    return kind(
-        **{
-            name: _parse_job_value(item, hints[name], f"{path}.{name}")
-            for name, item in value.items()
-        }
-    )
+    values = {
+        name: _parse_job_value(item, hints[name], f"{path}.{name}") for name, item in value.items()
+    }
+    for name, number in values.items():
+        low = fields_by_name[name].metadata.get("low")
+        if low is not None and number is not None and number < low:
+            raise CompressError(f"{path}.{name} is {number}.", hint=f"Use at least {low}.")
+    return kind(**values)

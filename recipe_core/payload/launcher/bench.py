@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from statistics import fmean
 from typing import Any
 
-from . import metrics
-from .client import Endpoint, Sample, is_pooled_path, send_pooled_request, stream_completion
+from .client import Endpoint, Sample, send_prompt
 from .errors import LauncherError, RequestError
-from .files import read_object
 from .load import (
     MOST_IN_FLIGHT,
     Calibration,
@@ -24,8 +22,9 @@ from .load import (
     calibrate_prompt_words,
     drive,
 )
+from .measurement import record_measurement
 from .plan import LaunchPlan, Workload
-from .preflight import Preflight, measurement_head
+from .preflight import Preflight
 from .supervisor import Progress
 
 _WARM_UP_TOKENS = 16  # enough for caches and kernels that are built lazily, and quick
@@ -65,27 +64,30 @@ def measure_serving(
     output_tokens = plan.workload.output_tokens
     _warm_up(endpoints, prompts, traffic, min(output_tokens, _WARM_UP_TOKENS), progress)
     tokens = length.tokens or plan.workload.input_tokens
-    progress.say(
-        f"bench: {traffic.requests} requests, {_pace(traffic)}, about {tokens:.0f} tokens in"
-    )
+    pace = f"{traffic.in_flight} at once"
+    if traffic.mode == "open":
+        pace = f"{traffic.rate:g} per second"
+    progress.say(f"bench: {traffic.requests} requests, {pace}, about {tokens:.0f} tokens in")
     send = _sender(endpoints, prompts, output_tokens)
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say, clock=clock)
     if not outcome.samples:
-        raise _all_failed(outcome)
+        failed = f"all {len(outcome.errors)} requests failed"
+        raise LauncherError(f"{failed}; {_name_common_error(outcome)}", hint=_LOGS)
     notes = _list_bench_caveats(plan, traffic, outcome, length)
-    measurement = record(plan, checked, traffic, outcome, notes)
-    measurement["completion"] = _show(endpoints[0], min(output_tokens, _SHOWN_TOKENS), outcome)
-    return measurement
+    measurement = record_measurement(
+        plan, checked, request_figures(outcome.samples), datetime.now(timezone.utc)
+    )
+    counts = {"failed": len(outcome.errors), "skipped": outcome.skipped}
+    measurement["metrics"] |= {"requests": len(outcome.samples), **counts}
+    return measurement | {
+        "workload": _describe_sent_traffic(plan, traffic, outcome),
+        "planned_workload": asdict(plan.workload),
+        "notes": notes,
+        "completion": _complete(endpoints[0], min(output_tokens, _SHOWN_TOKENS), outcome),
+    }
 
 
-def send_prompt(endpoint: Endpoint, prompt: str, max_tokens: int) -> Sample:
-    """One request as the server's API takes it: a completion, a vector or a score."""
-    if is_pooled_path(endpoint.api.path):
-        return send_pooled_request(endpoint, prompt)
-    return stream_completion(endpoint, prompt, max_tokens)
-
-
-def _show(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
+def _complete(endpoint: Endpoint, tokens: int, outcome: Outcome) -> dict[str, str]:
     """Complete a sentence that a person can judge: the measured prompts are random words."""
     try:
         return {"prompt": _SHOWN_PROMPT, "text": send_prompt(endpoint, _SHOWN_PROMPT, tokens).text}
@@ -117,12 +119,6 @@ def plan_traffic(workload: Workload, options: Options) -> Traffic:
         # A last wave that is not full would look faster.
         requests = math.ceil(requests / at_once) * at_once
     return Traffic(workload.mode, requests, at_once, None, options.seed)
-
-
-def _pace(traffic: Traffic) -> str:
-    if traffic.mode == "open":
-        return f"{traffic.rate:g} per second"
-    return f"{traffic.in_flight} at once"
 
 
 def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
@@ -164,18 +160,16 @@ def _warm_up(
     )
 
 
-def _all_failed(outcome: Outcome) -> LauncherError:
+def _name_common_error(outcome: Outcome) -> str:
     message, times = "the time limit passed before the first answer", 0
     if outcome.errors:
         message, times = Counter(outcome.errors).most_common(1)[0]
-    return LauncherError(
-        f"all {len(outcome.errors)} requests failed; {times} of them with: {message}", hint=_LOGS
-    )
+    return f"{times} of them with: {message}"
 
 
 def _list_bench_caveats(
     plan: LaunchPlan, traffic: Traffic, outcome: Outcome, length: Calibration
-) -> tuple[str, ...]:
+) -> list[str]:
     """Caveats of the comparison."""
     notes = []
     planned = plan_traffic(plan.workload, Options())
@@ -186,9 +180,8 @@ def _list_bench_caveats(
             f"the measurement for {traffic.in_flight}"
         )
     if outcome.errors:
-        message, times = Counter(outcome.errors).most_common(1)[0]
         failed = f"{len(outcome.errors)} of {traffic.requests} requests failed"
-        notes.append(f"{failed}; {times} of them with: {message}")
+        notes.append(f"{failed}; {_name_common_error(outcome)}")
     if outcome.skipped:
         notes.append(f"{outcome.skipped} requests were not sent: the time limit was reached")
     if length.tokens is None:
@@ -200,33 +193,38 @@ def _list_bench_caveats(
     produced = fmean(sample.output_tokens for sample in outcome.samples)
     if abs(produced - outputs) > 0.02 * outputs:
         notes.append(f"answers had {produced:.1f} tokens instead of {outputs}")
-    return tuple(notes)
+    return notes
 
 
-def record(
-    plan: LaunchPlan, checked: Preflight, traffic: Traffic, outcome: Outcome, notes: tuple[str, ...]
-) -> dict[str, Any]:
-    """The content of ``measurement.json``: what was measured, where, and the prediction."""
-    expected = read_object(plan.folder / "expected.json")
-    measured, predicted = metrics.request_figures(outcome.samples), metrics.predictions(expected)
+def quantile(values: Sequence[float], share: float) -> float | None:
+    """A quantile, interpolated linearly between the two nearest ranks; None without values."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    low, high = math.floor(position), math.ceil(position)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def request_figures(samples: Sequence[Sample]) -> dict[str, float | None]:
+    """Means and percentiles; throughput is from the first request to the last token."""
+    first_tokens = [sample.ttft_s for sample in samples]
+    per_token = [sample.tpot_s for sample in samples if sample.tpot_s is not None]
+    span = max(sample.last for sample in samples) - min(sample.started for sample in samples)
     return {
-        **measurement_head(plan, checked, datetime.now(timezone.utc)),
-        "workload": _effective(plan, traffic, outcome),
-        "planned_workload": asdict(plan.workload),
-        "metrics": {
-            **measured,
-            "requests": len(outcome.samples),
-            "failed": len(outcome.errors),
-            "skipped": outcome.skipped,
-        },
-        "predicted": predicted,
-        "bands": {key: list(band) for key, band in metrics.expected_bands(expected).items()},
-        "ratio": metrics.figure_ratios(measured, predicted),
-        "notes": list(notes),
+        "ttft_s": fmean(first_tokens),
+        "ttft_p50_s": quantile(first_tokens, 0.50),
+        "ttft_p95_s": quantile(first_tokens, 0.95),
+        "tpot_s": fmean(per_token) if per_token else None,
+        "tpot_p95_s": quantile(per_token, 0.95),
+        "request_latency_s": fmean(sample.latency_s for sample in samples),
+        "output_tokens_per_s": sum(sample.output_tokens for sample in samples) / span
+        if span > 0
+        else None,
     }
 
 
-def _effective(plan: LaunchPlan, traffic: Traffic, outcome: Outcome) -> dict[str, Any]:
+def _describe_sent_traffic(plan: LaunchPlan, traffic: Traffic, outcome: Outcome) -> dict[str, Any]:
     """The traffic as it was; mean tokens are what the server counted."""
     prompts = [sample.prompt_tokens for sample in outcome.samples if sample.prompt_tokens]
     return {

@@ -14,20 +14,21 @@ from typing import Any
 
 from . import files, report, state
 from .compress_run import (
-    checks_of,
-    clear,
+    check_making,
     fetch_base_model,
-    finish,
     interpreter,
+    put_output_in_place,
+    remove_folder,
     run_making_tool,
     stop_leftover,
 )
-from .errors import InputError, LauncherError, PreflightError
+from .errors import InputError, LauncherError
 from .files import read_object, write_json
 from .machine import detect_machine
+from .making import RECORD, RESULT, Making
+from .measurement import measurement_head
 from .plan import LaunchPlan
 from .request import Request
-from .sections import RECORD, RESULT, Making
 from .supervisor import Progress
 
 # Exit code of the check where more was lost than the job allows.
@@ -45,7 +46,7 @@ def run_compress(request: Request) -> int:
         )
     progress = Progress(request.as_json)
     with state.exclusive(making.output.parent):
-        already = make(request, plan, making, progress)
+        already = make_checkpoint(request, plan, making, progress)
         figures = None if request.no_verify else verify_output(request, plan, making, progress)
     data = {
         "state": "made",
@@ -58,7 +59,7 @@ def run_compress(request: Request) -> int:
     return 1 if figures is not None and not figures.get("passed", True) else 0
 
 
-def make(request: Request, plan: LaunchPlan, making: Making, progress: Progress) -> bool:
+def make_checkpoint(request: Request, plan: LaunchPlan, making: Making, progress: Progress) -> bool:
     """Make the output unless it is there; returns whether it was.
 
     Raises:
@@ -75,18 +76,16 @@ def make(request: Request, plan: LaunchPlan, making: Making, progress: Progress)
             hint="Make it again: python launch.py compress --again",
         )
     python = interpreter(request, plan, making)
-    checked = checks_of(plan, making, python)
+    checked = check_making(plan, making, python)
     progress.say(report.preflight_text(checked))
-    for check in checked.checks:
-        if check.status == "FAIL" and not (request.anyway and check.name in ("memory", "disk")):
-            raise PreflightError(check.name, check.detail, check.hint)
+    checked.require(but=("memory", "disk") if request.anyway else ())
     source = fetch_base_model(request.model or making.source, python, making, progress)
     began = time.monotonic()
-    clear(making.part)
+    remove_folder(making.part)
     job = _write_job(making, source, making.part)
     run_making_tool(making, python, _fill_tool_words(plan, making.argv, job), progress)
     seconds = time.monotonic() - began
-    finish(making, digest, source, seconds)
+    put_output_in_place(making, digest, source, seconds)
     progress.say(f"made {making.output} in {seconds:.0f} s")
     return False
 
@@ -160,12 +159,8 @@ def _measurement(
 ) -> dict[str, Any]:
     """Return ``run/compression.json``: what was made of what, on what, and how good it is."""
     return {
-        "schema_version": 1,
+        **measurement_head(plan, detect_machine(), datetime.now(timezone.utc)),
         "kind": "compression",
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "recipe": plan.name,
-        "recipe_digest": files.digest(plan.root),
-        "machine": detect_machine().to_json(),
         "source": making.source,
         "technique": making.technique,
         "method": making.method,

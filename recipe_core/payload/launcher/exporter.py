@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from .errors import LauncherError
 from .health import sum_given_values, tpot_s
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Recovery
 
 # How long a client may take for its request line; a supervisor has no time to lose.
 _TIMEOUT_S = 5.0
@@ -29,7 +28,7 @@ class Snapshot:
 
     ``up``: whether requests are welcome; ``reason``: why not. ``restarts`` by cause since the
     launcher took the bundle up, ``servers``: whether each is healthy. Tokens are those of the
-    engine's counters over its restarts. ``more``: further gauges, by names without ``recipe_``.
+    engine's counters over its restarts.
     """
 
     up: bool
@@ -39,13 +38,11 @@ class Snapshot:
     restarts: Mapping[str, int] = field(default_factory=dict)
     servers: Mapping[str, bool] = field(default_factory=dict)
     tokens: float | None = None
-    prompt_tokens: float | None = None
     running: float | None = None
     waiting: float | None = None
     cache_usage: float | None = None
     predicted_tpot_s: float | None = None
     tpot_s: float | None = None
-    more: Mapping[str, float] = field(default_factory=dict)
 
 
 def render_exposition(snapshot: Snapshot) -> str:
@@ -76,7 +73,6 @@ def _metrics(now: Snapshot) -> Iterator[tuple[str, str, str, _Samples]]:
     yield "recipe_server_healthy", "gauge", "1 while the server answers.", servers
     for name, kind, text, value in (
         ("tokens_total", "counter", "Tokens that the engine generated.", now.tokens),
-        ("prompt_tokens_total", "counter", "Tokens of prompts.", now.prompt_tokens),
         ("requests_running", "gauge", "Requests that run.", now.running),
         ("requests_waiting", "gauge", "Requests that wait.", now.waiting),
         ("cache_usage_ratio", "gauge", "Share of the cache in use.", now.cache_usage),
@@ -84,8 +80,6 @@ def _metrics(now: Snapshot) -> Iterator[tuple[str, str, str, _Samples]]:
         ("tpot_seconds", "gauge", "Time per token of late.", now.tpot_s),
     ):
         yield f"recipe_{name}", kind, text, [] if value is None else [({}, value)]
-    for name, value in sorted(now.more.items()):
-        yield f"recipe_{name}", "gauge", name.replace("_", " "), [({}, value)]
 
 
 def _labels(labels: dict[str, str]) -> str:
@@ -144,10 +138,6 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
     def server_bind(self) -> None:
         """Bind without looking the address up by name, which may wait for a name server."""
         TCPServer.server_bind(self)
@@ -170,26 +160,26 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        status, kind, text = self._page(self.path.partition("?")[0])
+        status, text = self._page(self.path.partition("?")[0])
         payload = text.encode()
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", _TEXT)
         self.send_header("Content-Length", str(len(payload)))
         self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if body:
             self.wfile.write(payload)
 
-    def _page(self, path: str) -> tuple[int, str, str]:
+    def _page(self, path: str) -> tuple[int, str]:
         if path not in ("/healthz", "/metrics"):
-            return 404, _TEXT, "There are /healthz and /metrics.\n"
+            return 404, "There are /healthz and /metrics.\n"
         try:
             now = self.source()
         except Exception as error:  # the caller hears of it
-            return 500, _TEXT, f"{type(error).__name__}: {error}\n"
+            return 500, f"{type(error).__name__}: {error}\n"
         if path == "/metrics":
-            return 200, _TEXT, render_exposition(now)
-        return (200, _TEXT, "serving\n") if now.up else (503, _TEXT, f"{now.reason or 'down'}\n")
+            return 200, render_exposition(now)
+        return (200, "serving\n") if now.up else (503, f"{now.reason or 'down'}\n")
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
         """Every scrape would be a line."""
@@ -198,7 +188,7 @@ class _Handler(BaseHTTPRequestHandler):
 class Teller:
     """Tells about a keeper; ``port``: of its pages on the loopback, None for none."""
 
-    def __init__(self, keeper: Keeper, port: int | None) -> None:
+    def __init__(self, keeper: Recovery, port: int | None) -> None:
         self.keeper, self.metrics_port = keeper, port
         self.tokens: dict[int, tuple[float, float]] = {}  # before its restart, and by its counter
         self._exporter: Exporter | None = None

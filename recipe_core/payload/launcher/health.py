@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from . import exposition
-from .client import api_headers
+from .api import api_headers
 from .errors import LauncherError
 from .exposition import Figures
 from .files import read_object
-from .metrics import expected_bands, predictions
+from .limits import Supervision
+from .measurement import expected_bands, predicted_figures
 from .plan import LaunchPlan, Process
-from .sections import Supervision
 from .state import Server
 from .tracks import Kind, Pace, Phase, Track, Trouble, forget_failures
 from .world import HERE, World
@@ -64,8 +64,11 @@ class Observer:
         by_name = {server.name: server for server in servers}
         group_numbers = set(groups)
         processes = [process for process in plan.processes if process.group in group_numbers]
-        codes = {p.name: self._code(by_name.get(p.name)) for p in processes}
-        alive = {p.name: self._runs(by_name.get(p.name)) for p in processes}
+        codes: dict[str, int | None] = {p.name: None for p in processes}
+        alive = {p.name: False for p in processes}
+        for name in alive.keys() & by_name.keys():
+            codes[name] = self.world.processes.reap(by_name[name].pid)
+            alive[name] = self.world.processes.alive(*by_name[name].identity)
         answering = [p for p in processes if asks and p.answers and alive[p.name]]
         answers = list(self._pool.map(lambda process: self._ask(plan, process), answering))
         look = Look()
@@ -105,12 +108,6 @@ class Observer:
             most_bytes=_MOST_BYTES,
         )
         return payload.decode("utf-8", errors="replace") if status == 200 else None
-
-    def _code(self, server: Server | None) -> int | None:
-        return self.world.processes.reap(server.pid) if server is not None else None
-
-    def _runs(self, server: Server | None) -> bool:
-        return server is not None and self.world.processes.alive(*server.identity)
 
     def _out_of_memory(self, servers: Iterable[Server]) -> bool:
         """Return whether the kernel killed something for want of memory since the last look."""
@@ -154,13 +151,14 @@ def sum_given_values(values: Iterable[float | None]) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def target(plan: LaunchPlan, expected: Path) -> Target:
+def read_target(plan: LaunchPlan, expected: Path) -> Target:
     """Return what the recipe expects of one group: times per token at the load of one replica."""
     try:
         estimate = read_object(expected)
     except LauncherError:
         return Target()
     band = expected_bands(estimate).get("tpot_s")
+    predicted = predicted_figures(estimate, "serving")
     load, replicas = plan.workload, _count_replicas(plan)
     at_once: float | None = load.concurrency or load.batch
     if at_once is None and load.request_rate is not None:
@@ -171,8 +169,8 @@ def target(plan: LaunchPlan, expected: Path) -> Target:
     return Target(
         tpot_most_s=band[1] if band else None,
         load_most=at_once / replicas if at_once is not None else None,
-        first_token_s=predictions(estimate).get("ttft_s"),
-        tpot_s=predictions(estimate).get("tpot_s"),
+        first_token_s=predicted["ttft_s"],
+        tpot_s=predicted["tpot_s"],
     )
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from .errors import LauncherError
 from .files import make_run, open_own
+from .limits import Supervision
 from .plan import LaunchPlan
 from .procs import Clock
-from .sections import Supervision
 from .state import Keeper
 from .world import HERE, World
 
@@ -195,7 +195,9 @@ def is_keeper_silent(node_folder: Path, keeper: Keeper, *, world: World = HERE) 
     if stat is not None and stat.state in "Tt":
         return True
     first = _touched(node_folder)
-    if keeper.silence_s is None or not _is_old(first, keeper.silence_s, world.clock):
+    if keeper.silence_s is None or first is None:
+        return False
+    if abs(world.clock.now().timestamp() - first) <= keeper.silence_s:
         return False
     end = world.clock.monotonic() + _CONFIRMED_S
     while world.clock.monotonic() < end:
@@ -210,7 +212,3 @@ def _touched(node_folder: Path) -> float | None:
         return (node_folder / NAME).stat().st_mtime
     except OSError:
         return None
-
-
-def _is_old(touched: float | None, limit_s: float, clock: Clock) -> bool:
-    return touched is not None and abs(clock.now().timestamp() - touched) > limit_s

@@ -20,10 +20,10 @@ from typing import Any
 from . import events, heartbeat, procs, state
 from .errors import LauncherError, StartError
 from .files import read_object, tail, write_json
+from .limits import Supervision
 from .logs import open_log
 from .plan import LaunchPlan
-from .procs import uninterrupted
-from .sections import Supervision
+from .signals import uninterrupted
 from .state import Keeper, State
 from .world import HERE, World
 
@@ -40,7 +40,7 @@ _LEAVES_S = 40.0
 _STARTS_S = 60.0
 
 
-def me(limits: Supervision, metrics_port: int | None = None) -> Keeper:
+def this_keeper(limits: Supervision, metrics_port: int | None = None) -> Keeper:
     """The keeper that this process is."""
     stat, silence_s = procs.read_stat(os.getpid()), heartbeat.silence_s(limits)
     return Keeper(os.getpid(), stat.started if stat else 0, metrics_port, silence_s=silence_s)
@@ -67,10 +67,10 @@ def spawn(plan: LaunchPlan, options: Sequence[str], *, world: World = HERE) -> K
     output = open_log(log, anew=False)
     node = [] if plan.node is None else ["--node", str(plan.node), "--head", plan.parameters.head]
     words = [*_launcher_command(plan.root), "keep", *node, *options]
+    # The service manager watches another process than it.
+    environment = heartbeat.drop_notify_variables(dict(os.environ))
     with output, uninterrupted():  # whenever this launcher is ended, `down` finds the keeper
-        pid, started = world.processes.start(
-            words, cwd=plan.root, env=_keeper_environment(), output=output
-        )
+        pid, started = world.processes.start(words, cwd=plan.root, env=environment, output=output)
         _note(plan, Keeper(pid, started, watching=False))
     deadline = world.clock.monotonic() + _STARTS_S
     while world.clock.monotonic() < deadline:
@@ -130,11 +130,6 @@ def _launcher_command(root: Path) -> list[str]:
 _SAFE_PATH = sys.version_info >= (3, 11)
 
 
-def _keeper_environment() -> dict[str, str]:
-    """The keeper's environment: the service manager watches another process than it."""
-    return heartbeat.drop_notify_variables(dict(os.environ))
-
-
 def dismiss(keeper: Keeper | None, *, world: World = HERE) -> None:
     """Have a keeper leave what it keeps alone, and wait until it has ended; ends it otherwise.
 
@@ -181,7 +176,7 @@ def ask_keeper(
     _signal(world, keeper, number)
 
 
-def requested(node_folder: Path) -> dict[str, Any]:
+def take_request(node_folder: Path) -> dict[str, Any]:
     """The request that was left, which is then gone; empty where there is none."""
     path = node_folder / _REQUEST
     try:
@@ -203,7 +198,7 @@ def _pick_last_fields(records: list[dict[str, Any]], names: Sequence[str]) -> di
     return {name: records[-1].get(name) for name in names} if records else None
 
 
-def remains(pids: Sequence[int]) -> dict[str, Any]:
+def describe_survivors(pids: Sequence[int]) -> dict[str, Any]:
     """Return the processes that outlive their server, as ``status`` shows them."""
     if not pids:
         return {}
@@ -229,7 +224,9 @@ def running_keeper(current: State | None, world: World = HERE) -> Keeper | None:
     return keeper if keeper is not None and _alive(world, keeper) else None
 
 
-def described(plan: LaunchPlan, current: State | None, *, world: World = HERE) -> dict[str, Any]:
+def describe_supervision(
+    plan: LaunchPlan, current: State | None, *, world: World = HERE
+) -> dict[str, Any]:
     """Return what ``status`` says about supervision."""
     records = events.read_events(plan.own)
     failures = [event for event in records if event["event"] in _FAILURES]

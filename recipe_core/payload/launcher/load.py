@@ -132,46 +132,40 @@ def drive(
     return outcome
 
 
+@dataclass
 class _Run:
     """One measurement under way; threads share ``outcome`` under a lock."""
 
-    def __init__(
-        self,
-        traffic: Traffic,
-        send: Callable[[int], Sample],
-        limit_s: float | None,
-        tell: Callable[[str], None],
-        clock: Callable[[], float],
-        sleep: Callable[[float], object],
-    ) -> None:
-        self.traffic = traffic
-        self.send = send
-        self.tell = tell
-        self.clock, self.sleep = clock, sleep
-        self.outcome = Outcome()
-        self.lock = threading.Lock()
-        self.sent = 0
-        self.told = clock()
-        self.deadline = float("inf") if limit_s is None else self.told + limit_s
+    traffic: Traffic
+    send: Callable[[int], Sample]
+    limit_s: float | None
+    tell: Callable[[str], None]
+    clock: Callable[[], float]
+    sleep: Callable[[float], object]
+
+    def __post_init__(self) -> None:
+        self.outcome, self.lock, self.sent = Outcome(), threading.Lock(), 0
+        self.told = self.clock()
+        self.deadline = float("inf") if self.limit_s is None else self.told + self.limit_s
 
     def steady(self) -> None:
         """Every worker of ``in_flight`` sends its next request once the last is answered."""
         workers = min(self.traffic.in_flight, self.traffic.requests)
-        self._join([self._thread(self._pull) for _ in range(workers)])
+        self._join([self._thread(self._send_all) for _ in range(workers)])
 
     def waves(self) -> None:
         """A static batch: one wave starts together, the next when its last request is done."""
         while indexes := [
             index for _ in range(self.traffic.in_flight) if (index := self._take()) is not None
         ]:
-            self._join([self._thread(self._one, index) for index in indexes])
+            self._join([self._thread(self._send, index) for index in indexes])
 
     def arrivals(self) -> None:
         """Poisson arrivals: exponential gaps, the same for the same seed."""
         gaps = random.Random(self.traffic.seed)  # noqa: S311 - arrival times, not a secret
         due, threads = self.clock(), []
         while (index := self._take()) is not None:
-            threads.append(self._thread(self._one, index))
+            threads.append(self._thread(self._send, index))
             due += gaps.expovariate(self.traffic.rate or 1.0)
             while (remaining_s := due - self.clock()) > 0:
                 self.sleep(min(remaining_s, 0.5))
@@ -185,11 +179,11 @@ class _Run:
             self.sent += 1
             return self.sent - 1
 
-    def _pull(self) -> None:
+    def _send_all(self) -> None:
         while (index := self._take()) is not None:
-            self._one(index)
+            self._send(index)
 
-    def _one(self, index: int) -> None:
+    def _send(self, index: int) -> None:
         try:
             sample = self.send(index)
         except RequestError as error:

@@ -53,10 +53,10 @@ def _set_aside(path: Path) -> None:
         if path.is_symlink():
             path.unlink()
         elif is_plain(path) and (path.stat().st_size or _count_hard_links(path) > 1):
-            path.replace(older(path))
+            path.replace(older_log(path))
 
 
-def older(path: Path) -> Path:
+def older_log(path: Path) -> Path:
     return path.with_name(f"{path.name}.1")
 
 
@@ -74,7 +74,7 @@ def _cut_log(path: Path, limit_bytes: int) -> bool:
         return False
     try:
         with suppress(OSError):  # a full disk: what is cut is lost then, as it filled the disk
-            _keep_end(descriptor, older(path), limit_bytes)
+            _keep_end(descriptor, older_log(path), limit_bytes)
         os.ftruncate(descriptor, 0)
     except OSError:
         return False
@@ -126,26 +126,34 @@ def run_logs(request: Request, *, sleep: Callable[[float], object] = time.sleep)
     if request.as_json and not request.follow:
         print_json({"logs": ends})
         return 0
-    show = _Shown(request, several=request.name is None)
-    followers = (
-        {name: Follower(named_log_path(node_folder, name)) for name in names}
-        if request.follow
-        else {}
-    )
+    followers: dict[str, Follower] = {}
+    if request.follow:
+        followers = {name: Follower(named_log_path(node_folder, name)) for name in names}
     for name, lines in ends.items():
-        show.lines(name, lines)
+        _show_lines(request, name, lines)
     with suppress(KeyboardInterrupt):
         while request.follow:
-            for name in (
-                () if request.name else sorted(log_files(node_folder))
-            ):  # of what starts later
-                followers.setdefault(
-                    name, Follower(named_log_path(node_folder, name), from_start=True)
-                )
+            for name in () if request.name else log_files(node_folder):  # of what starts later
+                if name not in followers:
+                    path = named_log_path(node_folder, name)
+                    followers[name] = Follower(path, from_start=True)
             for name, follower in followers.items():
-                show.lines(name, _worded(name, follower.lines()))
+                lines = follower.lines()
+                if name == EVENTS:
+                    parsed = events.parse_lines("\n".join(lines).encode())
+                    lines = [event_line(event) for event in parsed]
+                _show_lines(request, name, lines)
             sleep(_POLL_S)
     return 0
+
+
+def _show_lines(request: Request, name: str, lines: list[str]) -> None:
+    """Print lines, with their process's name before them where there are several."""
+    for line in lines:
+        if request.as_json:  # many lines make one document each
+            print(json.dumps({"name": name, "line": line}), flush=True)
+        else:
+            print(line if request.name else f"{name} | {line}", flush=True)
 
 
 def log_files(node_folder: Path) -> dict[str, Path]:
@@ -160,14 +168,12 @@ def named_log_path(node_folder: Path, name: str) -> Path:
 
 def last_lines(node_folder: Path, name: str, count: int) -> list[str]:
     """The last lines of a log, or of the events; without colours and control characters."""
+    if not count:
+        return []
     if name == EVENTS:
-        return (
-            [event_line(event) for event in events.read_events(node_folder)[-count:]]
-            if count
-            else []
-        )
+        return [event_line(event) for event in events.read_events(node_folder)[-count:]]
     end = read_file_end(named_log_path(node_folder, name), _TAIL_BYTES) or b""
-    return plain_lines(end.decode("utf-8", errors="replace"))[-count:] if count else []
+    return plain_lines(end.decode("utf-8", errors="replace"))[-count:]
 
 
 def event_line(event: dict[str, object]) -> str:
@@ -179,31 +185,6 @@ def event_line(event: dict[str, object]) -> str:
     )
     words = (str(event.get("time", "")), str(event["event"]), *fields)
     return " ".join(plain_lines(" ".join(words).replace("\n", " ")))
-
-
-def _worded(name: str, lines: list[str]) -> list[str]:
-    if name != EVENTS or not lines:
-        return lines
-    return [event_line(event) for event in events.parse_lines("\n".join(lines).encode())]
-
-
-class _Shown:
-    """Prints lines, with their process's name before them where there are several."""
-
-    def __init__(self, request: Request, *, several: bool) -> None:
-        self._as_json, self._several = request.as_json, several
-
-    def lines(self, name: str, lines: list[str]) -> None:
-        for line in lines:
-            if self._as_json:
-                _print_line({"name": name, "line": line})
-            else:
-                print(f"{name} | {line}" if self._several else line, flush=True)
-
-
-def _print_line(data: dict[str, str]) -> None:
-    """JSON on one line: many lines make one document each."""
-    print(json.dumps(data), flush=True)
 
 
 class Follower:

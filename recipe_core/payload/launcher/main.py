@@ -13,13 +13,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from . import commands, compress, doctor, logs, supervision
+from . import commands, compress, doctor, logs
 from .errors import InputError, LauncherError, file_error
+from .limits import OPTIONS, Supervision, option_of
 from .plan import check_port_number
-from .procs import interruptible
 from .report import complain, flushed, print_any_letter, print_json
 from .request import Request
-from .sections import OPTIONS, Supervision, option_of
+from .signals import interruptible
 
 _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     "preflight": (commands.run_preflight, "check files, machine, engine, model and ports"),
@@ -37,7 +37,7 @@ _COMMANDS: dict[str, tuple[Callable[[Request], int], str]] = {
     ),
     "status": (commands.run_status, "show what runs, as JSON"),
     "restart": (
-        supervision.run_restart,
+        commands.run_restart,
         "restart one replica after the other, each healthy before the next",
     ),
     "down": (commands.run_down, "stop what runs"),
@@ -188,10 +188,10 @@ def _add_start(subs: Subparsers) -> None:
         subs[name].add_argument(
             "--strict",
             action="store_true",
-            help="start what the recipe decided or nothing: take no fallback",
+            help="start what the recipe decided or nothing",
         )
         subs[name].add_argument(
-            "--choice", metavar="NAME", help="start this fallback (launch.json lists them)"
+            "--choice", metavar="NAME", help="start this choice (launch.json lists them)"
         )
         subs[name].add_argument(
             "--timeout",

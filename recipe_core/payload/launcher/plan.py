@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .claims import Claim
+from .api import Api, read_api
 from .errors import InputError
 from .files import read_object
-from .portability import Support, Variant, read_support
-from .sections import USUAL, Api, Making, Supervision, read_api, read_making
+from .limits import USUAL, Supervision, read_supervision
+from .making import Making, read_making
+from .needs import RUNTIMES, Needs
+from .portability import Support, read_support
 from .typed_json import Fields, read_typed
 
 MODES = ("closed", "open", "static", "offline")
-RUNTIMES = ("cuda", "rocm", "xpu", "metal", "cpu")
 KINDS = ("serving", "training")
-# The name of what the recipe decided, beside its fallbacks.
-FIRST = "first"
+# The name and the kind of what the recipe decided; the kind of what it has for other machines.
+FIRST, VARIANT = "first", "variant"
 # What a field has to be.
 _COUNT = {"low": 1}
 _FOLDER = {
-    "form": rf"(?!{FIRST}$)[a-z0-9][a-z0-9-]{{0,63}}",
+    "form": "[a-z0-9][a-z0-9-]{0,63}",
     "words": "lower-case letters, digits and dashes",
 }
 _FILE = {"form": r"[\w.-]+", "words": "letters, digits, dots and dashes"}  # of a log
@@ -43,23 +45,6 @@ class Engine:
     module: str
     install: str
     requires: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """The machine of the recipe; memory is per device (of the machine for runtime cpu).
-
-    ``claim``: what of it must be free when the engine starts, where that is more than it uses.
-    """
-
-    runtime: str = field(metadata={"allowed": RUNTIMES})
-    device: str
-    title: str
-    names: tuple[str, ...]
-    count: int = field(metadata=_COUNT)
-    memory_bytes: int | None
-    used_bytes: int | None
-    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +73,7 @@ class Process:
     Processes of one ``group`` start and stop together: a replica, a pool, a router.
     """
 
-    name: str
+    name: str = field(metadata=_FILE)
     argv: tuple[str, ...]
     env: dict[str, str]
     port: int
@@ -118,11 +103,16 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A fallback as ``launch.json`` lists it: the ``name`` of its folder, and what it is."""
+    """A choice as ``launch.json`` lists it: what it is, and machines of which any will do.
+
+    ``name`` is that of its folder; what is only ``advised`` has none: its bundle must be built.
+    """
 
     name: str = field(metadata=_FOLDER)
     kind: str
     title: str
+    needs: tuple[Needs, ...] = ()
+    advised: bool = False
 
 
 # Training has no requests.
@@ -133,9 +123,9 @@ _NO_LOAD = Workload("offline", 1, 1, None, None, None, None)
 class LaunchPlan:
     """``launch.json`` with the processes of one node, and its folder.
 
-    ``node`` is None where the bundle runs on one node only. ``choice``: the fallback that this is,
-    or the first choice, which lists ``fallbacks``. ``making``: the checkpoint that it makes first.
-    ``support``: what releases of the engine run on which architecture.
+    ``node`` is None where the bundle runs on one node only. ``choice``: which of the bundle's
+    ``choices`` this is. ``making``: the checkpoint that it makes first. ``support``: what releases
+    of the engine run on which architecture.
     """
 
     root: Path
@@ -152,9 +142,8 @@ class LaunchPlan:
     node: int | None = None
     nodes: int = 1
     needs_model: bool = True
-    variants: tuple[Variant, ...] = ()
     choice: str = FIRST
-    fallbacks: tuple[Listed, ...] = ()
+    choices: tuple[Listed, ...] = ()
     supervision: Supervision = USUAL
     making: Making | None = None
     support: Support | None = None
@@ -215,26 +204,25 @@ def load_plan(
 
     Of a bundle for several nodes it keeps the processes of ``node``, with node 0 at ``head``.
     """
-    fields = _document(root, choice)
+    fields, choices = _document(root, choice)
     if fields.data.get("schema_version") != 1:
         raise fields.fail("schema_version", "1 (the version this launcher reads)")
     defaults = fields.child("parameters")
     parameters = read_typed(Parameters, defaults, head="127.0.0.1", data=None)
     check_port_number(parameters.port, f"{defaults.where}.port")
     parameters = Parameters(
-        model=_user_path(model) if model is not None else _bundle_path(parameters.model, root),
+        model=_find_model(model, parameters.model, root),
         host=host if host is not None else parameters.host,
         port=port if port is not None else parameters.port,
         head=head or parameters.head,
         data=str(Path(data).expanduser().resolve()) if data else None,
     )
     fill = Filler(parameters, root)
-    engine, needs = fields.child("engine"), fields.child("needs")
+    engine = fields.child("engine")
     module = engine.optional_text("module") or engine.text("name")
-    title = needs.optional_text("title") or needs.text("device")
+    listed = next(option for option in choices if option.name == choice)
     kind = fields.one_of("kind", KINDS) if "kind" in fields.data else KINDS[0]
     items = fields.children("processes")
-    variants = fields.children("variants") if fields.data.get("variants") else []
     everywhere = _parse_launch_processes(items, fill)
     nodes = 1 + max(process.node for process in everywhere)
     node = which_node(node, nodes)
@@ -242,65 +230,91 @@ def load_plan(
         root=root,
         name=fields.text("name"),
         engine=read_typed(Engine, engine, module=module),
-        needs=read_typed(Needs, needs, title=title, names=needs.texts("names")),
+        needs=listed.needs[0] if listed.needs else read_needs(fields),
         parameters=parameters,
         processes=tuple(process for process in everywhere if node is None or process.node == node),
         health=(fields.optional_text("health") or "/health") if kind == "serving" else "",
         startup_timeout_s=fields.optional_number("startup_timeout_s") or 600.0,
-        api=read_api(fields.child("api"), fill) if kind == "serving" else Api("", "", {}),
+        api=read_api(fields.child("api"), fill.json) if kind == "serving" else Api("", "", {}),
         workload=read_typed(Workload, fields.child("workload")) if kind == "serving" else _NO_LOAD,
         kind=kind,
         node=node,
         nodes=nodes,
-        needs_model=any("${model}" in text for item in items for text in _templates(item)),
-        variants=tuple(read_typed(Variant, item) for item in variants),
+        needs_model=any("${model}" in str(item.data) for item in items),
         choice=choice,
-        fallbacks=_parse_fallbacks(fields),
-        supervision=_read_supervision(fields),
+        choices=choices,
+        supervision=read_supervision(fields),
         making=read_making(fields, root),
         support=read_support(fields),
     )
 
 
-def _read_supervision(fields: Fields) -> Supervision:
-    if fields.data.get("supervision") is None:
-        return USUAL
-    return read_typed(Supervision, fields.child("supervision"))
-
-
-def _document(root: Path, choice: str) -> Fields:
-    """A choice's ``launch.json``.
+def _document(root: Path, choice: str) -> tuple[Fields, tuple[Listed, ...]]:
+    """A choice's ``launch.json``, and the choices of its bundle.
 
     Raises:
         InputError: for a choice that the bundle does not list.
     """
     fields = Fields(read_object(root / "launch.json"), "launch.json")
-    if choice == FIRST:
-        return fields
-    fallback_names = [listed.name for listed in _parse_fallbacks(fields)]
-    if choice not in fallback_names:
-        names = ", ".join([FIRST, *fallback_names])
-        raise InputError(
-            f"the bundle has no choice {choice!r}.", field="--choice", hint=f"It has: {names}."
+    choices = read_choices(fields)
+    names = [listed.name for listed in choices if not listed.advised]
+    if choice not in names:
+        hint = f"It has: {', '.join(names)}."
+        raise InputError(f"the bundle has no choice {choice!r}.", field="--choice", hint=hint)
+    if choice != FIRST:
+        path = choice_folder(root, choice) / "launch.json"
+        fields = Fields(read_object(path), path.relative_to(root).as_posix())
+    return fields, choices
+
+
+def read_needs(fields: Fields) -> Needs:
+    """Return the object ``needs`` of a ``launch.json``."""
+    needs = fields.child("needs")
+    title = needs.optional_text("title") or needs.text("device")
+    return read_typed(Needs, needs, title=title, names=needs.texts("names"))
+
+
+def read_choices(fields: Fields) -> tuple[Listed, ...]:
+    """Return the choices of a bundle's ``launch.json`` in their order, the first one too.
+
+    Raises:
+        InputError: for what is no such list.
+    """
+    first = Listed(FIRST, FIRST, "the recipe's first choice", (read_needs(fields),))
+    if fields.data.get("choices") is None:
+        return (first, *_read_choices_before(fields))
+    listed = [read_typed(Listed, item) for item in fields.children("choices")]
+    if FIRST not in [choice.name for choice in listed]:
+        raise fields.fail("choices", f"a list with {FIRST!r}")
+    return tuple(first if choice.name == FIRST else choice for choice in listed)
+
+
+def _read_choices_before(fields: Fields) -> Iterator[Listed]:
+    """Yield what stood in place of ``choices``: ``fallbacks``, whose folders have their needs.
+
+    And ``variants``, which nothing started: so many devices, on all nodes, of some kinds.
+    """
+    for item in fields.children("fallbacks") if fields.data.get("fallbacks") else ():
+        yield read_typed(Listed, item)
+    nodes = fields.optional_integer("nodes", low=1) or 1
+    variants = fields.children("variants") if fields.data.get("variants") else ()
+    for number, item in enumerate(variants, 1):
+        low, high = (item.optional_integer(name) for name in ("at_least", "at_most"))
+        counts = {"count": -(-(low or 1) // nodes), "at_most": high and high // nodes}
+        needs = tuple(
+            read_typed(
+                Needs, kind, device=kind.text("profile"), title=kind.text("profile"), **counts
+            )
+            for kind in item.children("kinds")
+            if kind.data.get("runtime") in RUNTIMES
         )
-    path = choice_folder(root, choice) / "launch.json"
-    return Fields(read_object(path), path.relative_to(root).as_posix())
-
-
-def _parse_fallbacks(fields: Fields) -> tuple[Listed, ...]:
-    """The fallbacks of the first choice; bundles of older versions have none."""
-    items = fields.children("fallbacks") if fields.data.get("fallbacks") else ()
-    return tuple(read_typed(Listed, item) for item in items)
+        yield Listed(f"{number}-{VARIANT}", VARIANT, item.text("name"), needs, advised=True)
 
 
 def unknown_nodes(plan: LaunchPlan) -> list[int]:
     """Nodes whose addresses the processes need but nobody passed."""
     texts = [text for process in plan.processes for text in (*process.argv, *process.env.values())]
     return sorted({int(number) for text in texts for number in _UNKNOWN_NODE.findall(text)})
-
-
-def _templates(process: Fields) -> tuple[str, ...]:
-    return (*process.texts("argv"), *process.text_map("env").values())
 
 
 def which_node(node: int | None, nodes: int) -> int | None:
@@ -395,16 +409,12 @@ def check_port_number(port: int, field: str) -> int:
     return port
 
 
-def _user_path(model: str) -> str:
-    """The model; a path on the command line is relative to the current folder."""
-    folder = Path(model).expanduser()
-    return (
-        os.path.normpath(Path.cwd() / folder) if is_model_path(model) or folder.is_dir() else model
-    )
-
-
-def _bundle_path(model: str, root: Path) -> str:
-    return os.path.normpath(root / Path(model).expanduser()) if is_model_path(model) else model
+def _find_model(model: str | None, planned: str, root: Path) -> str:
+    """The model of the command line, a path from the current folder, or that of the bundle."""
+    name, folder = (planned, root) if model is None else (model, Path.cwd())
+    path = Path(name).expanduser()
+    is_path = is_model_path(name) or (model is not None and path.is_dir())
+    return os.path.normpath(folder / path) if is_path else name
 
 
 def _parse_launch_processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Process, ...]:
@@ -431,18 +441,13 @@ def _parse_launch_processes(items: tuple[Fields, ...], fill: Filler) -> tuple[Pr
 
 def _parse_launch_process(fields: Fields, fill: Filler) -> Process:
     fill = replace(fill, port_offset=fields.optional_integer("port_offset") or 0)
-    argv = fields.texts("argv")
+    argv, port = fields.texts("argv"), fill.parameters.port + fill.port_offset
     if not argv:
         raise fields.fail("argv", "a list with the program first")
-    return Process(
-        name=fields.text("name", **_FILE),
+    return read_typed(
+        Process,
+        fields,
         argv=tuple(fill.text(word) for word in argv),
         env={key: fill.text(value) for key, value in fields.text_map("env").items()},
-        port=check_port_number(
-            fill.parameters.port + fill.port_offset, f"{fields.where}.port_offset"
-        ),
-        devices=fields.integers("devices"),
-        node=fields.optional_integer("node") or 0,
-        role=fields.optional_text("role") or "server",
-        group=fields.optional_integer("group") or 0,
+        port=check_port_number(port, f"{fields.where}.port_offset"),
     )

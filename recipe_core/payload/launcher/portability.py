@@ -1,4 +1,4 @@
-"""Portability to another machine: the engine's kernels there, and variants of the recipe.
+"""Portability to another machine: the engine's kernels there.
 
 Whoever built the bundle asked the engine's releases; here their answers meet the devices and the
 release that the machine really has.
@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from .machine import Device, Machine
+from .devices import Device
 from .typed_json import Fields, read_typed
 
 VERDICTS = ("no", "unknown")
@@ -69,8 +68,8 @@ def read_support(fields: Fields) -> Support | None:
     releases = kernels.texts("releases")
     if not releases:
         raise kernels.fail("releases", "a list of at least one release")
-    told = kernels.children("told") if kernels.data.get("told") else ()
-    verdicts = tuple(read_typed(Told, item) for item in told)
+    rows = kernels.children("told") if kernels.data.get("told") else ()
+    verdicts = tuple(read_typed(Told, item) for item in rows)
     return Support(kernels.text("architecture"), releases, kernels.texts("architectures"), verdicts)
 
 
@@ -110,56 +109,3 @@ def _release_numbers(release: str) -> tuple[int, ...]:
     """Numbers that sort releases by age; those of a build that is no release are empty."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", release)
     return tuple(map(int, match[1].split("."))) if match else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of device: its ``profile``, and what its driver calls it."""
-
-    profile: str
-    runtime: str
-    names: tuple[str, ...]
-
-    def holds(self, machine: Machine) -> bool:
-        """Return whether all devices of a machine are of this kind."""
-        if machine.runtime != self.runtime:
-            return False
-        device_names = {name.casefold() for name in self.names}
-        return all(device.name.casefold() in device_names for device in machine.devices)
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """Machines with a variant of the recipe: a number of devices of one of the ``kinds``."""
-
-    name: str
-    kinds: tuple[Kind, ...]
-    at_least: int = 1
-    at_most: int | None = None
-
-    def hardware(self, machine: Machine, nodes: int) -> str | None:
-        """The machine for ``recipe resolve`` (``mi300x:8``); None if the variant is for others."""
-        count = max(len(machine.devices), 1) * nodes
-        if count < self.at_least or (self.at_most is not None and count > self.at_most):
-            return None
-        return next((f"{kind.profile}:{count}" for kind in self.kinds if kind.holds(machine)), None)
-
-
-def advise_variant(
-    variants: tuple[Variant, ...], machine: Machine, nodes: int, bundle: Path
-) -> tuple[str, str] | None:
-    """Return what the recipe has for a machine that is not its own, and what to do.
-
-    None where it has no variants.
-    """
-    if not variants:
-        return None
-    hardware_of = {variant.name: variant.hardware(machine, nodes) for variant in variants}
-    fitting = {name: hardware for name, hardware in hardware_of.items() if hardware}
-    if not fitting:
-        text = f"none of the recipe's variants ({', '.join(hardware_of)}) is for this machine"
-        return text, "Plan again for it: `recipe plan`."
-    hardware = next(iter(fitting.values()))
-    noun = "variant" if len(fitting) == 1 else "variants"
-    build = f"Build its bundle: recipe resolve {bundle} --hardware {hardware} -o OTHER.zip"
-    return f"for {hardware} the recipe has the {noun} {', '.join(fitting)}", build

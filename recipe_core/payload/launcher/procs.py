@@ -1,4 +1,4 @@
-"""Processes by an identity that survives recycled pids, signals to this one, and the time."""
+"""Processes by an identity that survives recycled pids: looked at, started, ended; and the time."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import os
 import signal
 import stat as modes
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from types import FrameType
-from typing import IO, NoReturn
+from typing import IO
 
 
 class Clock:
@@ -281,12 +279,12 @@ class Processes:
             late = self.family(leaders, mark, variable, outputs=outputs) - family
             self._end(late)
             family |= late
-            members = self._left(leaders, family)
+            members = self._list_survivors(leaders, family)
         self.send(members, signal.SIGKILL)
         deadline = self.clock.monotonic() + KILLED_S
         while members and self.clock.monotonic() < deadline:
             self.clock.sleep(0.02)
-            members = self._left(leaders, family)
+            members = self._list_survivors(leaders, family)
         return family, members
 
     def _end(self, members: Iterable[Identity]) -> None:
@@ -295,7 +293,7 @@ class Processes:
         self.send(members, signal.SIGTERM)
         self.send(members, signal.SIGCONT)
 
-    def _left(self, leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:
+    def _list_survivors(self, leaders: Sequence[Identity], members: set[Identity]) -> set[Identity]:
         """Those that still run; ended children are collected."""
         for pid, _ in leaders:
             self.reap(pid)
@@ -333,75 +331,3 @@ def ask_program(
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, "", str(error)
     return done.returncode, done.stdout, done.stderr
-
-
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# A closed terminal signals twice, once by the kernel and once by the shell: both mean one end.
-_ECHO_S = 1.0
-
-
-class _Held:
-    """Signals during parts that must not be cut in two; ``raised``: when the last one was not."""
-
-    clock = CLOCK
-    depth = 0
-    pending = False
-    raised = float("-inf")
-
-
-@contextmanager
-def interruptible(clock: Clock = CLOCK) -> Iterator[None]:
-    """Raise KeyboardInterrupt for the three signals; outside the main thread this does nothing.
-
-    SIGHUP and SIGINT that are ignored from the start (nohup, a background job of a shell) stay so.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {
-        number: handler for number in _NUMBERS if (handler := signal.getsignal(number)) is not None
-    }
-    _Held.depth, _Held.pending, _Held.raised = 0, False, float("-inf")
-    _Held.clock = clock
-    for number, handler in before.items():
-        if handler is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
-        elif number == signal.SIGINT:
-            # What is ignored stays so in the servers; a handler is their default again.
-            signal.signal(number, lambda *_: None)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def takes_over() -> tuple[signal.Signals, ...]:
-    """The signals that interrupt now: whoever notes them instead leaves ignored ones alone."""
-    return tuple(number for number in _NUMBERS if signal.getsignal(number) is _interrupt)
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    if _Held.clock.monotonic() - _Held.raised < _ECHO_S:
-        return
-    if _Held.depth:
-        _Held.pending = True
-        return
-    _raise_interrupt()
-
-
-def _raise_interrupt() -> NoReturn:
-    _Held.pending, _Held.raised = False, _Held.clock.monotonic()
-    raise KeyboardInterrupt
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Hold the signals back until the end of this part, which must be bounded in time."""
-    _Held.depth += 1
-    try:
-        yield
-    finally:
-        _Held.depth -= 1
-    if _Held.pending and not _Held.depth:
-        _raise_interrupt()

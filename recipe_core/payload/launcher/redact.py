@@ -62,7 +62,8 @@ def secret_kind(text: str) -> str | None:
 
 def _find_named_secrets(text: str) -> Iterator[tuple[int, int, str]]:
     for match in _NAMED_SECRET.finditer(text):
-        if not _is_like(_last_name(match["name"])):
+        name = _last_name(match["name"])
+        if not any(form.search(name) for form in (_SECRET_NAMES, _OFTEN, _KEYS)):
             continue
         value = _VALUE.match(text, match.end())
         if value is None or value[0].startswith("/") or value[0].lower() in _EMPTY_SECRETS:
@@ -111,10 +112,6 @@ def called_secret(field: str, text: str) -> bool:
 def _last_name(field: str) -> str:
     """``api_key`` of ``options.apiKey``."""
     return _CAMEL.sub("_", field.rpartition(".")[2].replace("-", "_"))
-
-
-def _is_like(name: str) -> bool:
-    return any(pattern.search(name) for pattern in (_SECRET_NAMES, _OFTEN, _KEYS))
 
 
 def always_secret(name: str) -> bool:

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from .client import pooled_request_body
+from .api import pooled_request_body
 from .files import json_text
-from .metrics import FIGURES, STEP_FIGURES, Step
+from .measurement import FIGURES
 from .plan import LaunchPlan
 from .preflight import Preflight
+from .run_record import Step
 from .state import State
 
 
@@ -47,21 +48,6 @@ def flushed() -> bool:
     return True
 
 
-_TITLES = {
-    "ttft_s": "time to first token, mean",
-    "ttft_p50_s": "time to first token, median",
-    "ttft_p95_s": "time to first token, p95",
-    "tpot_s": "time per output token, mean",
-    "tpot_p95_s": "time per output token, p95",
-    "request_latency_s": "request latency, mean",
-    "output_tokens_per_s": "output tokens per second",
-    "step_s": "step time, median",
-    "tokens_per_s": "tokens per second",
-    "tokens_per_s_per_gpu": "tokens per second per device",
-    "mfu": "model flops utilisation",
-    "peak_memory_bytes": "peak memory of a device",
-}
-
 _HEAD = ("", "predicted", "band", "measured", "measured/predicted", "in band")
 
 
@@ -83,12 +69,13 @@ def preflight_text(result: Preflight) -> str:
     return table([("check", "result", "reason"), *rows])
 
 
-def up_text(plan: LaunchPlan, current: State) -> str:
+def up_text(plan: LaunchPlan, current: State | None) -> str:
     """The addresses of the servers, and how to try and stop them."""
     entrances = plan.entrances
     stop = "Stop it: python launch.py down" + ("" if plan.node is None else f" --node {plan.node}")
     if not entrances:
-        lines = [f"started: {server.name}, log {server.log}" for server in current.servers]
+        servers = current.servers if current else ()
+        lines = [f"started: {server.name}, log {server.log}" for server in servers]
         return "\n".join([*lines, stop])
     lines = [f"ready: {plan.address(process.port)}{plan.api.path}" for process in entrances]
     return "\n".join(
@@ -108,25 +95,33 @@ def curl_example(plan: LaunchPlan, port: int) -> str:
     return f"curl -s {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}"
 
 
-def bench_text(data: dict[str, Any]) -> str:
-    """Predicted next to measured, and one completion."""
+def measurement_text(data: dict[str, Any]) -> str:
+    """Predicted next to measured; of servers also what was sent, caveats, and one completion."""
+    titles = FIGURES[data.get("kind", "serving")]
     rows = [
-        _HEAD,
-        *(_measured_row(key, data) for key in FIGURES if data["metrics"].get(key) is not None),
+        _measured_row(key, title, data)
+        for key, title in titles.items()
+        if data["metrics"].get(key) is not None
     ]
+    lines = ["", table([_HEAD, *rows])]
+    if (steps := data.get("steps")) is not None:
+        return "\n".join([f"steps {steps['first']} to {steps['last']}", *lines])
+    notes, shown = [f"note: {note}" for note in data["notes"]], data["completion"]
+    answer = textwrap.wrap(
+        shown["text"].strip()[:600], 100, initial_indent="  ", subsequent_indent="  "
+    )
+    title = f"completion of {shown['prompt']!r}:"
+    return "\n".join([_describe_traffic(data), *lines, "", *notes, title, *answer])
+
+
+def _describe_traffic(data: dict[str, Any]) -> str:
     work, counts = data["workload"], data["metrics"]
     pace = f"{work['concurrency']} at once"
     if work["mode"] == "open":
         pace = f"{work['request_rate']:g} per second"
     sent = f"{counts['requests']} requests ({work['mode']}, {pace})"
     tokens = f"{work['input_tokens']:g} tokens in, {work['output_tokens']:g} out"
-    head = f"{sent}, {tokens}; {counts['failed']} failed"
-    notes = [f"note: {note}" for note in data["notes"]]
-    shown = data["completion"]
-    text = shown["text"].strip()[:600]
-    answer = textwrap.wrap(text, 100, initial_indent="  ", subsequent_indent="  ")
-    title = f"completion of {shown['prompt']!r}:"
-    return "\n".join([head, "", table(rows), "", *notes, title, *answer])
+    return f"{sent}, {tokens}; {counts['failed']} failed"
 
 
 def step_line(step: Step, planned: int | None) -> str:
@@ -152,15 +147,7 @@ def run_text(plan: LaunchPlan, data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def training_bench_text(data: dict[str, Any]) -> str:
-    """Predicted next to measured."""
-    metrics = [key for key in STEP_FIGURES if data["metrics"].get(key) is not None]
-    rows = [_HEAD, *(_measured_row(key, data) for key in metrics)]
-    steps = data["steps"]
-    return "\n".join([f"steps {steps['first']} to {steps['last']}", "", table(rows)])
-
-
-def _measured_row(key: str, data: dict[str, Any]) -> tuple[str, ...]:
+def _measured_row(key: str, title: str, data: dict[str, Any]) -> tuple[str, ...]:
     measured, predicted = data["metrics"][key], data["predicted"].get(key)
     band, ratio = data["bands"].get(key), data["ratio"].get(key)
     shown, inside = "-", "-"
@@ -168,7 +155,7 @@ def _measured_row(key: str, data: dict[str, Any]) -> tuple[str, ...]:
         shown = f"{amount(key, band[0])} to {amount(key, band[1])}"
         inside = "yes" if band[0] <= measured <= band[1] else "no"
     return (
-        _TITLES[key],
+        title,
         amount(key, predicted),
         shown,
         amount(key, measured),

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from .client import api_headers
+from .api import api_headers
 from .plan import LaunchPlan, Process
 from .serving_probe import IDLE_LOOKS
 from .tracks import Phase, Track
 from .world import HERE, World
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Recovery
 
 _ANSWER_S = 5.0
 _MOST_BYTES = 1 << 20
@@ -38,7 +38,8 @@ def withdraw(plan: LaunchPlan, group: int, *, world: World = HERE) -> tuple[With
     Empty where no router has an interface for it, or none knows the servers.
     """
     servers = [process for process in plan.answering if process.group == group]
-    pairs = [(r, s) for r in _routers(plan) for s in servers if s.role != "router"]
+    routers = [process for process in plan.processes if process.role == "router"]
+    pairs = [(r, s) for r in routers for s in servers if s.role != "router"]
     workers = [_withdrawn(world, plan, router, server) for router, server in pairs]
     return tuple(worker for worker in workers if worker is not None)
 
@@ -61,10 +62,6 @@ def _admitted(world: World, plan: LaunchPlan, worker: Withdrawn) -> bool:
                 return entry.get("is_healthy") is not False
     status, _ = _ask_router(world, plan, worker.router_port, "POST", worker.path, worker.body)
     return worker.body is None and status is not None and status < 300
-
-
-def _routers(plan: LaunchPlan) -> list[Process]:
-    return [process for process in plan.processes if process.role == "router"]
 
 
 def _withdrawn(
@@ -146,7 +143,7 @@ _BLIND_ROUTER_S = 10.0
 class Rolling:
     """The ``groups`` that are still to be restarted on request, the current one first."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Recovery) -> None:
         self.keeper = keeper
         self.groups: list[int] = []
         self.withdrawn: dict[int, tuple[Withdrawn, ...]] = {}

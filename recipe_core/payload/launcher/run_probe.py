@@ -19,9 +19,9 @@ from .diagnosis import Diagnosis, diagnose, failure_text
 from .errors import StartError
 from .files import tail
 from .health import Look, Target
-from .metrics import metrics_file, planned_steps, read_steps
+from .limits import Supervision
 from .plan import LaunchPlan
-from .sections import Supervision
+from .run_record import metrics_file, planned_steps, read_steps
 from .starts import passed_preflight
 from .state import State
 from .supervisor import Progress
@@ -29,7 +29,7 @@ from .tracks import Kind, Phase, Track, Trouble, forget_failures, track_start
 from .world import HERE, World
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Case, Recovery
 
 # Usual step times without a step or a growing checkpoint that are a hang.
 HANG_STEPS = 20.0
@@ -127,7 +127,7 @@ class RunProbe:
 
     def __init__(
         self,
-        keeper: Keeper,
+        keeper: Recovery,
         shown: int | None = None,
         checked: Callable[[LaunchPlan, Progress], object] = passed_preflight,
     ) -> None:
@@ -215,9 +215,9 @@ class RunProbe:
             end_code=end.code if end else None,
             out_of_memory=self.kills > 0,
             step=run_record.step_of_start(plan),
-            growth=run_record.growth(plan),
+            growth=run_record.count_written_bytes(plan),
             usual_s=run_record.usual_step_s(plan),
-            complete=model and run_record.finished(plan),
+            complete=model and run_record.has_finished(plan),
         )
         return groups
 
@@ -264,13 +264,12 @@ class RunProbe:
         """Return whether a restart does not help: what never trained needs a passing cause."""
         return not diagnosis.transient or diagnosis.cause in _GENERIC
 
-    def give_up(
-        self, cause: str, trouble: Trouble, diagnosis: Diagnosis, _misfit: str | None
-    ) -> StartError:
+    def give_up(self, case: Case) -> StartError:
         """Note why the run cannot go on; the error that says so."""
         plan, current = self.keeper.plan, self.keeper.current
+        trouble, diagnosis = case.trouble, case.diagnosis
         end = run_record.read_trainer_end(plan) if trouble.kind is Kind.REFUSED else None
-        about = {"cause": cause, "title": diagnosis.title, "fix": diagnosis.fix}
+        about = {"cause": case.cause, "title": diagnosis.title, "fix": diagnosis.fix}
         reason, name = trouble.reason, plan.processes[0].name
         if end is not None:
             reason = end.message
@@ -303,14 +302,32 @@ class RunProbe:
         if metrics_file(self.keeper.plan) is None:
             return
         with suppress(OSError):
-            (self.keeper.plan.run / run_record.STOP).touch()
-        deadline = self.clock.monotonic() + END_S
-        while (
-            supervisor.lives(self.keeper.current, world=self.world)
-            and self.clock.monotonic() < deadline
-            and not self.keeper.asked
-        ):
-            self.clock.sleep(_NAP_S)
+            end_after_checkpoint(
+                self.keeper.plan,
+                self.keeper.current,
+                lambda: bool(self.keeper.asked),
+                world=self.world,
+            )
+
+
+def end_after_checkpoint(
+    plan: LaunchPlan,
+    current: State,
+    interrupted: Callable[[], bool] = lambda: False,
+    *,
+    world: World = HERE,
+) -> None:
+    """Ask the trainer for a checkpoint, and wait for its end for as long as one may take.
+
+    Raises:
+        OSError: where it cannot be asked.
+    """
+    (plan.run / run_record.STOP).touch()
+    deadline = world.clock.monotonic() + END_S
+    while supervisor.lives(current, world=world) and world.clock.monotonic() < deadline:
+        if interrupted():
+            return
+        world.clock.sleep(_NAP_S)
 
 
 def exit_code(current: State, *, world: World = HERE) -> int | None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from .errors import InputError
-from .files import read_object, write_json
-from .metrics import metrics_file, planned_steps, read_steps
+from .files import read_file_end, read_object, write_json
+from .measurement import FIGURES, finite_number
 from .plan import LaunchPlan
 
 # Exit codes of the trainers of this project; their launcher, torchrun, ends with 1 for both.
@@ -22,6 +23,65 @@ _END = "end.json"
 _ROLLBACKS = "rollbacks.json"
 # Checkpoint folders by the first part of their names, and the file that is written last.
 _MARKS = {"step": ".metadata", "checkpoint": "trainer_state.json"}
+
+
+# First steps after a start that are not measured: they build caches and kernels.
+WARM_UP = 2
+_MOST_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One row; missing values are None."""
+
+    number: int
+    values: dict[str, float | None]
+
+    def get(self, name: str) -> float | None:
+        return self.values.get(name)
+
+
+def metrics_file(plan: LaunchPlan) -> Path | None:
+    """The file of the run's steps; None for a framework that writes none."""
+    return plan.run / "metrics.csv" if (plan.root / "train.json").is_file() else None
+
+
+def read_steps(path: Path | None) -> list[Step]:
+    """Complete rows so far; lines that a loss of power damaged are left out."""
+    text = read_file_end(path, _MOST_BYTES) if path is not None else None
+    if text is None:
+        return []
+    lines = text.decode("utf-8", errors="replace").replace("\0", "").splitlines()
+    rows = csv.DictReader(line for line in lines if "\ufffd" not in line)
+    return [
+        Step(int(row["step"]), {name: _parse_step_value(text) for name, text in row.items()})
+        for row in rows
+        if None not in row and None not in row.values() and row.get("step", "").isdecimal()
+    ]
+
+
+def _parse_step_value(text: str) -> float | None:
+    try:
+        return finite_number(float(text))
+    except ValueError:
+        return None
+
+
+def planned_steps(plan: LaunchPlan) -> int | None:
+    """The number of steps of the run, from expected.json."""
+    run = read_object(plan.folder / "expected.json").get("run")
+    steps = finite_number(run.get("steps")) if isinstance(run, dict) else None
+    return int(steps) if steps else None
+
+
+def step_figures(steps: list[Step]) -> dict[str, float | None]:
+    """Medians over steps; the maximum of memory."""
+    out: dict[str, float | None] = {}
+    for name in FIGURES["training"]:
+        numbers = [value for step in steps if (value := step.get(name)) is not None]
+        combine = max if name == "peak_memory_bytes" else median
+        out[name] = combine(numbers) if numbers else None
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +144,7 @@ def checkpoint_step(plan: LaunchPlan) -> int:
     return checkpoint[0] if checkpoint else 0
 
 
-def finished(plan: LaunchPlan) -> bool:
+def has_finished(plan: LaunchPlan) -> bool:
     """Return whether the last planned step is done."""
     steps = planned_steps(plan)
     return steps is not None and last_step(plan) >= steps
@@ -100,7 +160,7 @@ def newest_checkpoint(plan: LaunchPlan) -> tuple[int, Path] | None:
     return (max(folders), folders[max(folders)]) if folders else None
 
 
-def growth(plan: LaunchPlan) -> int:
+def count_written_bytes(plan: LaunchPlan) -> int:
     """Bytes of what the run writes beside its record; without a record its logs count, too."""
     folders = (plan.run / "checkpoints", plan.run / "model", plan.run / "adapter")
     files = [path for folder in folders for path in folder.rglob("*")]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import events, heartbeat
-from .client import api_headers, pooled_request_body, request_body
+from .api import Api, api_headers, pooled_request_body, request_body
 from .diagnosis import LOG_BYTES, Diagnosis, diagnose, last_failure, without_questions
 from .errors import StartError
 from .exposition import Figures
@@ -26,17 +26,16 @@ from .health import (
     Look,
     Observer,
     judge_group,
+    read_target,
     sum_given_values,
-    target,
     track_serving_group,
 )
-from .plan import LaunchPlan, Process
-from .sections import Api
+from .plan import Process
 from .tracks import Kind, Phase, Track, Trouble, track_start
-from .world import HERE, Answer, World
+from .world import Answer
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .recovery import Case, Recovery
 
 # Looks in a row without requests after which a group counts as drained.
 IDLE_LOOKS = 2
@@ -70,86 +69,6 @@ class _Server:
     refuses: bool = False
 
 
-class Prober:
-    """Asks the servers of one keeper; ``told`` is called with why one cannot be asked."""
-
-    def __init__(self, report: Callable[[str], object], *, world: World = HERE) -> None:
-        self.world, self._told = world, report
-        self._servers: dict[str, _Server] = {}
-
-    def unanswered_s(
-        self,
-        plan: LaunchPlan,
-        process: Process,
-        identity: tuple[int, int],
-        figures: Figures | None,
-        *,
-        hang_s: float,
-        pause_s: float,
-    ) -> float:
-        """For how many seconds longer than it may an idle server has not answered; 0 for none.
-
-        With looks ``pause_s`` apart it is told before ``hang_s`` is over. A server that publishes
-        nothing may load its model at the first request, so that may take as long as a start.
-        """
-        now, server = self.world.clock.monotonic(), self._server(process, identity)
-        self._collect(process, server, now)
-        tokens = _sum_published_tokens(figures)
-        if tokens is not None and tokens != server.tokens:
-            server.at, server.since, server.proven = now, None, server.tokens is not None
-            server.tokens = tokens
-        if server.question is None and server.since is None and self._is_busy(process, figures):
-            server.at = now
-        waits = server.refuses or server.question is not None or now - server.at < SHARE * hang_s
-        if not waits and process.role == "server":
-            server.since = server.since or now
-            server.question = self._ask(plan, process, hang_s)
-        if server.since is None:
-            return 0.0
-        loads = not server.proven and figures is None
-        # The question may be a look late, and a hang has to show in several looks.
-        patience = plan.startup_timeout_s if loads else (1 - SHARE) * hang_s - MISSES * pause_s
-        spent = now - server.since
-        return spent if spent >= patience else 0.0
-
-    def _server(self, process: Process, identity: tuple[int, int]) -> _Server:
-        server = self._servers.get(process.name)
-        if server is None or server.identity != identity:
-            server = _Server(identity, self.world.clock.monotonic())
-            self._servers[process.name] = server
-        return server
-
-    def _collect(self, process: Process, server: _Server, now: float) -> None:
-        """Note an answer that has come: with 200 it has generated, with 4xx it never will be."""
-        if server.question is None or not server.question.done():
-            return
-        status, _ = server.question.result()
-        server.question = None
-        if status == 200:
-            server.at, server.since, server.proven = now, None, True
-        elif status in _OUR_FAULT:
-            server.refuses, server.since = True, None
-            self._told(f"{process.name} is not asked for tokens when idle: HTTP {status}")
-
-    def _is_busy(self, process: Process, figures: Figures | None) -> bool:
-        """Return whether it has requests, or, where it publishes none, connections."""
-        if figures is not None and figures.running is not None:
-            return bool(figures.running or figures.waiting)
-        return bool(self.world.connections([process.port]))
-
-    def _ask(self, plan: LaunchPlan, process: Process, timeout_s: float) -> Answer:
-        return self.world.ask_later(
-            plan.client_host,
-            process.port,
-            plan.api.path,
-            method="POST",
-            body=question(plan.api),
-            headers=api_headers(plan.api, os.environ),
-            timeout_s=timeout_s,
-            most_bytes=1,
-        )
-
-
 def question(api: Api) -> dict[str, Any]:
     """A request for one token, or for a vector or score of one word, answered as a whole."""
     pooled = pooled_request_body(api, _WORD)
@@ -174,10 +93,10 @@ class ServingProbe:
     # What hangs hardly ends by itself, and other groups are not looked at meanwhile.
     hung_grace_s = 5.0
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: Recovery) -> None:
         self.keeper, self.world, self.clock = keeper, keeper.world, keeper.clock
         self.observer, self.look = Observer(keeper.world), Look()
-        self.prober = Prober(keeper.progress.say, world=keeper.world)
+        self._servers: dict[str, _Server] = {}
         self._asked_at = 0.0
         self.begin(keeper.plan.folder / "expected.json")
 
@@ -186,7 +105,7 @@ class ServingProbe:
 
     def begin(self, expected: Path) -> None:
         """Look at the keeper's plan from now on."""
-        self.look, self.target = Look(), target(self.keeper.plan, expected)
+        self.look, self.target = Look(), read_target(self.keeper.plan, expected)
 
     def adopt_track(self, now: float) -> Track:
         """A group of what another launcher started."""
@@ -263,14 +182,12 @@ class ServingProbe:
     def is_lasting(self, diagnosis: Diagnosis) -> bool:
         return not diagnosis.transient
 
-    def give_up(
-        self, cause: str, _trouble: Trouble, diagnosis: Diagnosis, misfit: str | None
-    ) -> StartError:
+    def give_up(self, case: Case) -> StartError:
         """Note why nothing can be kept up; the error that says so."""
-        reason, lines = misfit or diagnosis.title, list(diagnosis.lines)
-        events.append(
-            self.keeper.own, "gave_up", cause=cause, reason=reason, lines=lines, fix=diagnosis.fix
-        )
+        diagnosis = case.diagnosis
+        reason, lines = case.misfit or diagnosis.title, list(diagnosis.lines)
+        about = {"cause": case.cause, "reason": reason, "lines": lines, "fix": diagnosis.fix}
+        events.append(self.keeper.own, "gave_up", **about)
         return StartError(
             f"the servers cannot be kept up: {reason.rstrip('.')}.",
             hint=diagnosis.fix,
@@ -331,19 +248,79 @@ class ServingProbe:
         limits = self.keeper.limits
         return max(limits.poll_s, limits.hang_s / _QUESTIONS)
 
+    # Questions to idle servers
+
     def _unanswered_s(self, group: int) -> float:
         """For how long one of a group's servers has not answered a request for one token."""
         identities = self._identities()
         waits = (
-            self.prober.unanswered_s(
-                self.keeper.plan,
-                process,
-                identities[process.name],
-                self.look.figures.get(process.name),
-                hang_s=self.keeper.limits.hang_s,
-                pause_s=self._pause_s,
-            )
+            self._wait_s(process, identities[process.name], self.look.figures.get(process.name))
             for process in self._answering(group)
             if self.look.healthy.get(process.name)
         )
         return max(waits, default=0.0)
+
+    def _wait_s(
+        self, process: Process, identity: tuple[int, int], figures: Figures | None
+    ) -> float:
+        """For how many seconds longer than it may an idle server has not answered; 0 for none.
+
+        It is told before the time of a hang is over. A server that publishes nothing may load its
+        model at the first request, so that may take as long as a start.
+        """
+        now, hang_s = self.clock.monotonic(), self.keeper.limits.hang_s
+        server = self._servers.get(process.name)
+        if server is None or server.identity != identity:
+            server = self._servers[process.name] = _Server(identity, now)
+        self._collect(process, server, now)
+        tokens = _sum_published_tokens(figures)
+        if tokens is not None and tokens != server.tokens:
+            server.at, server.since, server.proven = now, None, server.tokens is not None
+            server.tokens = tokens
+        if server.question is None and server.since is None and self._is_busy(process, figures):
+            server.at = now
+        waits = server.refuses or server.question is not None or now - server.at < SHARE * hang_s
+        if not waits and process.role == "server":
+            server.since = server.since or now
+            server.question = self._ask(process)
+        if server.since is None:
+            return 0.0
+        loads = not server.proven and figures is None
+        # The question may be a look late, and a hang has to show in several looks.
+        patience = (1 - SHARE) * hang_s - MISSES * self._pause_s
+        if loads:
+            patience = self.keeper.plan.startup_timeout_s
+        spent = now - server.since
+        return spent if spent >= patience else 0.0
+
+    def _collect(self, process: Process, server: _Server, now: float) -> None:
+        """Note an answer that has come: with 200 it has generated, with 4xx it never will be."""
+        if server.question is None or not server.question.done():
+            return
+        status, _ = server.question.result()
+        server.question = None
+        if status == 200:
+            server.at, server.since, server.proven = now, None, True
+        elif status in _OUR_FAULT:
+            server.refuses, server.since = True, None
+            words = f"{process.name} is not asked for tokens when idle: HTTP {status}"
+            self.keeper.progress.say(words)
+
+    def _is_busy(self, process: Process, figures: Figures | None) -> bool:
+        """Return whether it has requests, or, where it publishes none, connections."""
+        if figures is not None and figures.running is not None:
+            return bool(figures.running or figures.waiting)
+        return bool(self.world.connections([process.port]))
+
+    def _ask(self, process: Process) -> Answer:
+        plan = self.keeper.plan
+        return self.world.ask_later(
+            plan.client_host,
+            process.port,
+            plan.api.path,
+            method="POST",
+            body=question(plan.api),
+            headers=api_headers(plan.api, os.environ),
+            timeout_s=self.keeper.limits.hang_s,
+            most_bytes=1,
+        )

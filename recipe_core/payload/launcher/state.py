@@ -227,13 +227,13 @@ def _parse_server(fields: Fields, run: Path) -> Server:
     return read_typed(Server, fields, log=_here(run, fields.text("log")), output=output)
 
 
-def folders(run: Path) -> list[Path]:
+def list_state_folders(run: Path) -> list[Path]:
     """The folders with a state in a bundle's ``run/``: its own, and one for each node."""
     places = (run, *sorted(run.glob("node-*")))
     return [place for place in places if (place / _NAME).is_file()]
 
 
-def remove(run: Path) -> None:
+def forget_state(run: Path) -> None:
     """Forget what was started, and what a killed launcher was about to write.
 
     Raises:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from . import heartbeat, keeper_process, procs, state
 from .diagnosis import VAGUE, diagnose, excerpt_log, failure_text
-from .engine import command
+from .engine import resolve_program_words
 from .errors import LateError, LauncherError, StartError
 from .files import tail
 from .logs import open_log
+from .machine import VISIBLE
 from .plan import LaunchPlan, Process
-from .procs import uninterrupted
 from .report import complain
+from .signals import uninterrupted
 from .state import Server, State
 from .world import HERE, World
 
@@ -27,11 +28,6 @@ SETTLE_S = 0.2
 UNRECORDED_S = 2.0
 PROGRESS_S = 3.0
 _SHOWN_LINES = 20
-_VISIBLE = {
-    "cuda": "CUDA_VISIBLE_DEVICES",
-    "rocm": "HIP_VISIBLE_DEVICES",
-    "xpu": "ZE_AFFINITY_MASK",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +142,7 @@ def part_mark(mark: str, group: int) -> str:
 
 def _spawn(world: World, plan: LaunchPlan, process: Process, mark: str) -> Server:
     log = process_log_path(plan, process)
-    argv = command(process.argv)
+    argv = resolve_program_words(process.argv)
     environment = process_environment(plan, process, mark)
     with open_log(log) as output:
         opened = procs.plain_file_place(log)
@@ -168,7 +164,7 @@ def process_environment(plan: LaunchPlan, process: Process, mark: str) -> dict[s
     environment = {**heartbeat.drop_notify_variables(dict(os.environ)), **process.env, **marks}
     if plan.parameters.data is not None:
         environment[DATA] = plan.parameters.data
-    variable = _VISIBLE.get(plan.needs.runtime)
+    variable = VISIBLE.get(plan.needs.runtime)
     if variable and len(plan.processes) > 1 and process.devices:
         environment[variable] = ",".join(
             _outer_device_ids(process.devices, os.environ.get(variable))
@@ -293,7 +289,7 @@ def stop(
     with uninterrupted():
         complete = recorded or current.ready
         stopped = _stop(world, current, progress, complete) if current.here else []
-        state.remove(run)
+        state.forget_state(run)
     return stopped
 
 
@@ -304,7 +300,7 @@ def stop_all_recorded(run: Path, progress: Progress, *, world: World = HERE) -> 
         LauncherError: while another launcher is at it, and for a damaged state.
     """
     stopped: list[str] = []
-    for node_folder in state.folders(run):
+    for node_folder in state.list_state_folders(run):
         current = state.load_state(node_folder)
         keeper_process.dismiss(current.keeper if current and current.here else None, world=world)
         with state.exclusive(node_folder):
@@ -314,7 +310,7 @@ def stop_all_recorded(run: Path, progress: Progress, *, world: World = HERE) -> 
     return stopped
 
 
-def end(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
+def end_processes(current: State, progress: Progress, *, world: World = HERE) -> list[str]:
     """Stop every process of a start whose keeper goes on: its state stays. As ``stop``."""
     with uninterrupted():
         return _stop(world, current, progress, complete=False) if current.here else []

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from .sections import Supervision
+from .limits import Supervision
 
 
 class Phase(Enum):
@@ -187,7 +187,7 @@ def backoff_s(attempt: int, limits: Supervision, jitter: float) -> float:
     return full * (0.5 + 0.5 * jitter)
 
 
-def due(track: Track, now: float) -> bool:
+def is_due(track: Track, now: float) -> bool:
     return track.phase in (Phase.RESTING, Phase.PARKED) and now >= track.until
 
 

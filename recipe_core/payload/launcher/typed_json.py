@@ -108,8 +108,8 @@ class Fields:
 T = TypeVar("T")
 
 
-def read_typed(kind: type[T], data: Fields, /, **known: Any) -> T:
-    """Return a dataclass whose fields an object has, by their annotations, but for ``known`` ones.
+def read_typed(kind: type[T], data: Fields, /, **values: Any) -> T:
+    """Return a dataclass of an object's fields, by their annotations, and of ``values``.
 
     What has a default, or may be None, may be null or absent; truth is what is literally true. A
     field's metadata are the arguments of the reader: ``low``, ``high``, ``allowed``, ``form``.
@@ -119,8 +119,8 @@ def read_typed(kind: type[T], data: Fields, /, **known: Any) -> T:
     """
     hints = get_type_hints(kind)
     listed: tuple[Field[Any], ...] = fields(kind)  # type: ignore[arg-type]
-    read = {f.name: _read_field(data, f, hints[f.name]) for f in listed if f.name not in known}
-    return kind(**read, **known)
+    read = {f.name: _read_field(data, f, hints[f.name]) for f in listed if f.name not in values}
+    return kind(**read, **values)
 
 
 def _read_field(data: Fields, field: Field[Any], hint: Any) -> Any:

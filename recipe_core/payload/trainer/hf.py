@@ -6,7 +6,6 @@ import argparse
 import math
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,10 +20,17 @@ from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, Trainin
 from .checkpoint import LEAST_KEPT
 from .data import Sequences
 from .errors import TrainError
-from .metrics import Metrics, Row, peak_memory_bytes
+from .metrics import Metrics, Step, peak_memory_bytes
 from .model import choose_attention, load_model_config
-from .rollbacks import BROKEN, Watch, read_record, remove_left, roll_back, tell_end
-from .settings import STOP_FILE, STOPPED_EXIT, Loading, Settings, data_paths, load_settings
+from .rollbacks import BROKEN, Watch, end_with_code, read_record, remove_left, roll_back
+from .settings import (
+    STOP_FILE,
+    Loading,
+    Settings,
+    add_run_options,
+    data_paths,
+    load_settings,
+)
 from .tokens import get_tokenizer, token_file
 
 _OPTIMIZER = {"adamw": "adamw_torch", "sgd": "sgd"}
@@ -101,36 +107,17 @@ class Figures(TrainerCallback):
         logs: dict[str, float] = values["logs"]
         if self.metrics is None or "learning_rate" not in logs or "loss" not in logs:
             return
-        s, seconds = self.settings, time.perf_counter() - self.began
-        rate = s.batch.global_batch * s.batch.sequence_length / seconds
-        per_device = rate / args.world_size
-        mfu = None
-        if s.figures.flops_per_token and s.figures.peak_flops_per_s:
-            mfu = per_device * s.figures.flops_per_token / s.figures.peak_flops_per_s
-        norm = float(logs.get("grad_norm") or 0.0)
-        row = Row(
-            state.global_step,
-            logs["loss"],
-            logs["learning_rate"],
-            norm,
-            seconds,
-            rate,
-            per_device,
-            mfu,
-            peak_memory_bytes(args.device),
-            state.global_step * s.batch.global_batch * s.batch.sequence_length,
-            1.0,
-        )
+        seconds, norm = time.perf_counter() - self.began, float(logs.get("grad_norm") or 0.0)
+        memory, rate = peak_memory_bytes(args.device), logs["learning_rate"]
+        step = Step(state.global_step, logs["loss"], rate, norm, seconds, memory)
+        row = step.row(self.settings, args.world_size)
         self.metrics.write(row)
         if self.watch.see(state.global_step, row.loss, norm) == BROKEN:
             assert self.watch.event is not None  # noqa: S101 - what broke
-            checkpoints = [
-                (_checkpoint_step(path), path) for path in self._folder.glob("checkpoint-*")
-            ]
-            complete = [
-                (_checkpoint_step(path), path) for path in list_hf_checkpoints(self._folder)
-            ]
-            raise roll_back(self.run, self.watch.event, complete, checkpoints, s.guard)
+            complete = list_hf_checkpoints(self._folder)
+            checkpoints = list_hf_checkpoints(self._folder, complete=False)
+            guard = self.settings.guard
+            raise roll_back(self.run, self.watch.event, complete, checkpoints, guard)
 
     @property
     def _folder(self) -> Path:
@@ -140,13 +127,10 @@ class Figures(TrainerCallback):
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes as those of the embedded trainer: 0, 2 and 3."""
     options = _hf_trainer_parser().parse_args(argv)
-    try:
-        finished = train_with_transformers(load_settings(options.config), options)
-    except TrainError as error:
-        print(f"train: {error}", file=sys.stderr, flush=True)
-        tell_end(_run_folder(options), error)
-        return error.exit_code
-    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
+    return end_with_code(
+        _run_folder(options),
+        lambda: train_with_transformers(load_settings(options.config), options),
+    )
 
 
 def _run_folder(options: argparse.Namespace) -> Path:
@@ -194,7 +178,7 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
         model=model, args=arguments, train_dataset=rows, callbacks=[Figures(settings, run)]
     )
     checkpoints = list_hf_checkpoints(run / "checkpoints")
-    ended = trainer.train(resume_from_checkpoint=str(checkpoints[-1]) if checkpoints else None)
+    ended = trainer.train(resume_from_checkpoint=str(checkpoints[-1][1]) if checkpoints else None)
     if ended.global_step < settings.steps:
         trainer.accelerator.wait_for_everyone()  # all have seen the file
         if trainer.is_world_process_zero():
@@ -211,16 +195,15 @@ def train_with_transformers(settings: Settings, options: argparse.Namespace) -> 
     return True
 
 
-def list_hf_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints that were written to the end, oldest first: the trainer's state comes last."""
-    folders = (path.parent for path in folder.glob("checkpoint-*/trainer_state.json"))
-    return sorted((path for path in folders if _checkpoint_step(path) >= 0), key=_checkpoint_step)
-
-
-def _checkpoint_step(path: Path) -> int:
-    """The step of a checkpoint; -1 for one that was put aside."""
-    number = path.name.rpartition("-")[2]
-    return int(number) if number.isdigit() else -1
+def list_hf_checkpoints(folder: Path, *, complete: bool = True) -> list[tuple[int, Path]]:
+    """Checkpoints by steps; ``complete`` ones have the trainer's state, which is written last."""
+    paths = folder.glob("checkpoint-*")
+    steps = [(path.name.rpartition("-")[2], path) for path in paths]
+    return sorted(
+        (int(step), path)
+        for step, path in steps
+        if step.isdigit() and (not complete or (path / "trainer_state.json").is_file())
+    )
 
 
 def _build_hf_arguments(settings: Settings, deepspeed: Path | None, run: Path) -> TrainingArguments:
@@ -289,26 +272,7 @@ def _hf_trainer_parser() -> argparse.ArgumentParser:
         prog="train_hf.py",
         description="Train what train.json describes, with transformers' trainer.",
     )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where metrics, checkpoints and the model go (default: run/ beside it)",
-    )
-    parser.add_argument(
-        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="texts (.txt, .jsonl) instead of the bundle's",
-    )
+    add_run_options(parser)
     parser.add_argument("--deepspeed", type=Path, metavar="FILE", help="DeepSpeed's configuration")
     # DeepSpeed's launcher passes it.
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)

@@ -24,7 +24,7 @@ from .checkpoint import (
 from .data import Ahead, Sequences
 from .errors import RolledBackError, TrainError
 from .lora import check_adapters
-from .metrics import Metrics, Row, peak_memory_bytes
+from .metrics import Metrics, Row, Step, peak_memory_bytes
 from .model import Part, build_meta_model, fill_weights, load_model_config
 from .parallel import HALF, World, emulated, join_processes, lay_out
 from .rollbacks import BROKEN, CALM, Watch, read_record, roll_back
@@ -205,38 +205,8 @@ class Run:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         memory, verdict = (int(value) for value in largest.tolist())
         seconds = time.perf_counter() - began
-        row = self._row(step + 1, total, rate, norm, seconds, memory, scale)
-        return row, stop > 0, verdict
-
-    def _row(
-        self,
-        step: int,
-        loss: float,
-        rate: float,
-        norm: float,
-        step_s: float,
-        memory: int,
-        scale: float,
-    ) -> Row:
-        batch, figures = self.settings.batch, self.settings.figures
-        tokens = batch.global_batch * batch.sequence_length
-        per_device = tokens / step_s / dist.get_world_size()
-        mfu = None
-        if figures.flops_per_token and figures.peak_flops_per_s:
-            mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s
-        return Row(
-            step,
-            loss,
-            rate,
-            norm,
-            step_s,
-            tokens / step_s,
-            per_device,
-            mfu,
-            memory,
-            tokens * step,
-            scale,
-        )
+        done = Step(step + 1, total, rate, norm, seconds, memory, scale)
+        return done.row(settings, dist.get_world_size()), stop > 0, verdict
 
     def _stop_requested(self) -> bool:
         if self.stop_signalled:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from .errors import RolledBackError, TrainError
-from .rollbacks import tell_end
+from .rollbacks import end_with_code
+from .settings import add_run_options, data_paths, load_settings
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,9 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = (options.out or root / "run").resolve()
     # Otherwise tokenizers warns about forking after threads.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        from .settings import STOPPED_EXIT, data_paths, load_settings
 
+    def train() -> bool:
         settings = load_settings(options.config)
         from transformers.utils import logging
 
@@ -33,40 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         from .loop import Paths, train_on_rank
 
         data = data_paths(options.data, settings.data, root)
-        finished = train_on_rank(settings, Paths(root, run, options.model, data), options.resume)
-    except TrainError as error:
-        if isinstance(error, RolledBackError) and os.environ.get("RANK") != "0":
-            return error.exit_code  # the first rank tells
-        print(f"train: {error}", file=sys.stderr, flush=True)
-        tell_end(run, error)
-        return error.exit_code
-    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
+        return train_on_rank(settings, Paths(root, run, options.model, data), options.resume)
+
+    return end_with_code(run, train)
 
 
 def _trainer_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="train.py", description="Train what train.json describes; started by torchrun."
     )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="FOLDER",
-        help="where metrics, checkpoints and the model go (default: run/ beside it)",
-    )
-    parser.add_argument(
-        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="FILE",
-        help="texts (.txt, .jsonl) instead of the bundle's",
-    )
+    add_run_options(parser)
     parser.add_argument(
         "--resume",
         type=_resume,

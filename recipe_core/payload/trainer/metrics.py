@@ -9,6 +9,8 @@ from pathlib import Path
 
 import torch
 
+from .settings import Settings
+
 
 @dataclass(frozen=True)
 class Row:
@@ -25,6 +27,40 @@ class Row:
     peak_memory_bytes: int
     tokens: int
     loss_scale: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """The measured values of a step; ``scale`` is that of the loss under fp16."""
+
+    number: int
+    loss: float
+    rate: float
+    norm: float
+    seconds: float
+    memory_bytes: int
+    scale: float = 1.0
+
+    def row(self, settings: Settings, devices: int) -> Row:
+        """The row of a step on so many devices."""
+        batch, figures, mfu = settings.batch, settings.figures, None
+        tokens = batch.global_batch * batch.sequence_length
+        per_device = tokens / self.seconds / devices
+        if figures.flops_per_token and figures.peak_flops_per_s:
+            mfu = per_device * figures.flops_per_token / figures.peak_flops_per_s
+        return Row(
+            self.number,
+            self.loss,
+            self.rate,
+            self.norm,
+            self.seconds,
+            tokens / self.seconds,
+            per_device,
+            mfu,
+            self.memory_bytes,
+            tokens * self.number,
+            self.scale,
+        )
 
 
 _HELP = {

@@ -18,8 +18,9 @@ import json
 import math
 import os
 import shutil
+import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -29,7 +30,7 @@ from typing import Any
 
 from .disk import put_in_place
 from .errors import RolledBackError, TrainError
-from .settings import Guard
+from .settings import STOPPED_EXIT, Guard
 
 # What a step was: as usual; perhaps the first of a spike, so nothing is saved; the run stops.
 CALM, SUSPICIOUS, BROKEN = 0, 1, 2
@@ -291,6 +292,19 @@ def roll_back(
     place = f"step {rollback.checkpoint}" if rollback.checkpoint else "the start"
     message = f"{event}; the next start goes on from {place}"
     return RolledBackError(f"{message} and leaves out batches {start} to {end - 1}.")
+
+
+def end_with_code(run: Path, train: Callable[[], bool]) -> int:
+    """Train, and return the exit code; an error is printed, and left beside the run's record."""
+    try:
+        finished = train()
+    except TrainError as error:
+        if isinstance(error, RolledBackError) and os.environ.get("RANK", "0") != "0":
+            return error.exit_code  # the first rank tells
+        print(f"train: {error}", file=sys.stderr, flush=True)
+        tell_end(run, error)
+        return error.exit_code
+    return 0 if finished else int(os.environ.get(STOPPED_EXIT, "0"))
 
 
 def tell_end(run: Path, error: TrainError) -> None:

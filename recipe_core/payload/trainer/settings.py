@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import types
@@ -189,6 +190,30 @@ def load_settings(path: Path) -> Settings:
         message = f"{path.name}.loading: workers must be at least 1, prefetch at least 0."
         raise TrainError(message)
     return settings
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every program that trains what ``train.json`` describes."""
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="the run's train.json"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FOLDER",
+        help="where metrics, checkpoints and the model go (default: run/ beside it)",
+    )
+    parser.add_argument(
+        "--model", metavar="FOLDER|ID", help="the model's configuration, tokenizer and weights"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="texts (.txt, .jsonl) instead of the bundle's",
+    )
 
 
 def data_paths(options: Sequence[Path], planned: tuple[str, ...], root: Path) -> tuple[Path, ...]:

@@ -5,6 +5,7 @@ Fields of ``options.scaling`` that are left out have the defaults of the policy'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Annotated
@@ -23,10 +24,6 @@ from recipe_core.request.scaling import Metric, Policy, Scaling, Trigger
 
 FIELD = "options.scaling"
 FILE = DataFile(PACKAGE / "scaling" / "policies" / "policies.yaml", f"{FIELD}.policy")
-# Requests at once that a replica is scaled to where a trigger is left out, of those it takes.
-SHARE_OF_SLOTS = 0.7
-# Requests per second that a replica is scaled to, of those it serves within the limits.
-SHARE_OF_CAPACITY = 0.8
 
 
 class Default(DataRow):
@@ -41,7 +38,8 @@ class Default(DataRow):
 class PolicyRow(DataRow):
     """A policy: its metrics (none: it takes no triggers), the fields that it honours, its defaults.
 
-    several: whether it takes several triggers. fields: with what they are called in its project.
+    triggers: where none is stated, by metric the numbers whose product is the target. several:
+    whether it takes several. fields: with what they are called in its project.
     targets: that write it; written: the same for people. own_machines: its replicas share none.
     lowest, highest: of fields. search: first values of what is searched. follows: the policy whose
     defaults hold where it has none of its own.
@@ -50,6 +48,7 @@ class PolicyRow(DataRow):
     title: Text
     version: Text
     metrics: tuple[Metric, ...] = ()
+    triggers: Mapping[Metric, tuple[str, ...]] = Field(default_factory=dict)
     several: bool = False
     fields: Mapping[str, Text] = Field(default_factory=dict)
     targets: tuple[Text, ...] = ()
@@ -203,24 +202,16 @@ def default_triggers(
 ) -> tuple[Trigger, ...]:
     """Return what a policy scales by where a scaling states no triggers.
 
-    The project's own targets where it has some (Knative, Ray Serve, llm-d), else a share of what a
-    replica takes: requests at once (``slots``), or per second for SkyServe. Empty for policies
-    without triggers, and where ``slots`` is not known.
+    Each trigger of its row, with a target that is the product of the numbers named there: those of
+    the project, ``slots`` (requests in a replica at once) and ``capacity_per_s`` (requests per
+    second that it serves). Empty for policies without triggers, and where ``slots`` is not known.
     """
-    numbers = defaults_of(policy)
-    if policy in ("hpa", "keda"):
-        return (Trigger(metric="in-flight", target=SHARE_OF_SLOTS * slots),) if slots else ()
-    if policy == "skyserve":
-        return (Trigger(metric="request-rate", target=SHARE_OF_CAPACITY * capacity_per_s),)
-    if policy == "kpa":  # a share of what a pod takes at once
-        target = numbers["concurrency_target"] * numbers["concurrency_utilisation"]
-        return (Trigger(metric="in-flight", target=target),)
-    if policy == "ray-serve":
-        return (Trigger(metric="in-flight", target=numbers["target_ongoing_requests"]),)
-    if policy == "llm-d":
-        kv, queue = numbers["kv_threshold"], numbers["queue_threshold"]
-        return (Trigger(metric="kv-usage", target=kv), Trigger(metric="waiting", target=queue))
-    return ()
+    numbers = {**defaults_of(policy), "slots": slots or 0, "capacity_per_s": capacity_per_s}
+    targets = {
+        metric: math.prod(numbers[name] for name in names)
+        for metric, names in policy_row(policy).triggers.items()
+    }
+    return tuple(Trigger(metric=metric, target=of) for metric, of in targets.items() if of > 0)
 
 
 def replica_bounds_of(scaling: Scaling) -> tuple[int, int]:

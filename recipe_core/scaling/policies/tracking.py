@@ -241,8 +241,8 @@ class Behaved(Paced):
                 signals, part, self._fewest[part], self._high[part], current[part]
             )
             measured, tolerance = np.maximum(current[part], 1.0), self._tolerance[part]
-            one = np.ones_like(measured)
-            desired[part] = track_target(current[part], number, one, tolerance, measured)
+            unit = np.ones_like(measured)
+            desired[part] = track_target(current[part], number, unit, tolerance, measured)
             low = low.copy()
             low[part] = np.where(number == 0, 0.0, low[part])
         off = current == 0

@@ -67,7 +67,7 @@ class Seasonal:
             return np.full(steps, self._values[-1] ** 2 if self._values else 0.0)
         ahead = np.arange(1, steps + 1)
         damped = np.cumsum(self._phi**ahead)
-        season = np.asarray(self._seasonal)[(ahead - 1) % self._season]
+        season = np.array([self._seasonal[step % self._season] for step in range(steps)])
         root: Float = np.maximum(self._level + self._trend * damped + season, 0.0)
         return root**2
 

@@ -12,8 +12,11 @@ from typing import Any, Literal
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.errors import HardwareError, InputError
 from recipe_core.base.provenance import Sourced
+from recipe_core.commands.arguments import Arguments
+from recipe_core.commands.images import engine_by_name, image_start
 from recipe_core.commands.launches import Container, Launch, launches_in
-from recipe_core.commands.words import MAX_CHARACTERS, engine_by_name, image_start
+from recipe_core.commands.option_meanings import Meant
+from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.engines.grammar import grammars
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.targets.deployments.documents import (
@@ -42,7 +45,7 @@ class Place:
     notes: tuple[str, ...] = ()
 
     def ground(self) -> dict[str, Any]:
-        """As fields of `recipe_core.commands.context.Ground`."""
+        """As fields of `recipe_core.commands.context.CommandContext`."""
         values = {"hardware": self.device, "gpus": self.per_node, "nodes": self.nodes}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -53,7 +56,7 @@ class DeployedEngine:
 
     ``where``: its place in the file in words, and the ``line``; ``model``: what its volume or its
     model field holds, where the command names only a folder; ``release``: of the engine that the
-    file installs; ``replicas``: copies that it starts. ``unset``: variables without a value.
+    file installs; ``replicas``: copies that it starts.
     """
 
     where: str
@@ -63,7 +66,11 @@ class DeployedEngine:
     model: str | None = None
     release: str | None = None
     replicas: int = 1
-    unset: tuple[str, ...] = ()
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Variables without a value."""
+        return unset_in((*self.launch.args, *self.launch.program))
 
     def ground(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
         """Return what to judge it on: ``overrides`` of the user before what the file says."""
@@ -290,25 +297,15 @@ def engines_in(
     for number, launch in enumerate(launches, 1):
         name = where if len(launches) == 1 else f"{where} #{number}"
         model_here = model if model and _names_folder(launch) else None
-        unset = unset_in((*launch.args, *launch.program))
-        yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas, unset=unset)
-    if not launches and (why := unread_reason(container.image, words)):
+        yield DeployedEngine(name, line, launch, place, model_here, replicas=replicas)
+    if not launches and (why := unread_reason(container.image or "", words)):
         yield UnreadPart(where, line, why)
 
 
 def _names_folder(launch: Launch) -> bool:
-    first = next((word for word in launch.args[:1] if not word.startswith("-")), None)
-    flags = {"--model", "--model-path", "--model-id", "--model-url"}
-    model_values = [
-        value
-        for word, value in zip(launch.args, (*launch.args[1:], ""), strict=True)
-        if word in flags
-    ]
-    model_values += [
-        word.partition("=")[2] for word in launch.args if word.partition("=")[0] in flags
-    ]
-    names = [name for name in (first, *model_values) if name]
-    return all(name.startswith(("/", "$", "{")) for name in names)
+    arguments = Arguments(launch.engine, launch.args, program=launch.program)
+    model = Meant(arguments).model
+    return model is None or model.startswith(("/", "$", "{"))
 
 
 def unread_reason(image: str, words: Iterable[str]) -> str | None:
@@ -351,9 +348,8 @@ def with_notes(place: Place, *notes: str) -> Place:
 
 def starts_engine(text: str) -> bool:
     """Return whether a text has a word that starts an engine, in whatever way."""
-    words = (
-        start.words[1] if start.words[0] == "-m" else " ".join(start.words)
-        for grammar in grammars().values()
-        for start in grammar.launch
+    starts = (start for grammar in grammars().values() for start in grammar.launch)
+    return any(
+        (start.program if start.words[0] == "-m" else " ".join(start.words)) in text
+        for start in starts
     )
-    return any(word in text for word in words)

@@ -13,7 +13,8 @@ from typing import Any
 from recipe_core.base.documents import read_text
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.commands.context import CommandContext
-from recipe_core.commands.files import SUFFIXES, Item, check_items, items_of, judge_items
+from recipe_core.commands.files import SUFFIXES, check_items, items_of
+from recipe_core.commands.judge import Item, judge_items
 from recipe_core.engines.grammar import grammars
 from recipe_core.models.catalog import catalog_ids, in_catalog
 from recipe_core.targets.deployments.deployment import DeployedEngine, DeploymentFile
@@ -28,7 +29,6 @@ MAX_FILES = 20_000
 MAX_ENGINES = 5_000
 # Folders that hold other people's files, or none that are read.
 SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", ".venv", "venv", "__pycache__"})
-_LISTS = tuple(suffix for suffix in SUFFIXES if suffix not in SCRIPTS)
 # Words of deployment files besides those that start an engine, and its images.
 _WORDS = ("modelURL", "InferenceService")
 
@@ -138,7 +138,7 @@ def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[I
         raise InputError(f"{folder} is not a folder.", field="dir", hint="Check the path.")
     files = list(_command_files(folder))
     if not files:
-        suffixes = ", ".join((*SCRIPTS, *DOCUMENTS, *_LISTS))
+        suffixes = ", ".join((*SCRIPTS, *DOCUMENTS, *SUFFIXES))
         message = f"{folder} holds no file of commands."
         raise InputError(message, field="dir", hint=f"Known suffixes: {suffixes}.")
     for file in files:
@@ -151,7 +151,7 @@ def deployment_entries(folder: Path, overrides: Mapping[str, Any]) -> Iterator[I
 
 def _command_files(folder: Path) -> Iterator[Path]:
     """Files that may hold commands, sorted; no link is followed, to a folder or to a file."""
-    suffixes, number = {*SCRIPTS, *DOCUMENTS, *_LISTS}, 0
+    suffixes, number = {*SCRIPTS, *DOCUMENTS, *SUFFIXES}, 0
     for place, folders, names in os.walk(folder, followlinks=False):
         folders[:] = sorted(name for name in folders if name not in SKIPPED)
         for name in sorted(names):
@@ -167,7 +167,7 @@ def _command_files(folder: Path) -> Iterator[Path]:
 
 
 def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iterable[Item]:
-    if file.suffix.casefold() in _LISTS:
+    if file.suffix.casefold() in SUFFIXES:
         kind = file.suffix.removeprefix(".")
         for item in items_of(file, source):
             yield item if item.error else replace(item, about={"kind": kind})
@@ -188,9 +188,5 @@ def _file_entries(file: Path, source: str, overrides: Mapping[str, Any]) -> Iter
 def _engine_words() -> tuple[str, ...]:
     """Words of files that may start an engine."""
     images = (name for grammar in grammars().values() for name in grammar.images)
-    programs = (
-        start.words[1] if start.words[0] == "-m" else start.words[0]
-        for grammar in grammars().values()
-        for start in grammar.launch
-    )
+    programs = (start.program for grammar in grammars().values() for start in grammar.launch)
     return (*_WORDS, *dict.fromkeys(programs), *images)

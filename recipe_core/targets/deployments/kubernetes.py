@@ -31,7 +31,6 @@ from recipe_core.targets.deployments.documents import (
     line_of,
     parse_count,
     reader_words,
-    unset_in,
     value_at,
     walk_mappings,
     yaml_mapping,
@@ -40,14 +39,6 @@ from recipe_core.targets.deployments.documents import (
 )
 
 _MAX_PODS = 1000
-
-
-def read_kubernetes(documents: Sequence[Any]) -> Iterator[DeployedEngine | UnreadPart]:
-    """The engines of documents, those of a ``kind: List`` too."""
-    for document in documents:
-        if isinstance(document, Mapped):
-            for item in [*yaml_mappings(document, "items"), document]:
-                yield from read_resource(item)
 
 
 def read_resource(document: Mapped) -> Iterator[DeployedEngine | UnreadPart]:
@@ -233,7 +224,6 @@ def _read_kserve_server(
         replace(launch, image=image, shares_memory=True),
         container_place(pod, container, [pod]),
         replicas=parse_count(pod, "minReplicas") or 1,
-        unset=unset_in(words),
     )
 
 

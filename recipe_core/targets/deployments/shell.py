@@ -22,7 +22,6 @@ from recipe_core.targets.deployments.documents import (
     Mapped,
     parse_count,
     text_values,
-    unset_in,
     yaml_mapping,
     yaml_mappings,
     yaml_texts,
@@ -89,7 +88,6 @@ def engines_of(
             inside,
             place,
             release=_pinned_release(installs, launch.engine),
-            unset=unset_in((*launch.args, *launch.program)),
         )
     if not launches and starts_engine(_COMMENT.sub("", text)):
         yield UnreadPart(where, line, "names an engine, but no command of it could be read.")

@@ -84,7 +84,7 @@ def hpa_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
         NoAnswer: for another policy, for what the autoscaler cannot be told, and where a metric is
             missing.
     """
-    refuse_policy(scaling, ("hpa",), WHERE)
+    refuse_policy(scaling, "kubernetes-hpa", WHERE)
     refuse_fields(scaling, WHERE)
     metrics = []
     for index, trigger in enumerate(triggers_of(scaling)):

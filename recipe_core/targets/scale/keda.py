@@ -104,7 +104,6 @@ def changes_within_tolerance(hours: Sequence[int], tolerance: float) -> bool:
 
 
 WHERE = "a ScaledObject"
-POLICIES = ("keda", "schedule")
 # The name of the trigger that only starts the first replica.
 WAKE = "wake"
 # Requests per second of one replica: a trigger with this target never asks for a second one.
@@ -121,7 +120,7 @@ def keda_spec(context: Context, unit: Unit, scaling: Scaling) -> dict[str, Any]:
     Raises:
         NoAnswer: for another policy, for what KEDA cannot be told, and where a metric is missing.
     """
-    refuse_policy(scaling, POLICIES, WHERE)
+    refuse_policy(scaling, "kubernetes-keda", WHERE)
     if scaling.policy == "schedule":
         return _schedule_spec(context, unit, scaling)
     refuse_fields(scaling, WHERE)

@@ -138,7 +138,7 @@ def service_scaling(context: Context, count: int) -> ServiceScaling:
     if scaling is None or scaling.policy == "fixed":
         bounds = {"minReplicas": count, "maxReplicas": count}
         return ServiceScaling(bounds, {MODE: "RawDeployment", CLASS: "none"})
-    refuse_policy(scaling, ("keda", "kpa"), "an InferenceService")
+    refuse_policy(scaling, "kserve", "an InferenceService")
     bounds = {"minReplicas": scaling.min_replicas, "maxReplicas": scaling.max_replicas}
     if scaling.policy == "kpa":
         notes = {MODE: "Serverless", **revision_annotations(scaling)}

@@ -77,13 +77,13 @@ def refuse_other_bounds(scaling: Scaling, parameters: Parameters, launch: Launch
     )
 
 
-def refuse_policy(scaling: Scaling, policies: Collection[str], where: str) -> None:
-    """Refuse a policy that ``where`` does not run.
+def refuse_policy(scaling: Scaling, target: str, where: str) -> None:
+    """Refuse a policy whose row has no such target, so that ``where`` does not run it.
 
     Raises:
-        NoAnswer: where the policy is none of ``policies``; it says what writes it.
+        NoAnswer: it says what writes the policy.
     """
-    if scaling.policy not in policies:
+    if target not in policy_row(scaling.policy).targets:
         raise NoAnswer(
             f"the chosen policy is {scaling.policy}, which {where} does not run: "
             f"{policy_row(scaling.policy).written}.",

@@ -73,7 +73,7 @@ def cost_against_loss(
     field = "usd_per_million_output_tokens" if cost else "output_tokens_per_s_per_gpu"
     for n, (name, points) in enumerate(of_splits.items()):
         drawn = [
-            p for p in points if p.runs and p.retained.known and np.isfinite(getattr(p, field))
+            p for p in points if p.runs and p.retained.is_known and np.isfinite(getattr(p, field))
         ]
         checkpoints = {point.checkpoint for point in points if point.planned}
         caches = list(dict.fromkeys(point.kv_dtype for point in drawn))
@@ -133,7 +133,7 @@ def _format_text(point: FormatPoint, checkpoints: set[str | None]) -> str:
 
 def accuracy_band_text(point: FormatPoint) -> str:
     """The ends of the 80 % band; empty where it is certain, or unknown."""
-    if not point.retained.known or point.retained.low == point.retained.high:
+    if not point.retained.is_known or point.retained.low == point.retained.high:
         return ""
     return plain_range_text((point.retained.low, point.retained.high), accuracy_text)
 

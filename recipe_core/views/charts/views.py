@@ -61,9 +61,9 @@ class Table:
     strong: str = ""
 
     @staticmethod
-    def of_lines(title: str, lines: Iterable[str], strong: str = "") -> Table:
-        """From lines of cells between bars, of which the first is the head."""
-        head, *rows = (tuple(line.split(" | ")) for line in lines)
+    def of_rows(title: str, cells: Iterable[tuple[str, ...]], strong: str = "") -> Table:
+        """From rows of cells, of which the first is the head."""
+        head, *rows = cells
         return Table(title, head, tuple(rows), strong)
 
     @staticmethod
@@ -193,7 +193,7 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
         cells = {
             "Weights": f"{point.weight_dtype}{' (this)' if point.planned else ''}",
             "Cache": point.kv_dtype,
-            accuracy.title: accuracy.show(retained.value) if retained.known else "unknown",
+            accuracy.title: accuracy.show(retained.value) if retained.is_known else "unknown",
             "Likely": accuracy_band_text(point),
         }
         for metric in measures:
@@ -207,7 +207,7 @@ def formats_table(points: Sequence[FormatPoint], title: str) -> Table:
 
 
 def published_table(figures: Sequence[NearFigure]) -> Table:
-    return Table.of_lines("Nearest published figures", PHRASES.lines("published", figures))
+    return Table.of_rows("Nearest published figures", PHRASES.rows("published", figures))
 
 
 def frontier_table(frontier: Frontier) -> Table:
@@ -247,20 +247,20 @@ def _gain_text(value: float | None, first: float | None) -> str:
 def device_table(estimate: ServingEstimate, stated_hit: float) -> Table:
     """The devices' cache of a replica, and its hits; ``stated_hit``: by the workload."""
     holds = (estimate.memory.prefill or estimate.memory).kv_cache_tokens
-    lines = PHRASES.lines("device", holds, estimate.prefix_cache, stated_hit)
-    return Table.of_lines("", lines)
+    rows = PHRASES.rows("device", holds, estimate.prefix_cache, stated_hit)
+    return Table.of_rows("", rows)
 
 
 def tier_table(tiers: Sequence[KvTier]) -> Table:
     """The gains and costs of each tier, and the verdict on it."""
     heads = (column_metric("ttft_s").head, column_metric("output_tokens_per_s").title)
-    lines = PHRASES.lines("tiers", tiers, TIERS, heads)
-    return Table.of_lines("Tiers below the devices' cache", lines)
+    rows = PHRASES.rows("tiers", tiers, TIERS, heads)
+    return Table.of_rows("Tiers below the devices' cache", rows)
 
 
 def phase_table(phases: Sequence[TrainingPhase]) -> Table:
     heads = [column_metric(name).head for name in ("step_s", "peak_memory_bytes")]
-    return Table.of_lines("Phases of the run", PHRASES.lines("phases", phases, heads))
+    return Table.of_rows("Phases of the run", PHRASES.rows("phases", phases, heads))
 
 
 def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
@@ -294,8 +294,8 @@ def arithmetic_items(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
 
 def _operator_table(work: Working, causes: Mapping[str, str]) -> Table:
     together = time_text(sum(row.time_s for row in work.rows))
-    lines = PHRASES.lines("operators", work.rows, causes, together)
-    return Table.of_lines(work.title, lines, "Time")
+    rows = PHRASES.rows("operators", work.rows, causes, together)
+    return Table.of_rows(work.title, rows, "Time")
 
 
 def crossing_text(at: Crossing, load_unit: str) -> str:

@@ -12,13 +12,12 @@ import numpy as np
 from recipe_core.base.units import GIB, days, per_second, seconds_text, significant
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import require_part
-from recipe_core.estimates.serving.cache import (
-    cached_tokens,
+from recipe_core.estimates.serving.cache import cached_tokens
+from recipe_core.estimates.serving.cache_blocks import (
     kv_token_bytes,
     request_state_bytes,
     shared_blocks,
 )
-from recipe_core.estimates.serving.cache_blocks import CachePools, Packing
 from recipe_core.estimates.serving.memory import stage_columns
 from recipe_core.estimates.serving.results import MEMORY, TIME_TITLES, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.weights import (
@@ -67,7 +66,7 @@ def arithmetic(plan: Plan, row: int) -> Times:
 
 def _lines(macro: str, *values: Any) -> list[Line]:
     """The rows of a macro of ``templates/arithmetic.j2``."""
-    return [Line(*line.split(" | ")) for line in _PHRASES.lines(macro, *values)]
+    return [Line(*row) for row in _PHRASES.rows(macro, *values)]
 
 
 def gib_exact(value_bytes: float) -> str:
@@ -152,11 +151,11 @@ def _cache_text(setting: Setting, case: Cases, start: int, end: int) -> str:
         (model.kinds[kind][0], count) for kind, count in _count_layer_kinds(setting, start, end)
     ]
     shared = shared_blocks(setting, tuple(layers), case)
-    if isinstance(shared, Packing | CachePools):
+    if shared is not None and not shared.layer_groups:
         return "blocks shared by the caches of several layers"
     if shared is not None:
         blocks = float((shared.request_bytes(context) / shared.block_bytes)[0])
-        megabytes = significant(float(shared.block_bytes[0]) / 1e6)
+        megabytes = significant(float(np.ravel(shared.block_bytes)[0]) / 1e6)
         terms, layers = [f"{blocks:,.0f} × {megabytes} MB"], []
     if end == len(model.layers) and case.draft_layers[0]:
         layers.append((draft_layer(model), int(case.draft_layers[0])))
@@ -177,11 +176,10 @@ def _cache_lines(plan: Plan, row: int, estimate: ServingEstimate) -> list[Line]:
     offload, above = plan.setting(row).offload, cache.device_hit
     (block, i), tiers = plan.at(row), []
     for tier in estimate.kv_tiers or []:
-        store = offload.store(tier.name) if offload else None
-        if offload is not None and store is None:
-            room = float(offload.server_bytes(block.cases.take([i]))[0])
-        else:
-            room = store.capacity_bytes if store else 0.0
+        room = 0.0
+        if offload is not None:
+            store, case = offload.store(tier.name), block.cases.take([i])
+            room = store.capacity_bytes if store else float(offload.server_bytes(case)[0])
         tiers.append((tier, room, above))
         above = tier.hit
     return _lines("caches", cache, pool, tiers, TIERS)

@@ -13,7 +13,6 @@ from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import cluster_title
 from recipe_core.plans.rank import pareto_front
-from recipe_core.plans.table import replan
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
@@ -68,9 +67,7 @@ def evaluate_frontier(plan: Plan, loads: Float | None = None) -> Frontier:
         InputError: for ``mode: offline``, where a queue is worked off and no load is held.
         LimitError: for more candidates than the budget allows.
     """
-    wide = replan(
-        plan, under_loads(plan.request, _frontier_loads(plan) if loads is None else loads)
-    )
+    wide = plan.replan(under_loads(plan.request, _frontier_loads(plan) if loads is None else loads))
     counted = wide.runs & ~wide.queues & ~wide.uncertain & _within_means(wide)
     clusters = wide.clusters_of_rows
     x, y = wide.columns["tokens_per_s_per_user"], wide.columns["output_tokens_per_s_per_gpu"]

@@ -226,7 +226,7 @@ class FormatPoint:
     @property
     def lost(self) -> float:
         """The expected share of accuracy that is lost; NaN where unknown."""
-        return 1 - self.retained.value if self.retained.known else math.nan
+        return 1 - self.retained.value if self.retained.is_known else math.nan
 
     @property
     def title(self) -> str:

@@ -80,8 +80,8 @@ class ServedCase:
     def ttft_lines(self, macro: str, *values: Any) -> Iterator[Line]:
         """Lines of parts of the time to first token that take time, by a macro's rows."""
         part = defaultdict(float, self.prefill)
-        for row in _PHRASES.lines(macro, part, self.numbers, *values):
-            name, formula, numbers, scale = row.split(" | ")
+        rows = _PHRASES.rows(macro, part, self.numbers, *values)
+        for name, formula, numbers, scale in rows:
             if part[name] > 0:
                 text = product(numbers, float(scale))
                 yield Line(TIME_TITLES[name], formula, text, time_text(part[name]))

@@ -271,8 +271,7 @@ def _part_title(name: str) -> str:
 def _part_lines(
     macro: str, seconds: Mapping[str, float], numbers: Mapping[str, Any], titles: Mapping[str, str]
 ) -> Iterator[Line]:
-    for row in _PHRASES.lines(macro, seconds, numbers):
-        name, formula, text = row.split(" | ")
+    for name, formula, text in _PHRASES.rows(macro, seconds, numbers):
         yield Line(titles.get(name, name), formula, text, time_text(seconds[name]))
 
 

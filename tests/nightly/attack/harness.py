@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipe_core.payload.launcher.metrics import quantile
+from recipe_core.payload.launcher.bench import quantile
 from tests.fixtures.paths import ROOT
 
 INTERRUPTED = "interrupted: not all was tried"

@@ -12,7 +12,7 @@ import pytest
 from recipe_core.accuracy.choice import tool
 from recipe_core.accuracy.technique import technique
 from recipe_core.models.tensors import BYTES_PER_VALUE
-from recipe_core.payload.compressor.main import main
+from recipe_core.payload.compressor.__main__ import main
 from tests.fixtures.needs import needs
 from tests.fixtures.paths import ROOT
 from tests.fixtures.rows import table

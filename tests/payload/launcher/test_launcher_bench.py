@@ -10,23 +10,20 @@ from itertools import count
 
 import pytest
 
-from recipe_core.payload.launcher import metrics
-from recipe_core.payload.launcher.bench import Options, measure_serving, plan_traffic, send_prompt
-from recipe_core.payload.launcher.client import (
-    Endpoint,
-    EventParser,
-    Sample,
-    _Stream,
-    pooled_request_body,
-    request_body,
-    send_pooled_request,
+from recipe_core.payload.launcher.api import Api, pooled_request_body, request_body
+from recipe_core.payload.launcher.bench import (
+    Options,
+    measure_serving,
+    plan_traffic,
+    request_figures,
 )
+from recipe_core.payload.launcher.client import Endpoint, Sample, _Stream, read_stream, send_prompt
 from recipe_core.payload.launcher.errors import RequestError
 from recipe_core.payload.launcher.load import Prompts, Traffic, calibrate_prompt_words, drive
 from recipe_core.payload.launcher.machine import Machine
+from recipe_core.payload.launcher.measurement import FIGURES, expected_bands, predicted_figures
 from recipe_core.payload.launcher.plan import Workload, load_plan
 from recipe_core.payload.launcher.preflight import Preflight
-from recipe_core.payload.launcher.sections import Api
 from recipe_core.payload.launcher.supervisor import Progress
 from tests.fixtures.fake_server import Answering, Handler, Server
 from tests.fixtures.fake_world import FakeClock
@@ -39,9 +36,8 @@ ROWS = partial(table, "launcher_bench")
 @over("size", [1, 2, 3, 7, 1000])
 def test_any_chunking_gives_the_same_events(size):
     def events(stream):
-        parser = EventParser()
         pieces = (stream[start : start + size] for start in range(0, len(stream), size))
-        return [*(event for piece in pieces for event in parser.feed(piece)), *parser.close()]
+        return list(read_stream([*pieces, b"\n\n"]))
 
     stream = (
         ': hello\n\ndata: {"a": "é€"}\r\n\r\nevent: x\ndata: one\ndata:two\n\n\n'
@@ -111,9 +107,8 @@ def pooling():
 def test_a_text_is_a_result_with_the_servers_own_count_of_tokens(pooling):
     for path, (tokens, data) in POOLED.items():
         if tokens is not None:
-            sample = send_pooled_request(
-                pooling(path), "some words", clock=iter([1.0, 3.0]).__next__
-            )
+            clock = iter([1.0, 3.0]).__next__
+            sample = send_prompt(pooling(path), "some words", 1, clock=clock)
             assert (sample.prompt_tokens, sample.output_tokens) == (tokens, 1), path
             assert (sample.ttft_s, sample.latency_s, sample.tpot_s) == (2.0, 2.0, None)
             assert ("score" in sample.text) == ("score" in json.dumps(data))
@@ -140,15 +135,15 @@ def sample(started, first, last, tokens):
 
 
 def test_figures():
-    found = metrics.request_figures([sample(0.0, 1.0, 3.0, 11), sample(1.0, 3.0, 5.0, 5)])
+    found = request_figures([sample(0.0, 1.0, 3.0, 11), sample(1.0, 3.0, 5.0, 5)])
     assert found["ttft_s"] == found["ttft_p50_s"] == 1.5
     assert found["tpot_s"] == pytest.approx((0.2 + 0.5) / 2)
     assert found["request_latency_s"] == 3.5
     assert found["output_tokens_per_s"] == pytest.approx(16 / 5)
-    assert metrics.request_figures([sample(0.0, 1.0, 1.0, 1)])["tpot_s"] is None  # a single token
-    assert metrics.predictions({"serving": None}) == dict.fromkeys(metrics.FIGURES)
+    assert request_figures([sample(0.0, 1.0, 1.0, 1)])["tpot_s"] is None  # a single token
+    assert predicted_figures({"serving": None}, "serving") == dict.fromkeys(FIGURES["serving"])
     bands = {"a": [1, 2], "b": [1, None], "c": None, "d": [1, float("nan")]}
-    assert metrics.expected_bands({"bands": bands}) == {"a": (1.0, 2.0)}
+    assert expected_bands({"bands": bands}) == {"a": (1.0, 2.0)}
 
 
 def test_calibration_meets_the_target():

@@ -2,14 +2,16 @@
 
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 
 from recipe_core.payload.launcher import choices, preflight
-from recipe_core.payload.launcher.choices import MachineWatch, freed
 from recipe_core.payload.launcher.errors import InputError, StartError
+from recipe_core.payload.launcher.limits import Supervision
+from recipe_core.payload.launcher.machine_watch import MachineWatch
+from recipe_core.payload.launcher.needs import as_if_stopped
 from recipe_core.payload.launcher.plan import load_plan
-from recipe_core.payload.launcher.sections import Supervision
 from tests.fixtures.fake_world import GIB, H100, MACHINE, gpus
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over
@@ -60,6 +62,54 @@ def test_up_starts_the_first_choice_that_the_machine_holds(chosen, on, here, cho
         chosen.run("down")
 
 
+def test_a_variant_for_just_these_devices_goes_before_the_first_choice(chosen, on):
+    """The first one would only be warned of another device of its vendor."""
+    chosen.add_fallback("1-variant", lambda data: data["needs"].update(names=["NVIDIA L40S"]))
+
+    def put_first(data):
+        advised = {"name": "2-variant", "kind": "variant", "title": "b", "advised": True}
+        data["choices"] = [data["choices"].pop(), *data["choices"], advised]
+
+    chosen.edit(put_first)
+    l40s = replace(FOUR, devices=tuple(replace(d, name="NVIDIA L40S") for d in FOUR.devices))
+    for here, words, choice in (
+        (l40s, [], "1-variant"),
+        (l40s, ["--strict"], "first"),
+        (FOUR, [], "first"),
+        (THREE, [], "1-fewer-gpus"),
+    ):
+        on(here)
+        answer = chosen.answers("up", "--json", "--no-keep", *words)
+        assert (answer["choice"], chosen.state()["choice"]) == (choice, choice)
+        chosen.run("down")
+    printed = chosen.says(2, "up", "--choice", "2-variant")  # which is only advised
+    assert printed.endswith("first, 1-fewer-gpus, 2-other-precision.\n")
+
+
+def test_fallbacks_are_read_as_bundles_listed_them_before(chosen, on):
+    """Beside ``variants``, which nothing started; each with its needs in its own file."""
+
+    def as_before(data):
+        _, *listed = data.pop("choices")
+        for entry in listed:
+            path = chosen.root / "fallbacks" / entry["name"] / "launch.json"
+            (needs,) = entry.pop("needs")
+            path.write_text(json.dumps({**json.loads(path.read_text()), "needs": needs}))
+        kinds = [{"profile": "h100-sxm", "runtime": "cuda", "names": [H100]}]
+        variants = [{"name": "small", "kinds": kinds, "at_most": 1}]
+        data.update(fallbacks=listed, variants=variants)
+
+    chosen.edit(as_before)
+    plan = load_plan(chosen.root)
+    names = ["first", "1-fewer-gpus", "2-other-precision"]
+    assert [choice.name for choice in choices.list_launch_choices(plan)] == names
+    (small,) = plan.choices[3:]
+    assert (small.title, small.advised, small.needs[0].at_most) == ("small", True, 1)
+    on(THREE)
+    assert chosen.answers("up", "--json", "--no-keep")["choice"] == "1-fewer-gpus"
+    chosen.run("down")
+
+
 def test_what_is_refused_starts_nothing(chosen, on):
     for here, words, code, says in (
         (ONE, [], 1, "1 x NVIDIA H100 80GB HBM3; the recipe needs 4 x H100"),
@@ -73,7 +123,7 @@ def test_what_is_refused_starts_nothing(chosen, on):
         printed = chosen.says(1, "up")
     assert "is in use by another program" in printed
     assert "fallback" not in printed
-    chosen.edit(lambda data: data["fallbacks"][0].update(name="../../elsewhere"))
+    chosen.edit(lambda data: data["choices"][1].update(name="../../elsewhere"))
     with pytest.raises(InputError, match="lower-case letters, digits and dashes"):
         load_plan(chosen.root)
 
@@ -99,7 +149,7 @@ def test_an_engine_that_dies_at_its_start_makes_way_for_the_next_choice(make_bun
     bundle.add_fallback("1-other-split", lambda data: None)
     error = bundle.says(1, "up")
     assert "server-0 ended before it was ready." in error  # the first choice's own
-    assert "Fallbacks failed too: 1-other-split." in error
+    assert "Others failed too: 1-other-split." in error
     assert not bundle.up
 
     def behaving(data):
@@ -110,8 +160,8 @@ def test_an_engine_that_dies_at_its_start_makes_way_for_the_next_choice(make_bun
     assert bundle.run("up", "--json") == 0
     printed = capsys.readouterr()
     assert json.loads(printed.out)["choice"] == "2-other-split"
-    assert "taking the fallback 1-other-split (fallback 1-other-split)" in printed.err
-    assert "taking the fallback 2-other-split" in printed.err
+    assert "taking 1-other-split (fallback 1-other-split)" in printed.err
+    assert "taking 2-other-split" in printed.err
 
 
 # Devices that get lost and are found again, in a fake world
@@ -126,6 +176,8 @@ def on_two(world, deployed):
 
 def test_a_lost_device_takes_the_fallback_until_it_is_found(world, on_two):
     on_two.bundle.add_fallback("1-fewer-gpus", needs(1, 60))
+    on_two.bundle.add_fallback("1-variant", lambda data: data["needs"].update(names=["L40S"]))
+    on_two.bundle.edit(lambda data: data["choices"].insert(0, data["choices"].pop()))
     up, world.machine = on_two.up(), ONE
     world.kill("server-0")
     up.until(lambda: up.state.choice == "1-fewer-gpus" and up.state.ready)
@@ -165,11 +217,11 @@ def test_a_device_that_is_lost_while_all_serves_is_only_noted(world, on_two):
     assert (world.pids(), up.kinds) == (before, ["device_lost", "device_found"])
     # Memory of what runs counts as free, and a tool that fails is asked again.
     plan = on_two.plan
-    assert freed(gpus(15 * GIB), plan.needs).devices[0].free_bytes == 75 * GIB
-    assert freed(gpus(50 * GIB), plan.needs).devices[0].free_bytes == 80 * GIB
+    assert as_if_stopped(gpus(15 * GIB), plan.needs).devices[0].free_bytes == 75 * GIB
+    assert as_if_stopped(gpus(50 * GIB), plan.needs).devices[0].free_bytes == 80 * GIB
     watch = MachineWatch(plan, choices.list_launch_choices(plan), Supervision(), world=world)
     world.machine = MACHINE
     world.after(0.5, lambda: setattr(world, "machine", TWO))
-    assert watch.misfit_now(plan, choices.list_launch_choices(plan)) is None
+    assert watch.misfit_now(plan) is None
     world.machine = ONE
-    assert watch.misfit_now(plan, choices.list_launch_choices(plan)) == LOST
+    assert watch.misfit_now(plan) == LOST

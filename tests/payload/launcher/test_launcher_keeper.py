@@ -8,14 +8,20 @@ from dataclasses import replace
 
 import pytest
 
-from recipe_core.payload.launcher import events, heartbeat, keeper_process, state, supervision
+from recipe_core.payload.launcher import events, heartbeat, keeper_process, state
 from recipe_core.payload.launcher.errors import BusyError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.keeper import Log
+from recipe_core.payload.launcher.limits import Supervision
 from recipe_core.payload.launcher.request import Request
-from recipe_core.payload.launcher.sections import Supervision
-from tests.fixtures.fake_world import FakeClock, Killed, Said, dies, serves, silent
+from recipe_core.payload.launcher.servers import Servers
+from tests.fixtures.fake_world import FakeClock, Killed, dies, serves, silent
 from tests.fixtures.ports import free_port
 from tests.fixtures.refusals import refusal
+
+
+def met(up, **words):
+    """The bundle as a command with these options meets it."""
+    return Servers(Request(up.bundle.root, "up", **words), up.plan, up.said, up.world)
 
 
 def gives_up(up):
@@ -172,7 +178,7 @@ def test_without_a_fallback_it_stops_with_a_diagnosis(world, deployed, strict):
     assert any("the oven went out" in line for line in event["lines"])
     assert event["fix"]
     assert (world.living(), up.recorded) == ([], False)
-    assert keeper_process.described(up.plan, None)["last_failure"]["event"] == "gave_up"
+    assert keeper_process.describe_supervision(up.plan, None)["last_failure"]["event"] == "gave_up"
     assert up.kinds[-3:] == ["died", "gave_up", "keeper_stop"]
     assert up.happened("keeper_stop")[0]["reason"] == "failed"
 
@@ -216,8 +222,8 @@ def test_a_group_that_cannot_be_kept_leaves_the_others(world, deployed):
     assert world.pids() == {"server-0": before}
     assert up.keeper.teller.snapshot().up
     # `up` waits for nothing that is parked, and asks for it once more.
-    state.save_state(up.own, replace(up.state, keeper=keeper_process.me(Supervision())))
-    assert supervision.wait_kept(up.plan, timeout_s=1, progress=Said(), world=world).parked == (1,)
+    state.save_state(up.own, replace(up.state, keeper=keeper_process.this_keeper(Supervision())))
+    assert met(up, timeout=1).wait_kept().parked == (1,)
     up.until(lambda: not up.state.parked and up.state.ready)  # its failures are old by then
     assert world.pids()["server-0"] == before
 
@@ -279,7 +285,7 @@ def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
     limit = heartbeat.silence_s(up.limits)
 
     def kept():
-        seen = keeper_process.described(up.plan, up.state, world=world)
+        seen = keeper_process.describe_supervision(up.plan, up.state, world=world)
         assert seen["keeper"]["silent"] is (seen["supervision"] == "unsupervised")
         return not seen["keeper"]["silent"]
 
@@ -295,7 +301,7 @@ def test_a_keeper_that_gives_no_sign_of_life_counts_as_dead(world, deployed):
     world.after(1, lambda: touched(0))  # the machine slept, or its clock was set
     assert kept()
     touched(limit + 5)
-    supervision.dismiss_silent(up.own, up.said, world=world)
+    met(up).dismiss_silent()
     assert (keeper.code, len(world.pids())) == (-signal.SIGKILL, 1)
     assert "gives no sign of life" in up.said.text
     stopped = kept_by(world, up, SIGUSR1=lambda: None)
@@ -325,7 +331,7 @@ def test_a_keeper_is_noted_before_it_looks(world, deployed):
     up.adopt()
     world.after(5, lambda: up.keeper.asked.append(keeper_process.LEAVE))
     up.keeper.run()
-    assert up.state.keeper == keeper_process.me(up.keeper.limits)
+    assert up.state.keeper == keeper_process.this_keeper(up.keeper.limits)
 
 
 def test_a_command_at_work_and_a_full_disk_are_outlived(world, deployed, monkeypatch):
@@ -402,7 +408,9 @@ def kept_by(world, up, **heeds):
     """A process that is recorded as the keeper."""
     process = world.add("keeper", [], {}, up.own / "keeper.log")
     process.heeds = {getattr(signal, name): action for name, action in heeds.items()}
-    keeper = replace(keeper_process.me(up.limits), pid=process.pid, started=process.started)
+    keeper = replace(
+        keeper_process.this_keeper(up.limits), pid=process.pid, started=process.started
+    )
     state.save_state(up.own, replace(up.state, keeper=keeper))
     return process
 
@@ -433,15 +441,14 @@ def test_a_keeper_is_dismissed_or_ended(world, deployed):
 def test_up_waits_for_what_the_keeper_brings_back(world, deployed):
     up = deployed().up()
     keeper = kept_by(world, up)
-    waits = {"timeout_s": 30, "progress": up.said, "world": world}
     world["server-0"].sick = True
-    refusal(supervision.wait_kept, up.plan, **waits, kind=LateError)
+    refusal(met(up, timeout=30).wait_kept, kind=LateError)
     assert "waiting for the keeper: 6 s of 30" in up.said.text
     world.after(30, lambda: setattr(world["server-0"], "sick", False))
-    assert supervision.wait_kept(up.plan, **waits | {"timeout_s": 60}).ready
+    assert met(up, timeout=60).wait_kept().ready
     events.append(up.own, "gave_up", reason="weights", fix="Get them.")
     keeper.ends(1)
-    error = refusal(supervision.wait_kept, up.plan, **waits, kind=StartError)
+    error = refusal(met(up).wait_kept, kind=StartError)
     assert ("weights" in error.message, error.hint) == (True, "Get them.")
 
 
@@ -479,8 +486,7 @@ def test_a_drain_lets_requests_finish(world, deployed, figures, kept):
         up.keeper.run()
         assert [(now.up, now.reason) for now in told] == [(False, "draining")]
     else:
-        request = Request(up.bundle.root, "down", drain=90)
-        assert supervision.drain(request, up.plan, up.state, up.said, world=world) == ["server-0"]
+        assert met(up, drain=90).drain(up.state) == ["server-0"]
     (event,) = up.happened("drained")
     assert event["finished"] is True
     assert 20 <= event["after_s"] < 25
@@ -494,7 +500,7 @@ def test_a_drain_has_a_deadline_and_ends_at_a_second_signal(world, deployed):
         world["server-0"].running = 1
         keeper_process.ask_keeper(
             up.own,
-            keeper_process.me(Supervision()),
+            keeper_process.this_keeper(Supervision()),
             keeper_process.DRAIN,
             world=world,
             drain_s=limit,
@@ -512,12 +518,11 @@ def test_a_kept_bundle_is_drained_by_its_keeper(world, deployed):
     up, asked = deployed().up(), []
 
     def drains():
-        asked.append(keeper_process.requested(up.own))
+        asked.append(keeper_process.take_request(up.own))
         world.after(12, lambda: keeper.ends(0))
 
     keeper = kept_by(world, up, SIGTERM=drains)
-    request = Request(up.bundle.root, "down", drain=25)
-    supervision.drain(request, up.plan, up.state, up.said, world=world)
+    met(up, drain=25).drain(up.state)
     assert (asked, keeper.code) == ([{"drain_s": 25}], 0)
 
 

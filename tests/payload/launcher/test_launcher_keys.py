@@ -6,13 +6,14 @@ from http.server import ThreadingHTTPServer
 
 import pytest
 
-from recipe_core.payload.launcher import bench, preflight, rolling
-from recipe_core.payload.launcher.client import Endpoint, api_headers
+from recipe_core.payload.launcher import bench, rolling
+from recipe_core.payload.launcher.api import Api, api_headers
+from recipe_core.payload.launcher.checks import Situation, check_key
+from recipe_core.payload.launcher.client import Endpoint
 from recipe_core.payload.launcher.errors import InputError, RequestError
 from recipe_core.payload.launcher.health import Observer
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.redact import Redactor
-from recipe_core.payload.launcher.sections import Api
 from tests.fixtures.fake_server import Answering
 from tests.fixtures.rows import over, table
 
@@ -81,6 +82,6 @@ def test_nothing_starts_without_a_key_that_is_needed(api, host, held, status, wo
     said = {"key_variable": VARIABLE, "key_needed": False} | api
     bundle.edit(lambda data: data["api"].update(said))
     plan = load_plan(bundle.root, host=host)
-    found = [*preflight.check_key(plan, {VARIABLE: held} if held else {})]
+    found = [*check_key(Situation(plan, None), {VARIABLE: held} if held else {})]
     assert [check.status for check in found] == ([status] if status else [])
     assert all(words.replace("V", VARIABLE) in f"{one.detail} {one.hint}" for one in found)

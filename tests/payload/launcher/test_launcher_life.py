@@ -12,17 +12,17 @@ from functools import partial
 import pytest
 
 from recipe_core.payload.launcher import (
+    commands,
     keeper_process,
     procs,
     rolling,
     state,
-    supervision,
     supervisor,
 )
 from recipe_core.payload.launcher.errors import InputError, LateError, LauncherError, StartError
 from recipe_core.payload.launcher.logs import open_log
-from recipe_core.payload.launcher.procs import interruptible, uninterrupted
 from recipe_core.payload.launcher.request import Request
+from recipe_core.payload.launcher.signals import interruptible, uninterrupted
 from tests.fixtures.fake_world import FakeClock, Said, dies, serves, silent
 from tests.fixtures.patience import comes
 from tests.fixtures.refusals import refusal
@@ -158,7 +158,7 @@ def test_who_ignores_sigterm_is_killed_and_who_outlives_that_is_told(world, depl
 def test_strays_are_found_by_their_logs(world, deployed):
     up, said = deployed(), Said()
     up.start()
-    state.remove(up.own)
+    state.forget_state(up.own)
     assert len(supervisor.strays(up.plan, world=world)) == 1
     assert supervisor.stop_strays(up.plan, said, world=world) == [f"pid {world['server-0'].pid}"]
     assert (world.living(), supervisor.stop_strays(up.plan, said, world=world)) == ([], [])
@@ -253,7 +253,7 @@ def routed(world, deployed):
 
 def restart(up, *names):
     request = Request(up.bundle.root, "restart", names=list(names), metrics_port=0)
-    return supervision.run_restart(request, world=up.world)
+    return commands.run_restart(request, world=up.world)
 
 
 def told(up):
@@ -295,7 +295,11 @@ def test_a_keeper_restarts_what_it_is_asked_for(world, routed):
     up = routed()
     world["server-1"].running = 1  # a request that does not end is waited for up to a limit
     keeper_process.ask_keeper(
-        up.own, keeper_process.me(up.limits), keeper_process.READ, world=world, restart=["server-1"]
+        up.own,
+        keeper_process.this_keeper(up.limits),
+        keeper_process.READ,
+        world=world,
+        restart=["server-1"],
     )
     up.keeper.asked.append(keeper_process.READ)
     up.rounds(1)

@@ -7,11 +7,11 @@ import subprocess
 import sys
 from functools import partial
 
-from recipe_core.payload.launcher import holders, machine
-from recipe_core.payload.launcher.claims import Memory, node_memories
+from recipe_core.payload.launcher import devices as listing
+from recipe_core.payload.launcher import machine
+from recipe_core.payload.launcher.devices import Device, Holder
 from recipe_core.payload.launcher.health import Observer
-from recipe_core.payload.launcher.holders import Holder
-from recipe_core.payload.launcher.machine import Device
+from recipe_core.payload.launcher.machine import Memory, node_memories
 from recipe_core.payload.launcher.plan import load_plan
 from recipe_core.payload.launcher.world import HERE
 from tests.fixtures.rows import over, table
@@ -27,19 +27,19 @@ def printed(data):
 
 @over("tool data devices", ROWS("devices"))
 def test_devices_as_tools_print_them(tool, data, devices):
-    parse = getattr(machine, f"parse_{tool}_smi")
+    parse = getattr(listing, f"parse_{tool}_smi")
     assert parse(printed(data)) == [Device(*device) for device in devices]
 
 
 @over("data free", ROWS("amd_usage"))
 def test_free_memory_as_amd_smi_tells_it(data, free):
-    assert machine.parse_amd_usage(printed(data)) == free
+    assert listing.parse_amd_usage(printed(data)) == free
 
 
 @over("tool data found", ROWS("holders"))
 def test_processes_on_devices_as_tools_print_them(tool, data, found):
-    parse = getattr(holders, f"parse_{tool}")
-    assert parse(printed(data)) == [Holder(2**22 + 7, *each) for each in found]
+    parse = getattr(listing, f"parse_{tool}")
+    assert listing._sum_by_pid(parse(printed(data))) == [Holder(2**22 + 7, *each) for each in found]
 
 
 def test_kfd_lists_only_nodes_with_simds(tmp_path):
@@ -50,9 +50,9 @@ def test_kfd_lists_only_nodes_with_simds(tmp_path):
             f"cpu_cores_count 0\nsimd_count {simds}\ngfx_target_version 90402\n"
         )
         (bank / "properties").write_text(f"heap_type 1\nsize_in_bytes {size}\n")
-    assert machine.read_kfd(tmp_path) == [Device(0, "AMD GPU", SIZE, architecture="gfx942")]
+    assert listing.read_kfd(tmp_path) == [Device(0, "AMD GPU", SIZE, architecture="gfx942")]
     (tmp_path / "1" / "properties").write_text("simd_count 416\ngfx_target_version 90010\n")
-    assert machine.read_kfd(tmp_path)[0].architecture == "gfx90a"
+    assert listing.read_kfd(tmp_path)[0].architecture == "gfx90a"
 
 
 def tool(folder, name, text, code=0):
@@ -138,10 +138,10 @@ def test_who_holds_memory_of_the_machine():
     code = "import time; held = bytearray(200 << 20); print('x', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         process.stdout.readline()
-        sizes = {holder.pid: holder.size_bytes for holder in holders._list_memory_holders()}
+        sizes = {holder.pid: holder.size_bytes for holder in listing.list_memory_holders()}
         process.kill()
     assert (sizes[process.pid] or 0) >= 200 << 20
-    assert len(holders.holders("cpu")) <= 3
+    assert len(listing.list_holders("cpu")) <= 3
 
 
 def test_a_kill_for_want_of_memory_counts_once(bundle, world):

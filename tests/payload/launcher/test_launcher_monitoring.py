@@ -109,7 +109,7 @@ def test_every_metric_has_its_kind_and_labels():
     assert set(kinds) == set(samples)
     assert all((kind == "counter") == name.endswith("_total") for name, kind in kinds.items())
     values = {name: each[0].value for name, each in samples.items()}
-    wanted = {"recipe_up": 1, "recipe_tokens_total": 12_345, "recipe_world_size": 4}
+    wanted = {"recipe_up": 1, "recipe_tokens_total": 12_345}
     wanted |= {"recipe_predicted_tpot_seconds": 0.0125, "recipe_tpot_seconds": 0.013}
     assert {name: values[name] for name in wanted} == wanted
     assert "recipe_requests_waiting" not in values  # an engine without the figure

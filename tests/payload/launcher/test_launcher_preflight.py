@@ -12,24 +12,21 @@ import pytest
 
 from recipe_core.bundle.write import write_bundle
 from recipe_core.payload.launcher import (
-    choices,
+    checks as judging,
+)
+from recipe_core.payload.launcher import (
     engine,
     health,
     keeper_process,
     preflight,
     supervisor,
 )
-from recipe_core.payload.launcher.claims import Claim, Memory, refused
-from recipe_core.payload.launcher.holders import Holder
-from recipe_core.payload.launcher.machine import Device, Machine
-from recipe_core.payload.launcher.metrics import read_steps
+from recipe_core.payload.launcher.devices import Device, Holder
+from recipe_core.payload.launcher.limits import OPTIONS, USUAL, Supervision, option_of
+from recipe_core.payload.launcher.machine import Machine, Memory
+from recipe_core.payload.launcher.needs import Claim, as_if_stopped, refuse_claim
 from recipe_core.payload.launcher.plan import load_plan, unknown_nodes
-from recipe_core.payload.launcher.sections import (
-    OPTIONS,
-    USUAL,
-    Supervision,
-    option_of,
-)
+from recipe_core.payload.launcher.run_record import read_steps
 from recipe_core.payload.launcher.typed_json import Fields, read_typed
 from recipe_core.recipe import make_recipe
 from tests.conftest import make_request
@@ -68,7 +65,7 @@ def on(bundle, monkeypatch):
     """Puts the bundle on a machine whose memory others hold."""
 
     def put(machine, held=(), **needs):
-        monkeypatch.setattr(preflight, "holders", lambda _: list(held))
+        monkeypatch.setattr(judging, "list_holders", lambda _: list(held))
         monkeypatch.setattr(preflight, "detect_machine", lambda: machine)
         bundle.edit(lambda data: data.update(needs={**NEEDS, **needs}))
 
@@ -183,23 +180,22 @@ def test_what_runs_does_not_count_against_itself(bundle, on):
     """A keeper that looks at its own machine sees the share that its engine holds as free."""
     full = with_free(5 * GIB, 5 * GIB)
     on(full, used_bytes=GIB, claim={"share": 0.92})
-    needs = load_plan(bundle.root).needs
-    for machine, fails in ((full, True), (choices.freed(full, needs), False)):
-        verdicts = [check.status for check in preflight.check_machine(needs, machine)]
-        assert ("FAIL" in verdicts) == fails
+    plan = load_plan(bundle.root)
+    assert judging.find_unmet(plan.needs, full)
+    assert judging.find_unmet(plan.needs, as_if_stopped(full, plan.needs)) is None
 
 
 def test_the_share_in_the_fix_passes():
     claim = Claim(0.92, programs_bytes=GIB)
-    refusal = refused(claim, NODE, GIB, exact=True)
-    assert "beside 1.00 GiB of its own processes" in refusal.detail
-    share = float(refusal.hint.split(" to ")[1].split()[0])
-    assert refused(replace(claim, share=share), NODE, GIB, exact=True) is None
-    sized = refused(replace(claim, size_bytes=20 * GIB), NODE, GIB, exact=True)
-    assert "to 16 GiB" in sized.hint
-    assert refused(replace(claim, size_bytes=16 * GIB), NODE, GIB, exact=True) is None
-    refusal = refused(Claim(0.9), Memory("device 0", 80 * GIB, 10 * GIB), 20 * GIB, exact=True)
-    assert refusal.hint.startswith("Free 62.00 GiB")  # no share would help
+    detail, hint = refuse_claim(claim, NODE, GIB, exact=True)
+    assert "beside 1.00 GiB of its own processes" in detail
+    share = float(hint.split(" to ")[1].split()[0])
+    assert refuse_claim(replace(claim, share=share), NODE, GIB, exact=True) is None
+    _, hint = refuse_claim(replace(claim, size_bytes=20 * GIB), NODE, GIB, exact=True)
+    assert "to 16 GiB" in hint
+    assert refuse_claim(replace(claim, size_bytes=16 * GIB), NODE, GIB, exact=True) is None
+    _, hint = refuse_claim(Claim(0.9), Memory("device 0", 80 * GIB, 10 * GIB), 20 * GIB, exact=True)
+    assert hint.startswith("Free 62.00 GiB")  # no share would help
 
 
 def test_a_bundle_of_vllm_states_its_claim():
@@ -359,16 +355,16 @@ def test_the_target_is_the_recipes(bundle, workload, most, load):
     usual = {"mode": "closed", "concurrency": 3, "batch": None, "request_rate": None}
     bundle.edit(lambda data: data["workload"].update(usual | workload))
     path = bundle.root / "expected.json"
-    expected = health.target(load_plan(bundle.root), path)
+    expected = health.read_target(load_plan(bundle.root), path)
     assert (expected.tpot_most_s, expected.load_most) == (most, load)
     assert (expected.tpot_s, expected.first_token_s) == (0.002, 0.01)
     if "request_rate" in workload:  # an open load is that of the slowest expected requests
         data = json.loads(path.read_text())
         data["bands"]["request_latency_s"] = [1.0, 2.0]
         path.write_text(json.dumps(data))
-        assert health.target(load_plan(bundle.root), path).load_most == 10
+        assert health.read_target(load_plan(bundle.root), path).load_most == 10
         path.write_text("[")  # a damaged estimate expects nothing
-        assert health.target(load_plan(bundle.root), path).tpot_most_s is None
+        assert health.read_target(load_plan(bundle.root), path).tpot_most_s is None
 
 
 def test_limits_are_the_bundles_own_or_the_usual_and_options_of_up(bundle, capsys):

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from recipe_core.bundle.write import bundle_files
+from recipe_core.payload.launcher.devices import Device
 from recipe_core.payload.launcher.errors import InputError
-from recipe_core.payload.launcher.machine import Device
 from recipe_core.payload.launcher.portability import answer_support, read_support
 from recipe_core.payload.launcher.typed_json import Fields
 from recipe_core.recipe import make_recipe

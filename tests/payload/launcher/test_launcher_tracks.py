@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from recipe_core.payload.launcher import health, run_probe, tracks
 from recipe_core.payload.launcher.diagnosis import Diagnosis
 from recipe_core.payload.launcher.health import Seen, Target, track_serving_group
+from recipe_core.payload.launcher.limits import Supervision
 from recipe_core.payload.launcher.run_probe import RunSeen, judge_run
-from recipe_core.payload.launcher.sections import Supervision
 from recipe_core.payload.launcher.tracks import Kind, Phase, Step, Trouble, track_start
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
@@ -134,7 +134,7 @@ def test_the_budget_is_for_a_window_and_stable_service_forgets():
     track, _ = fail(track_serving_group(0), 1, 2, 3)
     parked, step = tracks.respond(track, DEATH, 4, LIMITS, others_serve=True)
     assert (step, parked.phase) == (Step.PARK, Phase.PARKED)
-    assert (tracks.due(parked, 100), tracks.due(parked, 101)) == (False, True)
+    assert (tracks.is_due(parked, 100), tracks.is_due(parked, 101)) == (False, True)
     assert (
         health.judge_group(parked, Seen(ended=("a",), codes=(None,)), 5, LIMITS, TARGET)[1] is None
     )
@@ -173,7 +173,7 @@ def test_no_sequence_of_looks_exceeds_the_budget(sequence):
     now, track, restarts = 0.0, track_start(0, 30), []
     for passed, seen in sequence:
         now += passed
-        if tracks.due(track, now):
+        if tracks.is_due(track, now):
             track = track_start(now, 30, track)
         track, trouble = health.judge_group(track, seen, now, LIMITS, TARGET)
         if trouble is None:

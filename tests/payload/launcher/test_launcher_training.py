@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from recipe_core.payload.launcher import events, heartbeat, runs, state, supervisor
+from recipe_core.payload.launcher import commands, events, heartbeat, state, supervisor
 from recipe_core.payload.launcher.errors import (
     BusyError,
     LateError,
@@ -16,8 +16,9 @@ from recipe_core.payload.launcher.errors import (
     PreflightError,
     StartError,
 )
-from recipe_core.payload.launcher.metrics import read_steps
 from recipe_core.payload.launcher.request import Request
+from recipe_core.payload.launcher.run_record import read_steps
+from recipe_core.payload.launcher.runs import Run
 from tests.fixtures.bundles import training_bundle
 from tests.fixtures.fake_world import H100, Killed, gpus, serves
 from tests.fixtures.refusals import refusal
@@ -40,7 +41,7 @@ def gives_up(run, **options):
 
 def wait_first_step(run, current, **options):
     request = Request(run.bundle.root, "up", **options)
-    runs.wait_first_step(request, run.plan, current, run.said, world=run.world)
+    Run(request, run.plan, run.said, run.world).wait_first_step(current)
 
 
 def test_up_waits_for_the_first_step_or_as_long_as_was_said(world, trained):
@@ -65,11 +66,11 @@ def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
 
     def keeper_gives_up():
         events.append(run.own, "gave_up", reason="no device is left", fix="See the machine.")
-        state.remove(run.own)
+        state.forget_state(run.own)
 
     for end, kind, text in (
         (keeper_gives_up, StartError, "no device is left"),
-        (lambda: state.remove(run.own), LateError, "stopped before its first step"),
+        (lambda: state.forget_state(run.own), LateError, "stopped before its first step"),
     ):
         world.scripts["trainer-0"] = [serves()]
         current = run.start()
@@ -81,13 +82,13 @@ def test_up_says_why_a_run_ended_before_its_first_step(world, trained):
 def test_a_run_that_is_ended_after_a_checkpoint_has_minutes_for_it(world, trained):
     run = trained(1000, every=0)
     current = run.start()
-    ends = {"plan": run.plan, "current": current, "progress": run.said, "world": world}
-    world.after(4.5, lambda: runs.end_with_checkpoint(**ends))
-    runs.wait_steps(run.plan, current, 1000, run.said, world=world)
+    deployed = Run(Request(run.bundle.root, "down"), run.plan, run.said, world)
+    world.after(4.5, lambda: deployed.save_checkpoint(current))
+    deployed.wait_steps(current, 1000)
     assert (run.shown["step"], run.shown["checkpoint"]) == (5, f"{run.own}/checkpoints/step-5")
     world.scripts["trainer-0"] = [serves()]  # heeds nothing
-    ends["current"], began = run.start(), world.clock.at
-    runs.end_with_checkpoint(**ends)
+    current, began = run.start(), world.clock.at
+    deployed.save_checkpoint(current)
     assert 600 <= world.clock.at - began < 601
     assert world.living()  # `down` ends it next
 
@@ -211,7 +212,7 @@ def test_a_run_whose_launcher_was_killed_counts_as_started_for_the_next(
     monkeypatch.setattr(state.procs, "alive", world.processes.alive)
     state.save_state(run.own, replace(run.start(), ready=False))
     before = world.pids()
-    runs.up(Request(run.bundle.root, "up", no_keep=True), run.plan, world=world)
+    commands.run_up(Request(run.bundle.root, "up", no_keep=True), world=world)
     assert (run.state.ready, world.pids()) == (True, before)
 
 
@@ -239,7 +240,7 @@ def test_it_leaves_while_it_rests_and_where_another_is_at_work(world, trained):
     assert "restart" not in run.kinds
     assert run.stop() == []
     run.up()
-    world.after(20, lambda: state.remove(run.own))  # another launcher stopped the run
+    world.after(20, lambda: state.forget_state(run.own))  # another launcher stopped the run
     run.keep()
     assert not run.recorded
     before = len(run.up().kinds)

@@ -124,7 +124,7 @@ def test_transformers_trainer_goes_back_and_stops_with_a_checkpoint_on_request(t
     assert end(job)["code"] == 3
     job.ask_to_stop()
     job.finish(1)
-    assert [path.name for path in list_hf_checkpoints(job.run_folder / "checkpoints")][
+    assert [path.name for _, path in list_hf_checkpoints(job.run_folder / "checkpoints")][
         -1
     ] == "checkpoint-3"
     assert not (job.run_folder / "stop").exists()
@@ -187,7 +187,7 @@ def test_damage_is_seen_in_the_files(stopped, tmp_path):
         (tmp_path / f"checkpoint-{step}").mkdir()
     for step in (9, 10):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").touch()
-    assert [path.name for path in list_hf_checkpoints(tmp_path)] == [
+    assert [path.name for _, path in list_hf_checkpoints(tmp_path)] == [
         "checkpoint-9",
         "checkpoint-10",
     ]

@@ -1,15 +1,19 @@
-"""Launches of a bundle: its first choice, and each fallback that its launcher takes by itself.
+"""Choices of a bundle: conditions, each with what is started where it holds.
 
-``launch.json`` lists the fallbacks in the recipe's order; each has a folder ``fallbacks/NAME/``
-with a ``launch.json`` and an ``expected.json`` of its own, and the files that differ from those of
-the first choice.
+``launch.json`` lists them in the order in which its launcher takes them: variants for other
+devices, the first choice, variants for fewer of its own, fallbacks in the recipe's order; then
+variants that are only advised. Each that can be started has a folder ``fallbacks/NAME/`` with a
+``launch.json`` and an ``expected.json`` of its own, and the files that differ from those of the
+first choice.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from recipe_core.base.documents import to_json
@@ -21,104 +25,183 @@ from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch, Process, engine_words
 from recipe_core.launch.start import limit_s
+from recipe_core.payload.launcher.needs import RUNTIMES
+from recipe_core.payload.launcher.plan import FIRST, VARIANT
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import decision_device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
-from recipe_core.recipe.resolve import machine_of
-from recipe_core.recipe.schema import Fallback
-from recipe_core.recipe.variants import Variant
+from recipe_core.recipe.fallbacks import fallback_title, usual_hardware
+from recipe_core.recipe.resolve import machine_of, request_elsewhere
+from recipe_core.recipe.variants import Range, Variant
 from recipe_core.request.edit import change
+from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.targets.recipe_context import place_launch
 
 FOLDER = "fallbacks"
-# A fallback stands in for what a machine starts; no policy starts and ends it.
+# A choice stands in for what a machine starts; no policy starts and ends it.
 UNSCALED = {"options.scaling": None, "options.simulated": None}
-# Fallbacks that a launcher may take without asking, by kind of recipe.
-_BY_ITSELF = {
-    "serving": frozenset(
-        {"other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"}
-    ),
-    # Another length or precision would be another training run.
-    "training": frozenset({"fewer-gpus", "other-device"}),
-}
+# Variants that are rendered; each is decided again, and a recipe may come from anybody.
+MOST_RENDERED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class FallbackLaunch:
-    """A fallback as files: ``name`` is that of its folder."""
+class LaunchChoice:
+    """A choice: its folder's name, machines of which any will do, and its files.
+
+    Those of the first one are the bundle's; others without files are only advised.
+    """
 
     name: str
     kind: str
     title: str
-    files: Mapping[str, str]
+    needs: Sequence[dict[str, Any]] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
 
-    def entry(self) -> dict[str, str]:
-        """Its entry in the first choice's ``launch.json``."""
-        return {"name": self.name, "kind": self.kind, "title": self.title}
+    def entry(self) -> dict[str, Any]:
+        """Its entry in ``choices`` of ``launch.json``."""
+        entry = {"name": self.name, "kind": self.kind, "title": self.title}
+        if self.name == FIRST:
+            return entry
+        return {**entry, "needs": list(self.needs), **({} if self.files else {"advised": True})}
 
 
-def fallback_launches(recipe: Recipe, started: Launch) -> tuple[FallbackLaunch, ...]:
-    """The fallbacks that the launcher of a bundle may take, in the recipe's order.
+def launch_choices(recipe: Recipe, started: Launch) -> tuple[LaunchChoice, ...]:
+    """All choices of a bundle, in their order; ``started`` is the first.
 
-    ``started`` is the first choice. A fallback that this version refuses is left out.
+    A fallback that this version refuses is left out; a variant that it refuses, or whose conditions
+    name no one device of the catalogue, is only advised.
     """
-    return tuple(_possible_fallbacks(recipe, started))
+    variants = tuple(_variant_choices(recipe, started))
+    rendered = [choice for choice in variants if choice.files]
+    rendered.sort(key=lambda choice: -choice.needs[0]["count"])
+    alike = [choice for choice in rendered if _is_of_own_device(choice, recipe)]
+    after = [*alike, *_fallback_choices(recipe, started)]
+    return (
+        *(choice for choice in rendered if choice not in alike),
+        LaunchChoice(FIRST, FIRST, "the recipe's first choice"),
+        *sorted(after, key=lambda choice: choice.kind != "other-split"),
+        *(choice for choice in variants if not choice.files),
+    )
 
 
-def _possible_fallbacks(recipe: Recipe, started: Launch) -> Iterator[FallbackLaunch]:
+def _is_of_own_device(choice: LaunchChoice, recipe: Recipe) -> bool:
+    """Tell if machines of a variant look like the recipe's own; CPUs do not tell their kind."""
+    (needs,), device = choice.needs, recipe.device
+    alike = not set(needs["names"]).isdisjoint(device.names)
+    return alike or needs["runtime"] == device.runtime == "cpu"
+
+
+def _fallback_choices(recipe: Recipe, started: Launch) -> Iterator[LaunchChoice]:
     for number, fallback in enumerate(recipe.fallbacks, 1):
-        if fallback.kind not in _BY_ITSELF[recipe.kind]:
-            continue
-        changes = {**fallback.changes, "candidate": fallback.candidate}
-        try:
-            alternative = decide(change(recipe_request(recipe), {**changes, **UNSCALED}))
-            name = f"{number}-{fallback.kind}"
-            if _other_checkpoint(alternative, recipe):
-                continue
-            start = place_launch(alternative, recipe.parameters)
-            launch, files = _launch_beside(start, started, f"{FOLDER}/{name}")
-        except RecipeError:
-            continue
-        fallback_recipe = recipe.model_copy(
-            update={
-                "request": alternative.request.to_json(),
-                "device": decision_device_facts(alternative),
-                "estimate": alternative.estimate,
-                "variants": (),
-            }
-        )
-        documents = {
-            "launch.json": launch_document(fallback_recipe, alternative, launch),
-            "expected.json": alternative.estimate,
+        changes = {**fallback.changes, "candidate": fallback.candidate, **UNSCALED}
+        name = f"{number}-{fallback.kind}"
+        choice = LaunchChoice(name, fallback.kind, fallback_title(recipe, fallback))
+        with suppress(RecipeError):
+            request = change(recipe_request(recipe), changes)
+            yield from _rendered(choice, request, recipe, started)
+
+
+def _variant_choices(recipe: Recipe, started: Launch) -> Iterator[LaunchChoice]:
+    """Variants that depend on hardware, the most exact first; of one machine the first is rendered.
+
+    That has all that apply there. Nodes of a bundle cannot agree on one by themselves.
+    """
+    numbered = sorted(enumerate(recipe.variants, 1), key=lambda item: -item[1].when.exactness)
+    machines = {(recipe.device.name, recipe.device.count)}
+    for number, variant in numbered:
+        needs = _variant_needs(recipe, variant, started.nodes)
+        choice = LaunchChoice(f"{number}-{VARIANT}", VARIANT, variant.name, needs)
+        rendered: list[LaunchChoice] = []
+        if len(needs) == started.nodes == 1 and len(machines) <= MOST_RENDERED:
+            count, bounds = recipe.device.count, variant.when.count or Range()
+            count = bounds.at_least or min(count, bounds.at_most or count)
+            hardware = usual_hardware(device_profile(needs[0]["device"]), count)
+            machine = (needs[0]["device"], count)
+            if hardware.nodes == 1 and machine not in machines:
+                machines.add(machine)
+                with suppress(RecipeError):
+                    request = change(request_elsewhere(recipe, hardware)[0], UNSCALED)
+                    rendered += _rendered(choice, request, recipe, started)
+        if needs:
+            yield from rendered or [choice]
+
+
+def _variant_needs(recipe: Recipe, variant: Variant, nodes: int) -> list[dict[str, Any]]:
+    """A node of each kind of device that meets the conditions, by number of devices.
+
+    Where none names a kind of device, the recipe's own.
+    """
+    names: list[str] = []
+    if variant.when.exactness:
+        names = list(device_names())
+    elif variant.when.count and recipe.device.name in device_names():
+        names = [recipe.device.name]
+    bounds = variant.when.count or Range()
+    counts = {"count": math.ceil((bounds.at_least or 1) / nodes)}
+    if bounds.at_most is not None:
+        counts["at_most"] = bounds.at_most // nodes
+    return [
+        {
+            "runtime": profile.runtime,
+            "device": profile.name,
+            "title": profile.title,
+            "names": list(profile.aliases),
+            **counts,
         }
-        files |= {f"{FOLDER}/{name}/{path}": to_json(value) for path, value in documents.items()}
-        yield FallbackLaunch(name, fallback.kind, _fallback_title(fallback), files)
+        for profile in map(device_profile, names)
+        if profile.runtime in RUNTIMES
+        and (profile.runtime != "cpu" or counts["count"] == 1)
+        and variant.when.model_copy(update={"count": None}).holds(
+            machine_of(HardwareRequest(device=profile.name, per_node=1), recipe)
+        )
+    ]
+
+
+def _rendered(
+    choice: LaunchChoice, request: PlanRequest, recipe: Recipe, first_choice: Launch
+) -> Iterator[LaunchChoice]:
+    """The choice with its files, where its launcher may take it without asking.
+
+    Raises:
+        RecipeError: where the request has no answer that can be started.
+    """
+    alternative, folder = decide(request), f"{FOLDER}/{choice.name}"
+    if _other_checkpoint(alternative, recipe) or _other_run(alternative, recipe):
+        return
+    start = place_launch(alternative, recipe.parameters)
+    launch, files = _launch_beside(start, first_choice, folder)
+    recipe_there = recipe.model_copy(
+        update={
+            "request": alternative.request.to_json(),
+            "device": decision_device_facts(alternative),
+            "estimate": alternative.estimate,
+        }
+    )
+    document = launch_document(recipe_there, alternative, launch)
+    needs = document.pop("needs")
+    condition: dict[str, Any] = dict(*choice.needs)
+    needs = condition | needs | {"count": max(needs["count"], condition.get("count", 1))}
+    documents = {"launch.json": document, "expected.json": alternative.estimate}
+    files |= {f"{folder}/{path}": to_json(value) for path, value in documents.items()}
+    yield replace(choice, needs=[needs], files=files)
 
 
 def _other_checkpoint(alternative: Decision, recipe: Recipe) -> bool:
-    """Tell if a fallback serves a checkpoint that the first choice's job does not make."""
+    """Tell if a choice serves a checkpoint that the first choice's job does not make."""
     if alternative.deployment is None or alternative.deployment.compression is None:
         return False
     compressed = recipe.estimate.get("compression") or {}
     return compressed.get("technique") != alternative.deployment.compression.technique
 
 
-def _fallback_title(fallback: Fallback) -> str:
-    """A fallback for a person: what changes, and what it runs on."""
-    kind = fallback.kind.replace("-", " ")
-    split = degrees_text(fallback.candidate)
-    return f"{kind}: {fallback.gpus} × {fallback.device}, {split}"
-
-
-def degrees_text(candidate: Mapping[str, Any]) -> str:
-    """The degrees of a split above one: ``tp 2 × dp 4``."""
-    degrees = [
-        f"{name} {candidate[name]}"
-        for name in ("tp", "pp", "cp", "dp", "ep")
-        if (candidate.get(name) or 1) > 1
-    ]
-    return " × ".join(degrees) or "one device"
+def _other_run(alternative: Decision, recipe: Recipe) -> bool:
+    """Tell if a choice would train something else: in another precision, or at another length."""
+    length = recipe.request["workload"].get("sequence_length")
+    return recipe.kind == "training" and (
+        alternative.candidate["precision"] != recipe.candidate["precision"]
+        or alternative.request.to_json()["workload"].get("sequence_length") != length
+    )
 
 
 def _launch_beside(
@@ -156,12 +239,11 @@ def launch_document(
     recipe: Recipe,
     decision: Decision,
     started: Launch,
-    alternatives: Sequence[FallbackLaunch] = (),
+    choices: Sequence[LaunchChoice] = (),
 ) -> dict[str, Any]:
     """``launch.json``: the processes, with placeholders for model, host, port and addresses."""
     device, workload = recipe.device, recipe.request["workload"]
-    variants = launch_variants(recipe)
-    entries = [alternative.entry() for alternative in alternatives]
+    entries = [choice.entry() for choice in choices]
     return {
         "schema_version": 1,
         "kind": recipe.kind,
@@ -184,19 +266,7 @@ def launch_document(
             "host": recipe.parameters.host,
             "port": recipe.parameters.port,
         },
-        "processes": [
-            {
-                "name": p.name,
-                "argv": list(p.argv),
-                "env": p.env,
-                "port_offset": p.port_offset,
-                "devices": list(p.devices),
-                "node": p.node,
-                "role": p.role,
-                "group": p.group,
-            }
-            for p in started.processes
-        ],
+        "processes": list(map(asdict, started.processes)),
         "health": started.health,
         "startup_timeout_s": limit_s(
             started,
@@ -209,8 +279,7 @@ def launch_document(
         "supervision": decision.request.options.supervision.for_launcher(),
         **compression_document(decision, recipe.parameters),
         **_kernel_document(decision),
-        **({"variants": variants} if variants else {}),
-        **({"fallbacks": entries} if entries else {}),
+        **({"choices": entries} if len(entries) > 1 else {}),
     }
 
 
@@ -304,33 +373,3 @@ def _load_document(workload: dict[str, Any]) -> dict[str, Any]:
     load = ("concurrency", "request_rate", "batch", "requests")
     values = ServingWorkload.model_validate(workload)
     return {name: getattr(values, name) for name in ("mode", *lengths, *load)}
-
-
-def launch_variants(recipe: Recipe) -> list[dict[str, Any]]:
-    """Each variant that depends on hardware, the most exact first, with devices and counts."""
-    return [
-        {"name": variant.name, "kinds": kinds, **_count_bounds(variant)}
-        for variant in sorted(recipe.variants, key=lambda variant: -variant.when.exactness)
-        if (kinds := _variant_devices(recipe, variant))
-    ]
-
-
-def _variant_devices(recipe: Recipe, variant: Variant) -> list[dict[str, Any]]:
-    """Devices that meet the conditions; where none names a kind of device, the recipe's own."""
-    names: list[str] = []
-    if variant.when.exactness:
-        names = list(device_names())
-    elif variant.when.count and recipe.device.name in device_names():
-        names = [recipe.device.name]
-    return [
-        {"profile": profile.name, "runtime": profile.runtime, "names": list(profile.aliases)}
-        for profile in map(device_profile, names)
-        if variant.when.model_copy(update={"count": None}).holds(
-            machine_of(HardwareRequest(device=profile.name, per_node=1), recipe)
-        )
-    ]
-
-
-def _count_bounds(variant: Variant) -> dict[str, int]:
-    bounds = variant.when.count
-    return bounds.model_dump(exclude_none=True) if bounds else {}
