@@ -20,14 +20,19 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.plans.alternatives import find_safer_row
 from recipe_core.plans.confidence import SURE
-from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, plan_launch_note, queue_text, split_label
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label
 from recipe_core.plans.splits import row_key, row_reasons
-from recipe_core.views.plan_words import confidence_text, figures_phrase, unpriced_note
-from recipe_core.views.verdict import Verdict, limits_text, may_miss, percent, plan_verdict
+from recipe_core.views.plan_words import (
+    confidence_text,
+    figures_phrase,
+    limits_text,
+    safer_text,
+    unpriced_note,
+)
+from recipe_core.views.verdict import Verdict, may_miss, plan_verdict
 
 PAGE_OF = {
     "model": "model.py",
@@ -270,7 +275,7 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
     """Return a split within the limits where one may miss them, and the limit on that."""
     safe = find_safer_row(plan, row)
     if safe is not None:
-        safe_button(plan, safe, place)
+        safe_button(plan, row, safe, place)
     if may_ask(plan, row):
         draw_edit_button(
             f"Ask for {SURE * 100:.0f} %",
@@ -283,20 +288,17 @@ def safe_choice(plan: Plan, row: int, place: str) -> None:
 
 def may_ask(plan: Plan, row: int) -> bool:
     """Return whether more splits hold where limits must hold more surely, or with less load."""
-    free = common.request().objective.confidence is None
     return (
-        free
+        common.request().objective.required_confidence < SURE
         and may_miss(plan, row)
         and (plan.request.load_searched or find_safer_row(plan, row) is not None)
     )
 
 
-def safe_button(plan: Plan, safe: int, place: str) -> None:
-    """The split that keeps the limits surely, one click."""
-    verb = "keeps them" if len(stated_limits(plan)) > 1 else "keeps it"
-    chance = percent(float(plan.chances[safe]))
+def safe_button(plan: Plan, row: int, safe: int, place: str) -> None:
+    """The split that keeps the limits surely, with its price, one click."""
     draw_edit_button(
-        f"{split_label(plan, safe)} {verb} with {chance}: use it",
+        safer_text(plan, row, safe),
         widget("safe", place),
         common.split_fields(row_key(plan, safe)),
         ":material/verified_user:",

@@ -18,8 +18,7 @@ from recipe_core.base.units import accuracy_text, chance_text, plain_range_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
-from recipe_core.plans.confidence import SURE
-from recipe_core.plans.limits import stated_limits
+from recipe_core.plans.limits import limits_phrase, stated_limits
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.rank import is_row_priced, log_score
@@ -27,6 +26,7 @@ from recipe_core.plans.remedies import Change
 from recipe_core.plans.serving_remedies import catalog_formats, online_formats
 from recipe_core.plans.splits import row_key
 from recipe_core.request.edit import select_split, shared_candidate
+from recipe_core.request.objective import SURE
 from recipe_core.request.schema import PlanRequest
 
 if TYPE_CHECKING:
@@ -204,7 +204,8 @@ def _surer_edits(plan: Plan, best: int) -> Iterator[Edit]:
     Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
     """
     doubtful = bool(stated_limits(plan)) and float(plan.chances[best]) < SURE
-    if doubtful and plan.request.load_searched and plan.request.objective.confidence is None:
+    confidence = plan.request.objective.required_confidence
+    if doubtful and plan.request.load_searched and confidence < SURE:
         yield "sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE}
 
 
@@ -256,7 +257,7 @@ def _compare_choice(
 ) -> Iterator[Alternative]:
     """The choice with its figures, where it improves the goal or trades it for another figure."""
     kind, title, fields = edit
-    name = _goal_measure(plan, best)
+    name = goal_measure(plan, best)
     before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
     gain, gained = float((log_score(plan, [best]) - log_score(after, [row]))[0]), ""
     if not (math.isfinite(gain) and before > 0 and math.isfinite(then)):
@@ -283,12 +284,10 @@ def _compare_choice(
 
 
 def _limits_kept(after: Plan, row: int) -> str:
-    chance = chance_text(float(after.chances[row])).replace("%", " %")
-    several = len(stated_limits(after)) > 1
-    return f"keeps the limit{'s' if several else ''} with {chance}"
+    return f"holds {limits_phrase(after)} with {chance_text(float(after.chances[row]))}"
 
 
-def _goal_measure(plan: Plan, best: int) -> str:
+def goal_measure(plan: Plan, best: int) -> str:
     """The measure of the first goal; where its price is unknown, what stands for it."""
     goal = next(iter(plan.request.objective.goals))
     column = plan.spec.goals[goal][0]

@@ -286,7 +286,10 @@ def refused_rows(table: Plan) -> Int:
 
 
 def rows_beyond_limits(table: Plan) -> list[int]:
-    """Rows that only break limits of the objective, the smallest relative excess first."""
+    """Rows that only break limits of the objective, the smallest relative excess first.
+
+    Those that may not start come after those that do.
+    """
     if not len(table):
         return []
     objective = table.request.objective
@@ -302,12 +305,12 @@ def rows_beyond_limits(table: Plan) -> list[int]:
         elif code == "confidence":
             by_limits |= broken
             chances = np.maximum(np.nan_to_num(table.chances), 1e-3)
-            times = (objective.confidence or 1.0) / chances
+            times = objective.required_confidence / chances
             excess = np.where(broken, np.maximum(excess, times), excess)
         elif code == "unsimulated":  # its percentile is unknown, so no limit would let it in
             curable &= ~broken
     rows = np.flatnonzero(by_limits & curable)
-    return [int(row) for row in rows[np.argsort(excess[rows], kind="stable")]]
+    return [int(row) for row in rows[np.lexsort((excess[rows], table.uncertain[rows]))]]
 
 
 def nearest_row(table: Plan) -> int | None:

@@ -46,8 +46,6 @@ from recipe_core.plans.serving_columns import with_intervals
 from recipe_core.plans.serving_settings import workload_spread
 from recipe_core.plans.size import check_loads
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.metrics import timed_limits
-from recipe_core.request.objective import Limits
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
@@ -189,21 +187,22 @@ def judge_serving_cases(
     return _judge_pairs(spec, problem, [(setting, cases)], at_most=None)
 
 
-def judge_least_loads(table: Plan) -> tuple[ServingProblem, list[Block]]:
-    """Every split of a table at its smallest load, judged by means.
+def search_loads_again(table: Plan, rows: Int, confidence: float) -> Plan:
+    """Some splits of a table whose loads are searched, under their best loads at a confidence.
 
-    Limits that more load helps to keep do not count there.
+    Args:
+        table: with every split under its best load at the confidence asked for.
+        rows: of it, ascending.
+        confidence: with which the limits must hold instead.
     """
-    spec, objective = table.spec, table.request.objective
-    times = {name: getattr(objective.limits, name) for name in timed_limits()}
-    timed = objective.model_copy(update={"limits": Limits(**times), "confidence": None})
-    request = table.request.model_copy(update={"objective": timed})
+    objective = table.request.objective.model_copy(update={"confidence": confidence})
+    request = table.request.model_copy(update={"objective": objective})
+    spec, problem = table.spec, replace(table.problem, request=request)
     pairs = [
-        (block.setting, replace(block.cases, load=least_loads(block.cases)))
-        for block in table.blocks
+        (block.setting, block.cases.take(inside)) for block, _, inside in table.split_rows(rows)
     ]
-    problem = replace(table.problem, request=request)
-    return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED)
+    pairs, simulated = _find_best_loads(spec, problem, CandidateRequest(), pairs, SIMULATED)
+    return Plan(spec, problem, _judge_pairs(spec, problem, pairs, SIMULATED, simulated))
 
 
 def _narrow_options(problem: ServingProblem, candidate: CandidateRequest) -> ServingProblem:

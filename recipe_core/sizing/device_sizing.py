@@ -347,11 +347,12 @@ class SizedDevice:
         if self.nearest is None:
             return self._cannot_run()
         row, most_devices = self.nearest, int(self.rented[self.allowed].max())
-        confidence, chance = self.plan.request.objective.confidence, float(self.confidence[row])
-        if confidence is not None and broken_rules(self.plan, row) == {"confidence"}:
+        confidence = self.plan.request.objective.required_confidence
+        chance = float(self.confidence[row])
+        if broken_rules(self.plan, row) == {"confidence"}:
             return (
                 f"with up to {most_devices} devices the limits hold with "
-                f"{below_text(chance, confidence)} at best; {confidence:.0%} is asked for"
+                f"{below_text(chance, confidence)} at best; {chance_text(confidence)} is asked for"
             )
         if queueing := queue_text(self.plan, row):
             broken = "; ".join([f"the likeliest split {queueing}", *row_reasons(self.plan, row)])

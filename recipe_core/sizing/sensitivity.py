@@ -57,8 +57,8 @@ def _scores_by_limit(device: SizedDevice, name: str, factors: Float) -> Float:
         chance, holds = moved_confidence(
             block, objective.limits, inside - ends[k] + len(block), {name: factors}
         )
-        if objective.confidence is not None:
-            holds = holds & (chance >= objective.confidence)
+        if not objective.judges_by_estimate:
+            holds = holds & (chance >= objective.required_confidence)
         score = np.where(holds, device.scores[inside][:, None], np.inf)
         best = np.minimum(best, score.min(axis=0))
     return best

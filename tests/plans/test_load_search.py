@@ -9,13 +9,12 @@ import recipe_core as rb
 from recipe_core.base.budget import Budget, apply_budget
 from recipe_core.base.errors import LimitError
 from recipe_core.commands.verdict import judge_request
-from recipe_core.plans.load import CLOSE
+from recipe_core.plans.load import CLOSE, least_loads
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import (
     count_keeping,
     estimate_batch,
     plan_candidate,
-    plan_least_loads,
     plan_splits,
 )
 from recipe_core.plans.rank import log_score
@@ -122,7 +121,8 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
         assert doubtful
         loads = searched.columns["load"][doubtful]
         assert (loads <= searched.columns["held_requests"][doubtful]).all()
-        assert (loads > plan_least_loads(searched).columns["load"][doubtful]).all()
+        least = np.concatenate([least_loads(block.cases) for block in searched.blocks])
+        assert (loads > least[doubtful]).all()
 
 
 def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():

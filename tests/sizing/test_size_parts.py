@@ -10,6 +10,7 @@ from recipe_core.plans.splits import find_row
 from recipe_core.request import open_hardware
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.request.objective import SURE
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import candidate_key
 from recipe_core.sizing.answer import Answer, answer_in_parts
@@ -107,6 +108,6 @@ def test_a_market_falls_back_to_its_defaults_and_the_wizards_goal_to_cost():
     own = wizard(**{"options.hardware": [{"device": "mi300x"}], "objective.optimize": "throughput"})
     request = open_hardware.size_request(own, Market())
     assert request.objective.optimize == "cost"
-    assert request.objective.confidence == 0.9
+    assert request.objective.confidence == SURE
     assert not request.options.hardware
     assert open_hardware.size_request(own, Market(), "gpus").objective.optimize == "gpus"

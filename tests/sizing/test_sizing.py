@@ -13,6 +13,7 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.offers import last_day
 from recipe_core.hardware.prices import offers_of
 from recipe_core.plans.rank import beats_elsewhere
+from recipe_core.request.objective import SURE
 from recipe_core.request.size import SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.market import iter_device_choices
@@ -268,7 +269,7 @@ def test_the_largest_load_holds_and_the_next_does_not(name, mode, field, least):
     split = {"hardware": best["request"], "candidate": best["split"]}
     step = 1 if mode == "closed" else load["value"] * 0.01
     for moved, holds in ((load["value"], True), (load["value"] + step, False)):
-        values = asked(LLAMA_8B, limits=limits, workload=workload | {field: moved})
+        values = asked(LLAMA_8B, limits, {"confidence": SURE}, workload | {field: moved})
         assert rb.estimate(values | split).feasible == holds
 
 
@@ -281,7 +282,7 @@ def test_a_percentile_is_simulated_and_its_largest_load_is_below_that_of_the_mea
     )
     load = found["largest_load"]["value"]
     assert 2.0 <= load < means["largest_load"]["value"]
-    request = asked(LLAMA_8B, limits=limits | {"percentile": 95}, workload=workload)
+    request = asked(LLAMA_8B, limits | {"percentile": 95}, {"confidence": SURE}, workload)
     request |= {"hardware": found["request"], "candidate": found["split"]}
     for factor, holds in ((1.0, True), (1.25, False)):
         moved = {"workload": workload | {"request_rate": load * factor}}
@@ -495,7 +496,8 @@ JOB = {"mode": "offline", "input_tokens": 800, "output_tokens": 200, "requests":
 def test_a_queue_of_requests_has_its_own_price_and_hours_and_a_deadline():
     """10^9 tokens in so many hours at least cost: the cheapest that is done in time."""
     market = {"devices": ["mi300x", "rtx-5090", "l40s"], "most_devices": 8}
-    values = asked("Qwen/Qwen3-32B", workload=JOB, **market)
+    by_estimate = {"confidence": 0.5}
+    values = asked("Qwen/Qwen3-32B", objective=by_estimate, workload=JOB, **market)
     for hours in (60, 10):
         values["objective"]["limits"] = {"wall_hours": hours}
         rows = answer_to(values)["devices"]

@@ -11,7 +11,7 @@ from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import NEVER, legal_rows, nearest_row
-from recipe_core.plans.splits import row_reasons
+from recipe_core.plans.splits import find_row, row_key, row_reasons
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.metrics import column_metric, metrics
 from recipe_core.request.schema import describe_field
@@ -61,18 +61,25 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is():
-    limited = planned(COST, tpot_ms="35")
+    limited = planned(COST | {"objective.confidence": "0.5"}, tpot_ms="35")
     said, row = plan_verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
     assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
-    miss = 1 - float(limited.chances[row])
-    assert f"may miss the limit: {miss * 100:.0f} %" in said.line
+    chance = float(limited.chances[row])
+    assert f"holds 35 ms per token with {chance * 100:.0f} %" in said.line
     assert "within the limit" in said.counts
     assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
     assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
     sure = planned(LOADED | {"objective.confidence": "0.8"}, tpot_ms="60", ttft_ms="5000")
-    assert "within the limits with 80 % confidence" in words.split_counts_text(sure)
-    assert words.limits_text(sure, sure.best_row).startswith("keeps the limits: ")
+    assert "within the limits, 80 % sure" in words.split_counts_text(sure)
+    held = "holds 5 s to first token and 60 ms per token with "
+    assert words.limits_text(sure, sure.best_row).startswith(held)
+    asked = planned(COST, tpot_ms="35")
+    assert asked.best_row != row
+    assert plan_verdict(asked).doubtful is False
+    refused = find_row(asked, row_key(limited, row))
+    short = f"with {chance * 100:.0f} %, short of 80 %"
+    assert words.limits_text(asked, refused) == f"holds 35 ms per token {short}"
 
 
 def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():

@@ -30,6 +30,7 @@ from recipe_core.doors.cli.program import (
     show_spinner,
 )
 from recipe_core.plans.splits import row_estimates
+from recipe_core.request.objective import BY_ESTIMATE
 
 
 @app.command("plan")
@@ -42,6 +43,13 @@ def plan_command(
     flips: bool = Option(
         False, "--sensitivity", help="Also show what would change the choice: price, lengths, load."
     ),
+    confidence: float | None = Option(
+        None,
+        min=BY_ESTIMATE,
+        max=0.99,
+        help="Probability with which all limits must hold (the request's, else 0.8); "
+        "0.5 judges by the estimates themselves.",
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -52,7 +60,7 @@ def plan_command(
     from recipe_core.views.plans import plan_text
 
     corrections = learn_own_runs(measured, no_calibration)
-    values = read_plan_request(request, corrections)
+    values = read_plan_request(request, corrections, confidence)
     with show_spinner("Judging every split …"):
         result = plan(values, measured=corrections or "none")
         if everything is not None:
@@ -129,7 +137,7 @@ def estimate_command(
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.doors.answers import priced_estimate_json
-    from recipe_core.plans.plans import plan_candidate
+    from recipe_core.plans.plans import plan_estimated
     from recipe_core.views.estimates import estimate_text
 
     if request.endswith(".jsonl"):
@@ -144,7 +152,7 @@ def estimate_command(
     corrections = learn_own_runs(measured, no_calibration)
     values = read_plan_request(request, corrections)
     with show_spinner("Estimating …"):
-        plan, row = plan_candidate(values, corrections=corrections)
+        plan, row = plan_estimated(values, corrections=corrections)
         answer = detail_row_estimate(plan, row).to_json()
     with show_spinner("Tracing the model …"):
         trace, text = _trace_real_model(plan, row) if traced else (None, "")

@@ -13,6 +13,7 @@ from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import cluster_title
 from recipe_core.plans.rank import pareto_front
+from recipe_core.request.objective import BY_ESTIMATE
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
@@ -100,7 +101,7 @@ def under_loads(request: PlanRequest, loads: Float) -> PlanRequest:
         update={
             "workload": workload.model_copy(update={field: values[0]}),
             "options": request.options.model_copy(update={"loads": tuple(values[1:])}),
-            "objective": objective.model_copy(update={"limits": limits, "confidence": None}),
+            "objective": objective.model_copy(update={"limits": limits, "confidence": BY_ESTIMATE}),
             "candidate": None,
         }
     )
