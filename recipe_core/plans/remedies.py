@@ -23,14 +23,13 @@ from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.splits import broken_rules, row_key, row_request
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
+from recipe_core.request.objective import BY_ESTIMATE
 from recipe_core.request.split_key import split_name
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
 
 AT_MOST = 3
-# The lowest confidence that a request may ask for.
-LEAST_CONFIDENCE = 0.5
 # Feasible rows with the nearest degrees whose other choices are compared.
 CLOSE = 50
 
@@ -188,7 +187,7 @@ def _loosened_limits(
     }
     if "confidence" in codes:
         chance = math.floor(float(plan.chances[row]) * 100) / 100
-        if chance >= LEAST_CONFIDENCE:
+        if chance >= BY_ESTIMATE:
             return {**out, "objective.confidence": chance}
         return _loosened_limits(plan, row, frozenset(stated_limits(plan)))
     return out

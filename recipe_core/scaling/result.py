@@ -231,7 +231,7 @@ class PolicyAnswer(_Part):
     attainment: Band
     """Share of requests that keep every limit on time."""
 
-    confidence: Share
+    confidence: Share = 1.0
     """Share of the repetitions in which that is at least the wanted one."""
 
     replica_hours: Amount
@@ -321,7 +321,7 @@ class OverTimeAnswer(_Part):
     attainment_wanted: Share
     """Share of all requests that must keep the limits."""
 
-    confidence_wanted: Share
+    confidence_wanted: Share = 0.0
     """Share of the repetitions that must reach it: the objective's confidence."""
 
     best: str | None
