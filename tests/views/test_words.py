@@ -3,6 +3,7 @@
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 
 from recipe_core.base.data_files import DataFile
@@ -14,6 +15,7 @@ from recipe_core.plans.rank import NEVER, legal_rows, nearest_row
 from recipe_core.plans.splits import find_row, row_key, row_reasons
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.metrics import column_metric, metrics
+from recipe_core.request.objective import SURE
 from recipe_core.request.schema import describe_field
 from recipe_core.views import glossary
 from recipe_core.views import verdict as words
@@ -80,6 +82,31 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     refused = find_row(asked, row_key(limited, row))
     short = f"with {chance * 100:.0f} %, short of 80 %"
     assert words.limits_text(asked, refused) == f"holds 35 ms per token {short}"
+
+
+def test_a_start_is_said_with_its_memory_and_probability_for_runs_and_where_it_is_in_doubt():
+    run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
+    starts = run.columns["start_probability"]
+    sure, doubtful = run.best_row, int(np.flatnonzero(run.uncertain & (starts < 0.5))[0])
+    assert starts[sure] >= SURE > starts[doubtful]
+    for row in (sure, doubtful):
+        peak, usable = (
+            float(run.columns[name][row]) / 2**30 for name in ("peak_memory_bytes", "usable_bytes")
+        )
+        chance = words.percent(float(starts[row]))
+        assert (
+            words.starts_text(run, row) == f"{peak:.1f} of {usable:.1f} GiB: starts with {chance}"
+        )
+        assert words.starts_text(run, row) in plan_verdict(run, row).line
+    assert (plan_verdict(run).state, plan_verdict(run, doubtful).state) == ("holds", "uncertain")
+    assert plan_verdict(run, doubtful).doubtful
+    refused = int(np.flatnonzero(~run.runs)[0])
+    assert words.starts_text(run, refused) == ""
+    served = planned({"workload.max_context": "24576"})
+    assert words.starts_text(served, served.best_row) == ""
+    close = int(np.flatnonzero(served.uncertain)[0])
+    text = r"7\d\.\d of 72\.8 GiB: starts with \d\d %"
+    assert re.fullmatch(text, words.starts_text(served, close))
 
 
 def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
