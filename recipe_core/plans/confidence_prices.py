@@ -1,4 +1,4 @@
-"""What more certainty costs: the best split for each of some confidences, beside the one asked for.
+"""The price of certainty: the best split for each of some confidences, beside the one asked for.
 
 With a stated load every row has its probability already, so that each confidence picks among the
 rows. A searched load is searched again, by another confidence, of the splits that may then be best.

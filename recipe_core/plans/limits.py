@@ -85,7 +85,7 @@ NAMED = 2
 
 
 def limits_phrase(plan: Plan) -> str:
-    """What a plan's limits are, in few words: ``40 ms per token and 800 ms to first token``.
+    """The limits of a plan in few words: ``40 ms per token and 800 ms to first token``.
 
     ``40 ms per token at p95`` where they are of a percentile; ``all 3 limits`` of more than two.
     """

@@ -197,17 +197,22 @@ def over_time_verdict(answer: Json) -> tuple[bool, str]:
 
 def _best_words(answer: Json, best: Json) -> str:
     """``Cheapest is``, or how sure the best is where that decides, or is less than wanted."""
-    confidence = answer["confidence_wanted"]
-    if best["confidence"] < confidence:
-        share = f"{chance_text(best['confidence'])} of the repetitions keep the limits"
+    confidence = answer.get("confidence_wanted", 0.0)
+    if _policy_confidence(best) < confidence:
+        share = f"{chance_text(_policy_confidence(best))} of the repetitions keep the limits"
         return f"None is {chance_text(confidence)} sure; cheapest ({share}) is"
     cheaper = any(
         policy["meets"]
-        and policy["confidence"] < confidence
+        and _policy_confidence(policy) < confidence
         and policy["gpu_hours"] < best["gpu_hours"]
         for policy in answer["policies"]
     )
     return f"Cheapest that is {chance_text(confidence)} sure is" if cheaper else "Cheapest is"
+
+
+def _policy_confidence(policy: Json) -> float:
+    """The share of repetitions that reach the wanted share; 1 in answers of earlier builds."""
+    return float(policy.get("confidence", 1.0))
 
 
 def policy_facts(policy: Json) -> str:
@@ -288,7 +293,7 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
         Column("Likely", attainment_band, help="The lowest and the highest of the repetitions"),
         Column(
             "Sure",
-            lambda policy: chance_text(policy["confidence"]),
+            lambda policy: chance_text(_policy_confidence(policy)),
             help=f"Repetitions in which at least {required} of the requests keep the limits",
         ),
         Column("Replicas", _replica_span, help="Fewest and most"),

@@ -66,13 +66,13 @@ def against_best(plan: Plan, row: int) -> str:
 
 
 def confidence_text(plan: Plan, row: int) -> str:
-    """How surely a row keeps the limits, as a sentence; empty without limits."""
+    """Say how surely a row keeps the limits, as a sentence; empty without limits."""
     text = limits_text(plan, row)
     return f"{text[0].upper()}{text[1:]}" if text else ""
 
 
 def limits_text(plan: Plan, row: int) -> str:
-    """How surely a row keeps the limits: ``holds 40 ms per token with 83 %``.
+    """Say how surely a row keeps the limits: ``holds 40 ms per token with 83 %``.
 
     With what is asked for where it is less. Empty without limits, and for a row that cannot run.
     """
@@ -88,7 +88,7 @@ def limits_text(plan: Plan, row: int) -> str:
 
 
 def safer_text(plan: Plan, row: int, safer: int) -> str:
-    """What a safer row holds, and what it costs beside a row: ``… with 86 %: $1.68 (+7 %)``.
+    """Say what a safer row holds and costs beside a row: ``… with 86 %: $1.68 (+7 %)``.
 
     The figure is the goal's.
     """
@@ -100,7 +100,7 @@ def safer_text(plan: Plan, row: int, safer: int) -> str:
 
 
 def confidence_prices_text(prices: Sequence[ConfidencePrice], confidence: float) -> str:
-    """What each confidence costs, in a line: ``50 %: $1.47 (−6 %) · 80 %: $1.57 · …``.
+    """Say what each confidence costs, in a line: ``50 %: $1.47 (−6 %) · 80 %: $1.57 · …``.
 
     ``confidence``: the one asked for, to which the others are compared. A split is named where
     it is another one than that one's. Empty without prices.

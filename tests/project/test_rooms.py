@@ -34,7 +34,7 @@ BUDGETS = {
     "targets": 8_000,
     "bundle": 2_220,
     "calibration": 7_960,
-    "views": 10_330,
+    "views": 10_335,
     "doors": 6_400,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
