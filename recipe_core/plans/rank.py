@@ -192,17 +192,18 @@ def beats(table: Plan, rows: Sequence[int] | Int, beside: int) -> list[float | N
 
 
 def beats_elsewhere(
-    table: Plan, row: int, beside: Plan, row_beside: int, *, dearer: float = 1.0
+    table: Plan, row: int, beside: Plan, row_beside: int, *, gain: float | None = None
 ) -> float | None:
     """The probability that a row is better than one of another plan of the same objective.
 
-    As ``beats``; None where only one of the two has a price, and the goals count it. ``dearer``:
-    what else makes its score so many times the other's.
+    As ``beats``; None where only one of the two has a price, and the goals count it. ``gain``: by
+    how much the logarithm of its score is better; None: as the plans count it.
     """
     if counts_cost(table) and is_row_priced(table, row) != is_row_priced(beside, row_beside):
         return None
-    gain = log_score(beside, [row_beside]) - log_score(table, [row]) - np.log(dearer)
-    score = _gain_scores(table, np.array([row]), gain, beside, row_beside)
+    plain = log_score(beside, [row_beside]) - log_score(table, [row])
+    gains = plain if gain is None else np.array([gain])
+    score = _gain_scores(table, np.array([row]), gains, beside, row_beside)
     return float(normal_probability(score)[0])
 
 

@@ -24,7 +24,7 @@ from recipe_core.request.split_key import split_name
 from recipe_core.sizing.device_sizing import SizedDevice
 from recipe_core.sizing.growth import Choices, ladder_steps
 from recipe_core.sizing.lifetime import availability_of, grow_choices, purchase_of
-from recipe_core.sizing.market import iter_device_choices
+from recipe_core.sizing.market import iter_device_choices, left_out_devices
 from recipe_core.sizing.sensitivity import winning_limits, winning_loads
 from recipe_core.sizing.size import (
     LargestLoad,
@@ -34,6 +34,7 @@ from recipe_core.sizing.size import (
     row_plan_request,
     simulate_best_devices,
     size_devices,
+    span_machines,
 )
 
 SCHEMA_VERSION = 1
@@ -93,6 +94,8 @@ class Answer:
             "idle": rented - used - spare * device.replicas_of(row)[1],
             "per_node": machine.hardware.per_node,
             "owned": machine.owned,
+            "spans": bool(int(device.server[row]) > place.machine_devices),
+            "doubted": device.choice.doubted,
             "split": split,
             "label": split_name(split),
             "engine": split["engine"],
@@ -191,7 +194,8 @@ class Answer:
         if workload.kind == "training" or not ladders:
             return {}
         field = next(iter(self.loads.values())).field
-        return winning_loads(ladders, float(getattr(workload, field)))
+        tiers = {self._key(device): device.tier for device in self.sizing.devices}
+        return winning_loads(ladders, float(getattr(workload, field)), tiers)
 
     def device(self, device: SizedDevice, *, ladder: bool = True) -> Json:
         """The best row of a device with its ladder, and what would make it win."""
@@ -278,6 +282,10 @@ class Answer:
             "devices": devices,
             "unpriced": [self.device(device) for device in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],
+            "left_out": [
+                {"device": profile.name, "title": profile.title, "segment": profile.segment}
+                for profile in left_out_devices(sizing.request)
+            ],
             **({"growth": self.growth.to_json()} if self.growth else {}),
             **own_runs,
         }
@@ -321,6 +329,8 @@ def _finite_or_none(value: Any) -> float | None:
 
 # Devices of a part: about half a second, of training a second.
 PART, TRAINING_PART = 6, 2
+# The number of what all parts make together, once replicas may span machines where they have to.
+WHOLE = -1
 # Fields of a request on which no device's size depends.
 AFTERWARDS = ("growth", "purchase")
 
@@ -358,6 +368,9 @@ def answer_in_parts(
     count = {"sized": sum(map(len, some[:parts])), "of": len(all_choices)}
     if parts < len(some):
         return {**_best_rows_json(sizing), **count}
+    if WHOLE not in sized:
+        sized[WHOLE] = span_machines(replace(sizing, request=means), folders=folders)
+    sizing = replace(sized[WHOLE], request=request)
     if request.objective.limits.percentile is not None:
         sizing = simulate_best_devices(sizing)
     return {**Answer(sizing).to_json(), **count}

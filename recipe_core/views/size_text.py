@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.plans.rank import TIED
@@ -65,20 +65,11 @@ def _size_tables(
         if rows
         else "",
         "tied": TIED,
-        "cheapest_month": _cheapest_month(rows, objective.goals),
         "unpriced": terminal(unpriced, view.UNPRICED) if unpriced else "",
         "ladders": [(t, terminal(r, view.size_columns(r, ladder=True))) for t, r in rungs],
         "not_sized": "" if ladder is None or rungs else ladder,
         "sized": [device.profile.name for device in sizing.sized],
     }
-
-
-def _cheapest_month(rows: Sequence[Row], goals: Iterable[str]) -> Row | None:
-    """The device that costs least a month, where that is not the best by the cost of a token."""
-    if not rows or set(goals) != {"cost"}:
-        return None
-    cheapest = min(rows, key=lambda row: float(row["usd_per_month"]))
-    return cheapest if cheapest["usd_per_month"] < rows[0]["usd_per_month"] else None
 
 
 def _later(answer: Answer, rows: Sequence[Row]) -> Mapping[str, Any]:

@@ -92,6 +92,18 @@ def size_command(
     request: RequestFile,
     top: int | None = Option(None, min=1, help="How many devices to print (default: all)."),
     ladder: str | None = Option(None, metavar="DEVICE", help="Also print every count of a device."),
+    consumer_cards: bool = Option(
+        False, "--consumer-cards", help="Also consumer and workstation cards and edge devices."
+    ),
+    market_places: bool = Option(
+        False, "--market-places", help="Also offers of providers that rent out machines of others."
+    ),
+    several_machines: bool = Option(
+        False, "--several-machines", help="A replica may span several machines."
+    ),
+    older_prices: bool = Option(
+        False, "--older-prices", help="Prices more than 90 days old count as newer ones do."
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -102,7 +114,12 @@ def size_command(
     from recipe_core.sizing.size import size_devices
     from recipe_core.views.size_text import size_text
 
-    values = SizeRequest.parse(read_request(request))
+    values = SizeRequest.parse(read_request(request)).letting_in(
+        consumer_cards=consumer_cards,
+        market_places=market_places,
+        several_machines=several_machines,
+        older_prices=older_prices,
+    )
     corrections = learn_own_runs(measured, no_calibration)
     with show_spinner("Sizing every device …"):
         sizing = size_devices(values, corrections=corrections)
