@@ -168,6 +168,26 @@ def search_serving(
         return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED, rows=rows)
 
 
+def evaluate_search(problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
+    """Every case that a search of a stated load looks at, evaluated; limits do not count yet."""
+    if candidate is not None:
+        problem = _narrow_options(problem, candidate)
+    return _evaluate_pairs(problem, every_serving_case(problem, candidate), searching=True)
+
+
+def _evaluate_pairs(
+    problem: ServingProblem, pairs: Sequence[tuple[Setting, Cases]], *, searching: bool
+) -> list[Block]:
+    physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
+    return [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
+
+
+def judge_evaluated(problem: ServingProblem, blocks: Sequence[Block]) -> list[Block]:
+    """Evaluated cases within the limits of a problem, which are on means."""
+    objective = problem.request.objective
+    return [refuse_unsure(add_limit_rules(block, objective.limits), objective) for block in blocks]
+
+
 def find_serving_case(
     spec: Kind, problem: ServingProblem, candidate: CandidateRequest
 ) -> tuple[Setting, Cases] | None:
@@ -330,12 +350,10 @@ def _judge_within_limits(
     alone: bool = True,
 ) -> list[Block]:
     """All cases judged; ``alone``: whether their simulations are a task of their own."""
-    limits, searching = problem.request.objective.limits, at_most is not None
-    physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
-    blocks = [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
-    objective = problem.request.objective
+    objective, limits = problem.request.objective, problem.request.objective.limits
+    blocks = _evaluate_pairs(problem, pairs, searching=at_most is not None)
     if limits.percentile is None:
-        return [refuse_unsure(add_limit_rules(block, limits), objective) for block in blocks]
+        return judge_evaluated(problem, blocks)
     blocks = [add_limit_rules(block, limits, timed=False) for block in blocks]
     if rows is None:
         rows = _worth_simulating(Plan(spec, problem, blocks), at_most)

@@ -86,6 +86,10 @@ class Market(DescribedModel):
     """Whether prices more than 90 days old count as newer ones do; left out, only of a device that
     has no newer verified one, and behind devices that have one."""
 
+    unpriced: bool = False
+    """Whether devices count that nobody is known to offer: each with the price below which it would
+    be the best."""
+
     most_devices: Annotated[int, Field(ge=1, le=65_536)] = MOST_DEVICES
     """Most devices that a choice may rent or use."""
 

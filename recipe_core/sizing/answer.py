@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
 
+from recipe_core.hardware import offers
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.limits import LIMITS, stated_limits
@@ -22,9 +23,10 @@ from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.size import SizeRequest
 from recipe_core.request.split_key import split_name
 from recipe_core.sizing.device_sizing import SizedDevice
+from recipe_core.sizing.evaluated import paused_collection
 from recipe_core.sizing.growth import Choices, ladder_steps
 from recipe_core.sizing.lifetime import availability_of, grow_choices, purchase_of
-from recipe_core.sizing.market import iter_device_choices, left_out_devices
+from recipe_core.sizing.market import Choice, iter_device_choices, left_out_devices
 from recipe_core.sizing.sensitivity import winning_limits, winning_loads
 from recipe_core.sizing.size import (
     LargestLoad,
@@ -329,8 +331,6 @@ def _finite_or_none(value: Any) -> float | None:
 
 # Devices of a part: about half a second, of training a second.
 PART, TRAINING_PART = 6, 2
-# The number of what all parts make together, once replicas may span machines where they have to.
-WHOLE = -1
 # Fields of a request on which no device's size depends.
 AFTERWARDS = ("growth", "purchase")
 
@@ -352,34 +352,45 @@ def answer_in_parts(
     Raises:
         RecipeError: as ``size``.
     """
-    request = SizeRequest.parse(values)
+    with paused_collection():
+        return _answer_parts(SizeRequest.parse(values), parts, digest, folders)
+
+
+def _answer_parts(request: SizeRequest, parts: int, digest: str, folders: bool) -> Json:
     means = request_by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
-    all_choices = list(iter_device_choices(request))
-    part_size = TRAINING_PART if request.is_training else PART
-    some = [all_choices[n : n + part_size] for n in range(0, len(all_choices), part_size)] or [[]]
-    sized = _latest_parts(
-        json.dumps(means.model_dump(mode="json"), sort_keys=True), digest, folders
-    )
+    text = json.dumps(means.model_dump(mode="json"), sort_keys=True)
+    known = _latest_parts(text, digest, folders, offers.current_day())
+    if known.choices is None:
+        known.choices = list(iter_device_choices(request))
+    part_size, count = TRAINING_PART if request.is_training else PART, len(known.choices)
+    some = [known.choices[n : n + part_size] for n in range(0, count, part_size)] or [[]]
     for n, part in enumerate(some[:parts]):
-        if n not in sized:
-            sized[n] = size_devices(means, folders=folders, among=part)
-    sizing = reduce(Sizing.merged, [sized[n] for n in range(len(some[:parts]))])
-    sizing = replace(sizing, request=request)
-    count = {"sized": sum(map(len, some[:parts])), "of": len(all_choices)}
+        if n not in known.sized:
+            known.sized[n] = size_devices(means, folders=folders, among=part)
+    sizing = reduce(Sizing.merged, [known.sized[n] for n in range(len(some[:parts]))])
+    shares = {"sized": sum(map(len, some[:parts])), "of": count}
     if parts < len(some):
-        return {**_best_rows_json(sizing), **count}
-    if WHOLE not in sized:
-        sized[WHOLE] = span_machines(replace(sizing, request=means), folders=folders)
-    sizing = replace(sized[WHOLE], request=request)
+        return {**_best_rows_json(replace(sizing, request=request)), **shares}
+    if known.whole is None:
+        known.whole = span_machines(replace(sizing, request=means), folders=folders)
+    sizing = replace(known.whole, request=request)
     if request.objective.limits.percentile is not None:
         sizing = simulate_best_devices(sizing)
-    return {**Answer(sizing).to_json(), **count}
+    return {**Answer(sizing).to_json(), **shares}
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a request that this process has sized, by number, and all of them together."""
+
+    choices: list[Choice] | None = None
+    sized: dict[int, Sizing] = field(default_factory=dict)
+    whole: Sizing | None = None
 
 
 @lru_cache(maxsize=1)
-def _latest_parts(text: str, digest: str, folders: bool) -> dict[int, Sizing]:  # noqa: ARG001 - the key
-    """The parts of a request that this process has sized, by number; the caller adds to them."""
-    return {}
+def _latest_parts(text: str, digest: str, folders: bool, day: datetime.date) -> _Parts:  # noqa: ARG001 - the key
+    return _Parts()
 
 
 def _best_rows_json(sizing: Sizing) -> Json:

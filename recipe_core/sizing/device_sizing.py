@@ -23,7 +23,7 @@ from recipe_core.plans.confidence import below_text
 from recipe_core.plans.limits import LIMITS, bounded_figures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import queue_text
-from recipe_core.plans.plans import plan_cases, search_plan
+from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.replicas import replicas_of
@@ -31,6 +31,7 @@ from recipe_core.plans.serving_kind import prefill_pools
 from recipe_core.plans.splits import broken_rules, row_reasons
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import AnyHardware, AvailabilityRequest, SizeRequest
+from recipe_core.sizing.evaluated import search_again
 from recipe_core.sizing.market import Choice, Machine
 from recipe_core.sizing.spares import Upkeep
 
@@ -244,16 +245,26 @@ class SizedDevice:
     def band_factors(self, column: str, row: int) -> Ends:
         """The ends of the 80 % band of a column, as factors of a row's estimate."""
         block, i = self.plan.at(row)
+        if self.plan.problem.corrections is None:  # the same for all of a block
+            return self._common_factors(id(block.setting), column, block)
         band = block.physics.uncertain(block.setting, column)
         if band is None:
             return 1.0, 1.0
-        if self.plan.problem.corrections is None:
-            return band.factors[BAND]
         estimates, place = block.detail(i)
         width_left = block.physics.left(estimates, band.metric)
         return narrow_interval(
             band.factors[BAND], 1.0 if width_left is None else float(width_left[place])
         )
+
+    @cached_property
+    def _bands(self) -> dict[tuple[int, str], Ends]:
+        return {}
+
+    def _common_factors(self, setting: int, column: str, block: Any) -> Ends:
+        if (setting, column) not in self._bands:
+            band = block.physics.uncertain(block.setting, column)
+            self._bands[setting, column] = (1.0, 1.0) if band is None else band.factors[BAND]
+        return self._bands[setting, column]
 
     @cached_property
     def nearest(self) -> int | None:
@@ -476,7 +487,7 @@ def size_device(
 
     def sized(on_one_machine: bool) -> SizedDevice:
         problem_there = replace(problem, on_one_machine=on_one_machine)
-        plan = search_plan(problem_there, request.candidate)
+        plan = search_again(problem_there, request.candidate)
         spans = together and not on_one_machine
         return SizedDevice(choice, plan, availability=request.availability, spans=spans)
 

@@ -80,7 +80,9 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
             continue
         if _is_left_out(profile, market):
             continue
-        yield replace(_offered_choice(profile, name, market), named=bool(market.devices))
+        choice = replace(_offered_choice(profile, name, market), named=bool(market.devices))
+        if choice.priced or market.unpriced or choice.named:
+            yield choice
     for k, owned in enumerate(market.owned):
         yield _owned_choice(
             owned, _find_profile(owned.device, f"hardware.any.owned.{k}.device"), market

@@ -38,8 +38,9 @@ from recipe_core.sizing.device_sizing import (
 )
 from recipe_core.sizing.market import Choice, iter_device_choices
 
-# Loads of one scan.
-POINTS = 129
+# Loads of the first scan, and of those inside a gap that it leaves: two scans are nearly always
+# enough.
+POINTS, CLOSER = 129, 181
 # The largest load that is looked at, and the most requests of a queue.
 LARGEST, MOST_QUEUED = float(1 << 20), 1e12
 # The smallest arrival rate that is looked at, in requests per second and replica.
@@ -83,7 +84,7 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
         high = MOST_QUEUED
     limits = plan.request.objective.limits
     mean = without_percentile(plan.request)
-    holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral))
+    holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral, POINTS))
     monotone = _is_one_range(holds)
     start, end = _range_of_load(loads, holds, now)
     if start is None:
@@ -92,7 +93,8 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
         return LargestLoad(None, field, False, (), monotone)
     low, high, codes_at = loads[end], loads[end + 1], codes[end + 1]
     while not _is_close(low, high, integral):
-        holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral))
+        grid = _load_grid(low, high, integral, CLOSER)
+        holds, codes, loads = _judge_loads(mean, plan, row, grid)
         monotone &= _is_one_range(holds)
         last = int(np.argmin(holds)) - 1 if not holds.all() else len(loads) - 1
         last = max(last, 0)
@@ -103,8 +105,8 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
     return LargestLoad(value, field, True, codes_at, monotone)
 
 
-def _load_grid(low: float, high: float, integral: bool) -> Float:
-    loads = np.geomspace(low, high, POINTS)
+def _load_grid(low: float, high: float, integral: bool, points: int) -> Float:
+    loads = np.geomspace(low, high, points)
     return np.unique(np.round(loads)) if integral else loads
 
 

@@ -104,6 +104,9 @@ def size_command(
     older_prices: bool = Option(
         False, "--older-prices", help="Prices more than 90 days old count as newer ones do."
     ),
+    unpriced: bool = Option(
+        False, "--unpriced", help="Also devices that nobody is known to offer."
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -119,6 +122,7 @@ def size_command(
         market_places=market_places,
         several_machines=several_machines,
         older_prices=older_prices,
+        unpriced=unpriced,
     )
     corrections = learn_own_runs(measured, no_calibration)
     with show_spinner("Sizing every device …"):

@@ -211,9 +211,7 @@ def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:
 
 def arriving_flow(setting: Setting, cases: Cases, limit: Float) -> tuple[Float, Flow]:
     """Requests per second of a full replica, and its steady state under the arrivals."""
-    capacity = closed_loop_flow(setting, cases, limit).requests_per_s
-    arriving = cases.load / cases.replicas
-    return capacity, open_loop(setting, cases, limit, np.minimum(arriving, capacity))
+    return open_loop(setting, cases, limit, cases.load / cases.replicas)
 
 
 def _serve_open_loop(setting: Setting, cases: Cases, limit: Float) -> Serving:
