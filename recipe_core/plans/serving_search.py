@@ -172,12 +172,13 @@ def evaluate_search(problem: ServingProblem, candidate: CandidateRequest | None)
     """Every case that a search of a stated load looks at, evaluated; limits do not count yet."""
     if candidate is not None:
         problem = _narrow_options(problem, candidate)
-    return _evaluate_pairs(problem, every_serving_case(problem, candidate), searching=True)
+    return evaluate_pairs(problem, every_serving_case(problem, candidate), searching=True)
 
 
-def _evaluate_pairs(
+def evaluate_pairs(
     problem: ServingProblem, pairs: Sequence[tuple[Setting, Cases]], *, searching: bool
 ) -> list[Block]:
+    """Cases of some settings, evaluated; ``searching``: whether the rules of a search count."""
     physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
     return [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
 
@@ -351,7 +352,7 @@ def _judge_within_limits(
 ) -> list[Block]:
     """All cases judged; ``alone``: whether their simulations are a task of their own."""
     objective, limits = problem.request.objective, problem.request.objective.limits
-    blocks = _evaluate_pairs(problem, pairs, searching=at_most is not None)
+    blocks = evaluate_pairs(problem, pairs, searching=at_most is not None)
     if limits.percentile is None:
         return judge_evaluated(problem, blocks)
     blocks = [add_limit_rules(block, limits, timed=False) for block in blocks]

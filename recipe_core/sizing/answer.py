@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.estimates.measured.support import is_timed
 from recipe_core.hardware import offers
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import HOURS_PER_MONTH
@@ -22,6 +23,7 @@ from recipe_core.plans.limits import LIMITS, stated_limits
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.size import SizeRequest
 from recipe_core.request.split_key import split_name
+from recipe_core.sizing.decision import decide_hardware
 from recipe_core.sizing.device_sizing import SizedDevice
 from recipe_core.sizing.evaluated import paused_collection
 from recipe_core.sizing.growth import Choices, ladder_steps
@@ -205,8 +207,7 @@ class Answer:
         key = self._key(device)
         load = self.loads.get(key)
         return {
-            **self.rows(device, [device.best])[0],
-            "request": row_plan_request(device, device.best).to_json()["hardware"],
+            **self._taken(device, device.best),
             "largest_load": {**asdict(load), "limited_by": list(load.limited_by)} if load else None,
             "beats_best": self.sizing.beats_best(device),
             "usd_per_device_hour_to_win": self.sizing.price_to_win(device),
@@ -214,6 +215,20 @@ class Answer:
             **({"ladder": self.ladder(device)} if ladder else {}),
             **self._afterwards(device, device.best, load),
         }
+
+    def _taken(self, device: SizedDevice, row: int) -> Json:
+        """A row with the hardware that a plan takes for it, and whether its device was timed."""
+        return {
+            **self.rows(device, [row])[0],
+            "request": row_plan_request(device, row).to_json()["hardware"],
+            "timed": is_timed(device.profile),
+        }
+
+    @property
+    def decision(self) -> Json:
+        """The cheapest, the safest and the smallest hardware, each as its row; None where none."""
+        decisions = decide_hardware(self.sizing.devices)
+        return {name: at and self._taken(*at) for name, at in decisions.items()}
 
     def _wins_at(self, device: SizedDevice) -> Json:
         """Return what would make a device win, each moved alone; of the best its price only."""
@@ -285,9 +300,15 @@ class Answer:
             "unpriced": [self.device(device) for device in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],
             "left_out": [
-                {"device": profile.name, "title": profile.title, "segment": profile.segment}
-                for profile in left_out_devices(sizing.request)
+                {
+                    "device": profile.name,
+                    "title": profile.title,
+                    "segment": profile.segment,
+                    "switch": switch,
+                }
+                for profile, switch in left_out_devices(sizing.request)
             ],
+            "decision": self.decision,
             **({"growth": self.growth.to_json()} if self.growth else {}),
             **own_runs,
         }
@@ -359,21 +380,21 @@ def answer_in_parts(
 def _answer_parts(request: SizeRequest, parts: int, digest: str, folders: bool) -> Json:
     means = request_by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
     text = json.dumps(means.model_dump(mode="json"), sort_keys=True)
-    known = _latest_parts(text, digest, folders, offers.current_day())
-    if known.choices is None:
-        known.choices = list(iter_device_choices(request))
-    part_size, count = TRAINING_PART if request.is_training else PART, len(known.choices)
-    some = [known.choices[n : n + part_size] for n in range(0, count, part_size)] or [[]]
+    parts_sized = _latest_parts(text, digest, folders, offers.current_day())
+    if parts_sized.choices is None:
+        parts_sized.choices = list(iter_device_choices(request))
+    part_size, count = TRAINING_PART if request.is_training else PART, len(parts_sized.choices)
+    some = [parts_sized.choices[n : n + part_size] for n in range(0, count, part_size)] or [[]]
     for n, part in enumerate(some[:parts]):
-        if n not in known.sized:
-            known.sized[n] = size_devices(means, folders=folders, among=part)
-    sizing = reduce(Sizing.merged, [known.sized[n] for n in range(len(some[:parts]))])
+        if n not in parts_sized.sized:
+            parts_sized.sized[n] = size_devices(means, folders=folders, among=part)
+    sizing = reduce(Sizing.merged, [parts_sized.sized[n] for n in range(len(some[:parts]))])
     shares = {"sized": sum(map(len, some[:parts])), "of": count}
     if parts < len(some):
         return {**_best_rows_json(replace(sizing, request=request)), **shares}
-    if known.whole is None:
-        known.whole = span_machines(replace(sizing, request=means), folders=folders)
-    sizing = replace(known.whole, request=request)
+    if parts_sized.merged is None:
+        parts_sized.merged = span_machines(replace(sizing, request=means), folders=folders)
+    sizing = replace(parts_sized.merged, request=request)
     if request.objective.limits.percentile is not None:
         sizing = simulate_best_devices(sizing)
     return {**Answer(sizing).to_json(), **shares}
@@ -385,7 +406,7 @@ class _Parts:
 
     choices: list[Choice] | None = None
     sized: dict[int, Sizing] = field(default_factory=dict)
-    whole: Sizing | None = None
+    merged: Sizing | None = None
 
 
 @lru_cache(maxsize=1)

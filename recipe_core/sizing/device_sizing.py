@@ -492,7 +492,7 @@ def size_device(
         return SizedDevice(choice, plan, availability=request.availability, spans=spans)
 
     alone = sized(together)
-    if alone.best is not None or not together or not choice.named:
+    if alone.best is not None or not together or not choice.by_name:
         return alone
     apart = sized(on_one_machine=False)
     return alone if apart.best is None and len(alone.plan) else apart

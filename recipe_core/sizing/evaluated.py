@@ -1,7 +1,7 @@
 """Searches that a process has evaluated: limits, goals and confidence change none of their figures.
 
 What a case takes and how fast it is follows from model, workload, options and machine. A request
-that differs in anything else is judged again by what is known.
+that differs in anything else is judged again by what is figures.
 """
 
 from __future__ import annotations
@@ -10,18 +10,20 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 from cachetools import LRUCache
 
+from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import search_plan
+from recipe_core.plans.plans import plan_cases, search_plan
 from recipe_core.plans.problem import Problem
 from recipe_core.plans.serving_kind import SERVING
-from recipe_core.plans.serving_search import evaluate_search, judge_evaluated
+from recipe_core.plans.serving_search import evaluate_pairs, evaluate_search, judge_evaluated
 from recipe_core.request.candidate import CandidateRequest
 
 # Devices whose searches are kept: those of a few requests.
@@ -38,6 +40,7 @@ class _Evaluated:
 
 
 _searches: LRUCache[tuple[Any, ...], _Evaluated] = LRUCache(maxsize=KEPT)
+_loads: LRUCache[tuple[Any, ...], Any] = LRUCache(maxsize=KEPT)
 _lock = threading.Lock()
 
 
@@ -54,14 +57,38 @@ def search_again(problem: Problem[Any], candidate: CandidateRequest | None) -> P
         return search_plan(problem, candidate)
     key = _figures_key(problem, candidate)
     with _lock:
-        known = _searches.get(key)
-    if known is None or known.corrections is not problem.corrections:
+        figures = _searches.get(key)
+    if figures is None or figures.corrections is not problem.corrections:
         blocks = evaluate_search(problem, candidate)
-        known = _Evaluated(problem.clusters, blocks, problem.corrections)
+        figures = _Evaluated(problem.clusters, blocks, problem.corrections)
         with _lock:
-            _searches[key] = known
-    problem = replace(problem, clusters=known.clusters)
-    return Plan(SERVING, problem, judge_evaluated(problem, known.blocks))
+            _searches[key] = figures
+    problem = replace(problem, clusters=figures.clusters)
+    return Plan(SERVING, problem, judge_evaluated(problem, figures.blocks))
+
+
+def judge_loads_again(problem: Problem[Any], setting: Any, split: Any, loads: Float) -> Plan:
+    """The plan that ``plan_cases`` makes of one split under many loads, as ``search_again``.
+
+    Args:
+        problem: of serving.
+        setting: of the split's block.
+        split: the one case.
+        loads: in the unit of the workload's.
+    """
+    cases = replace(split.take(np.zeros(len(loads), dtype=np.int64)), load=loads)
+    objective = problem.request.objective
+    if objective.limits.percentile is not None:
+        return plan_cases(problem, setting, cases)
+    parts = (getattr(split, part.name) for part in fields(split) if part.name != "load")
+    key = (id(setting), *map(_content, parts), loads.tobytes())
+    with _lock:
+        figures = _loads.get(key)
+    if figures is None or figures.setting is not setting:
+        [figures] = evaluate_pairs(problem, [(setting, cases)], searching=False)
+        with _lock:
+            _loads[key] = figures
+    return Plan(SERVING, problem, judge_evaluated(problem, [figures]))
 
 
 @contextmanager
@@ -76,11 +103,15 @@ def paused_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _content(part: Any) -> Any:
+    return part.tobytes() if isinstance(part, np.ndarray) else part
+
+
 def _figures_key(problem: Problem[Any], candidate: CandidateRequest | None) -> tuple[Any, ...]:
     """Everything that figures of a search depend on, but for corrections."""
     request = problem.request
-    stated = request.model_dump_json(exclude={"objective"}, exclude_none=True)
+    request_text = request.model_dump_json(exclude={"objective"}, exclude_none=True)
     prices = tuple((place.usd_per_device_hour, place.price_basis) for place in problem.clusters)
-    own = "" if candidate is None else candidate.model_dump_json(exclude_none=True)
+    candidate_text = "" if candidate is None else candidate.model_dump_json(exclude_none=True)
     accuracy_of, alone = request.objective.accuracy_of, problem.on_one_machine
-    return problem.model.digest, stated, prices, own, accuracy_of, alone
+    return problem.model.digest, request_text, prices, candidate_text, accuracy_of, alone

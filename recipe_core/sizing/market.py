@@ -41,8 +41,8 @@ class Choice:
     """A device to choose from, with the kinds of machines it comes in.
 
     ``why``: why there is no machine, or no price. ``doubted``: whether its prices are old or
-    unverified, as nothing better is known. ``named``: whether the request asks for it by name, or
-    has it.
+    unverified, as nothing better is known. ``by_name``: whether the request asks for it by name,
+    or has it.
     """
 
     profile: Device
@@ -50,7 +50,7 @@ class Choice:
     priced: bool
     why: str = ""
     doubted: bool = False
-    named: bool = False
+    by_name: bool = False
 
 
 def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
@@ -80,8 +80,8 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
             continue
         if _is_left_out(profile, market):
             continue
-        choice = replace(_offered_choice(profile, name, market), named=bool(market.devices))
-        if choice.priced or market.unpriced or choice.named:
+        choice = replace(_offered_choice(profile, name, market), by_name=bool(market.devices))
+        if choice.priced or market.unpriced or choice.by_name:
             yield choice
     for k, owned in enumerate(market.owned):
         yield _owned_choice(
@@ -93,25 +93,26 @@ def _is_left_out(profile: Device, market: Market) -> bool:
     """Return whether only a switch would let a device in; named ones and vendors' only ones are."""
     if market.devices or market.consumer_cards or profile.segment == "data-centre":
         return False
-    others = (device_profile(name) for name in device_names())
+    profiles = (device_profile(name) for name in device_names())
     return profile.vendor not in market.vendors or any(
-        other.vendor == profile.vendor and other.segment == "data-centre" for other in others
+        other.vendor == profile.vendor and other.segment == "data-centre" for other in profiles
     )
 
 
-def left_out_devices(request: SizeRequest) -> list[Device]:
-    """Devices that only the switch for consumer cards would let in, by name."""
+def left_out_devices(request: SizeRequest) -> list[tuple[Device, str]]:
+    """Devices that only a switch of the market would let in, by name, each with that switch."""
     market = request.market
     if not isinstance(request.hardware, AnyHardware) or market.devices:
         return []
-    everything = request.model_copy(
-        update={"hardware": AnyHardware(any=market.model_copy(update={"consumer_cards": True}))}
-    )
-    return [
-        choice.profile
-        for choice in iter_device_choices(everything)
-        if _is_left_out(choice.profile, market)
-    ]
+    switches = {"consumer_cards": True, "unpriced": True}
+    wide = AnyHardware(any=market.model_copy(update=switches))
+    out = []
+    for choice in iter_device_choices(request.model_copy(update={"hardware": wide})):
+        if _is_left_out(choice.profile, market):
+            out.append((choice.profile, "consumer_cards"))
+        elif not choice.priced and not market.unpriced:
+            out.append((choice.profile, "unpriced"))
+    return out
 
 
 def _check_providers(market: Market) -> None:
@@ -142,7 +143,7 @@ def _named_cluster_choice(hardware: HardwareRequest) -> Choice:
     machine = Machine(hardware, hardware.devices, is_full_node or hardware.nodes > 1)
     priced = place.usd_per_device_hour is not None
     why = "" if priced else f"no price of {place.device.title} is known"
-    return Choice(place.device, (machine,), priced, why, named=True)
+    return Choice(place.device, (machine,), priced, why, by_name=True)
 
 
 def _owned_choice(owned: Owned, profile: Device, market: Market) -> Choice:
@@ -161,7 +162,7 @@ def _owned_choice(owned: Owned, profile: Device, market: Market) -> Choice:
         profile,
         (Machine(hardware, most_devices, networked=True, owned=True),),
         priced=True,
-        named=True,
+        by_name=True,
     )
 
 
@@ -212,14 +213,14 @@ def _preferred_offers(offers: Sequence[Offer], market: Market) -> list[Offer]:
 
     Those of market places where these are let in, named, or all that offer a named device.
     """
-    own = [
+    counted_offers = [
         offer
         for offer in offers
         if market.market_places
         or not is_on_market_place(offer)
         or any(_sells(offer, name) for name in market.providers)
     ]
-    left = own or list(offers if market.devices else ())
+    left = counted_offers or list(offers if market.devices else ())
     for older in (market.older_prices, True):
         if trusted := [offer for offer in left if offer.is_trusted(older=older)]:
             return trusted

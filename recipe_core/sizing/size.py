@@ -24,7 +24,6 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.plans.limits import without_percentile
 from recipe_core.plans.load import bisect_loads
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.plans.splits import row_request
 from recipe_core.request.schema import PlanRequest, asks_for_any
@@ -36,6 +35,7 @@ from recipe_core.sizing.device_sizing import (
     may_span,
     size_device,
 )
+from recipe_core.sizing.evaluated import judge_loads_again
 from recipe_core.sizing.market import Choice, iter_device_choices
 
 # Loads of the first scan, and of those inside a gap that it leaves: two scans are nearly always
@@ -119,9 +119,8 @@ def _judge_loads(
 ) -> tuple[Bool, list[tuple[str, ...]], Float]:
     """Return which of some loads hold, and the codes of the rules that each breaks."""
     block, i = plan.at(row)
-    cases = block.cases.take(np.full(len(loads), i))
     problem = replace(plan.problem, request=request)
-    judged = plan_cases(problem, block.setting, replace(cases, load=loads))
+    judged = judge_loads_again(problem, block.setting, block.cases.take([i]), loads)
     rules = {**judged.rules, QUEUE: judged.queues}
     rules["memory"] = rules.get("memory", np.zeros(len(judged), dtype=np.bool_)) | judged.uncertain
     codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
@@ -381,8 +380,8 @@ def span_machines(
     spanning = request_by_means(request).model_copy(update={"hardware": wide})
     apart = _size_choices(spanning, list(iter_device_choices(spanning)), folders, corrections)
     sized = tuple(replace(device, spans=True) for device in apart.sized)
-    found = replace(apart, request=request, sized=sized)
-    return found if found.devices else sizing
+    spread = replace(apart, request=request, sized=sized)
+    return spread if spread.devices else sizing
 
 
 def request_by_means(request: SizeRequest) -> SizeRequest:

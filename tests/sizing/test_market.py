@@ -44,14 +44,17 @@ def answer(*args, **parts):
 def test_devices_for_data_centres_are_chosen_from_unless_others_are_let_in_or_named():
     found = choices()
     assert {choice.profile.segment for choice in found.values()} == {"data-centre"}
-    left = {device.name for device in left_out_devices(request())}
-    assert {"rtx-3090", "rtx-5090", "rtx-a6000", "jetson-agx-thor"} <= left
-    assert not left & set(found)
+    left = {device.name: switch for device, switch in left_out_devices(request())}
+    others = ("rtx-3090", "rtx-5090", "rtx-a6000", "jetson-agx-thor")
+    assert {left[name] for name in others} == {"consumer_cards"}
+    assert {left[name] for name in ("h20", "trainium2")} == {"unpriced"}
+    assert not set(left) & set(found)
     processors = {name for name in device_names() if device_profile(name).vendor == "cpu"}
-    assert set(choices(consumer_cards=True)) == set(device_names()) - processors
-    assert not left_out_devices(request(consumer_cards=True))
+    everything = {"consumer_cards": True, "unpriced": True}
+    assert set(choices(**everything)) == set(device_names()) - processors
+    assert not left_out_devices(request(**everything))
     assert set(choices(devices=["rtx-5090", "h100-sxm"])) == {"rtx-5090", "h100-sxm"}
-    apple = choices(vendors=["apple"])  # a vendor of no other devices
+    apple = choices(vendors=["apple"], unpriced=True)  # a vendor of no other devices
     assert apple
     assert {choice.profile.vendor for choice in apple.values()} == {"apple"}
     assert "rtx-5090" not in choices(vendors=["nvidia"])

@@ -46,15 +46,19 @@ def _runs_by_device() -> Counter[str]:
     return Counter(run.device for run in published_runs())
 
 
+def is_timed(profile: Device) -> bool:
+    """Return whether operators were timed on a device: usual efficiencies apply to the others."""
+    return roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
+
+
 def device_support(profile: Device) -> Support:
     """Return what is known of a device."""
     engines = tuple(name for name in engine_names() if profile.runtime in engine(name).runtimes)
-    fitted = roofline(profile, "gemm", "bf16").status in ("fitted", "measured")
     runs = _runs_by_device()[profile.name]
     level: Level = "calibrated"
     if not engines:
         level = "unsupported"
-    elif not fitted:
+    elif not is_timed(profile):
         level = "computed"
     elif runs:
         level = "measured"
