@@ -99,17 +99,17 @@ def runner_up(answer: Row) -> dict[str, Any] | None:
     first, second = answer["devices"][:2]
     measure = "usd" if first.get("usd") is not None else "usd_per_month"
     more = second[measure] - first[measure]
-    rows = size_by_device(answer)[:2]
+    one, other, *_ = size_by_device(answer)
     next_device = _say.sentence("runner_up", second, _difference(second, first), more)
     return {
         "device": view.key(second),
         "difference_usd": more,
         "difference_share": more / first[measure],
-        "sentence": f"{next_device} {factor_sentence(*rows, measure)}".strip(),
+        "sentence": f"{next_device} {factor_sentence(one, other, measure)}".strip(),
     }
 
 
 def left_out_sentence(answer: Row) -> str:
-    """What was not decisions from and which switch lets it in; empty where nothing was left out."""
+    """Count what only a switch would let in, in a sentence; empty where there is nothing."""
     switches = [row["switch"] for row in answer.get("left_out") or []]
     return _say.sentence("left_out", switches.count("consumer_cards"), switches.count("unpriced"))
