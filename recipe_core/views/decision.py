@@ -71,7 +71,7 @@ def _card(name: str, title: str, row: Row, cheapest: Row) -> Card:
 
 
 def choice_risks(row: Row) -> list[str]:
-    """Say what may break a choice, in sentences: its price, its nearest limit, an untimed device."""
+    """Say in sentences what may break a choice: price, nearest limit, a device not timed."""
     rooms = {
         name: room["share_left"]
         for name, room in row["headroom"].items()
@@ -99,13 +99,13 @@ def runner_up(answer: Row) -> dict[str, Any] | None:
     first, second = answer["devices"][:2]
     measure = "usd" if first.get("usd") is not None else "usd_per_month"
     more = second[measure] - first[measure]
-    one, other, *_ = size_by_device(answer)
+    row, next_row, *_ = size_by_device(answer)
     next_device = _say.sentence("runner_up", second, _difference(second, first), more)
     return {
         "device": view.key(second),
         "difference_usd": more,
         "difference_share": more / first[measure],
-        "sentence": f"{next_device} {factor_sentence(one, other, measure)}".strip(),
+        "sentence": f"{next_device} {factor_sentence(row, next_row, measure)}".strip(),
     }
 
 

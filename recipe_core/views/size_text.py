@@ -7,9 +7,11 @@ from typing import Any
 
 from recipe_core.plans.rank import TIED
 from recipe_core.sizing.answer import Answer
+from recipe_core.sizing.market import left_out_devices
 from recipe_core.sizing.size import Sizing
 from recipe_core.views import size_view as view
 from recipe_core.views.columns import terminal
+from recipe_core.views.decision import left_out_sentence
 from recipe_core.views.size_view import PHRASES, Row
 
 
@@ -47,6 +49,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
         own_runs = view.own_runs_sentence(corrections.to_json())
     headline = view.split_sentence(rows[0]) if good else sentence
     tables = _size_tables(answer, rows, parts["unpriced"], ladder)
+    tables["left_out"] = left_out_sentence(parts)
     text = PHRASES.text("whole", headline, parts, tables, rows, _later(answer, rows), own_runs)
     return f"{text}\n{view.DOUBT_MEANS}" if view.DOUBT in text else text
 
@@ -99,6 +102,10 @@ def _partial_json(answer: Answer, rows: Sequence[Row]) -> dict[str, Any]:
         "best": rows[0] if rows else None,
         "price_warning": answer.price_warning,
         "unpriced": unpriced,
+        "left_out": [
+            {"device": profile.name, "switch": switch}
+            for profile, switch in left_out_devices(sizing.request)
+        ],
         "refused": [
             {"device": profile.name, "title": profile.title, "reasons": [reason]}
             for profile, reason in refused
