@@ -252,7 +252,9 @@ class Device(Sourced):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Digest of all that an estimate may depend on: of ``segment`` none does."""
+        plain = self.model_dump_json(exclude={"segment"})
+        return hashlib.sha256(plain.encode()).hexdigest()
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Device:

@@ -26,6 +26,7 @@ from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.serving_settings import mode_load, offload_of, served_context
 from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.objective import Objective
 from recipe_core.request.serving_workload import Speculative
 
 INTERVALS: tuple[str, ...] = get_args(Interval)
@@ -231,6 +232,12 @@ def with_intervals(
 _WAITED_FOR = ("latency", "ttft", "tpot")
 
 
+def counts_waiting(objective: Objective) -> bool:
+    """Return whether an objective is about what intervals lengthen: by a goal or a limit."""
+    limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
+    return any(goal in objective.goals for goal in _WAITED_FOR) or limits != (None, None)
+
+
 def _usual_intervals(
     problem: ServingProblem, spec: Engine, place: Cluster, load: float
 ) -> dict[str, float]:
@@ -238,11 +245,9 @@ def _usual_intervals(
 
     Else 1.
     """
-    objective, workload, intervals = problem.request.objective, problem.workload, spec.intervals
-    limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
-    waited_for = any(goal in objective.goals for goal in _WAITED_FOR) or limits != (None, None)
-    usual = None
-    if intervals and workload.mode in ("closed", "open") and not waited_for:
+    workload, intervals, usual = problem.workload, spec.intervals, None
+    waits = counts_waiting(problem.request.objective)
+    if intervals and workload.mode in ("closed", "open") and not waits:
         # a rate does not say how many are in flight
         requests = load if workload.mode == "closed" else 0.0
         usual = intervals.usual(place.device.architecture, workload.output_tokens, requests)

@@ -43,7 +43,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_serving_case, stated_serving_case
 from recipe_core.plans.serving_columns import with_intervals
-from recipe_core.plans.serving_settings import workload_spread
+from recipe_core.plans.serving_settings import mode_load, workload_spread
 from recipe_core.plans.size import check_loads
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
@@ -168,11 +168,31 @@ def search_serving(
         return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED, rows=rows)
 
 
-def evaluate_search(problem: ServingProblem, candidate: CandidateRequest | None) -> list[Block]:
-    """Every case that a search of a stated load looks at, evaluated; limits do not count yet."""
+def search_pairs(
+    problem: ServingProblem, candidate: CandidateRequest | None
+) -> list[tuple[Setting, Cases]]:
+    """Every case that a search of a stated load looks at, by setting."""
     if candidate is not None:
         problem = _narrow_options(problem, candidate)
-    return evaluate_pairs(problem, every_serving_case(problem, candidate), searching=True)
+    return every_serving_case(problem, candidate)
+
+
+def load_pairs(
+    problem: ServingProblem,
+    candidate: CandidateRequest | None,
+    pairs: Sequence[tuple[Setting, Cases]],
+) -> list[tuple[Setting, Cases]]:
+    """Cases of another load's search, under the load of a problem that is otherwise the same."""
+    stated, load = candidate or CandidateRequest(), mode_load(problem.workload)
+    return [
+        (
+            setting,
+            with_intervals(
+                problem, setting, stated, replace(cases, load=np.full(len(cases), load))
+            ),
+        )
+        for setting, cases in pairs
+    ]
 
 
 def evaluate_pairs(

@@ -12,7 +12,7 @@ from recipe_core.hardware.cluster import cluster, device_names, device_profile, 
 from recipe_core.hardware.market_places import is_on_market_place
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of
-from recipe_core.hardware.profile import Device
+from recipe_core.hardware.profile import Device, Vendor
 from recipe_core.hardware.request import FIELD, HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
 
@@ -81,7 +81,7 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
         if _is_left_out(profile, market):
             continue
         choice = replace(_offered_choice(profile, name, market), by_name=bool(market.devices))
-        if choice.priced or market.unpriced or choice.by_name:
+        if choice.priced or not _lacks_offers(choice, market):
             yield choice
     for k, owned in enumerate(market.owned):
         yield _owned_choice(
@@ -93,10 +93,22 @@ def _is_left_out(profile: Device, market: Market) -> bool:
     """Return whether only a switch would let a device in; named ones and vendors' only ones are."""
     if market.devices or market.consumer_cards or profile.segment == "data-centre":
         return False
-    profiles = (device_profile(name) for name in device_names())
     return profile.vendor not in market.vendors or any(
-        other.vendor == profile.vendor and other.segment == "data-centre" for other in profiles
+        other.segment == "data-centre" for other in _devices_of(profile.vendor)
     )
+
+
+def _lacks_offers(choice: Choice, market: Market) -> bool:
+    """Return whether a device without a price is left out; of a vendor that has none it is not."""
+    if market.unpriced or choice.by_name:
+        return False
+    vendor = choice.profile.vendor
+    return vendor not in market.vendors or any(map(offers_of, _devices_of(vendor)))
+
+
+def _devices_of(vendor: Vendor) -> Iterator[Device]:
+    profiles = (device_profile(name) for name in device_names())
+    return (profile for profile in profiles if profile.vendor == vendor)
 
 
 def left_out_devices(request: SizeRequest) -> list[tuple[Device, str]]:
@@ -110,7 +122,7 @@ def left_out_devices(request: SizeRequest) -> list[tuple[Device, str]]:
     for choice in iter_device_choices(request.model_copy(update={"hardware": wide})):
         if _is_left_out(choice.profile, market):
             out.append((choice.profile, "consumer_cards"))
-        elif not choice.priced and not market.unpriced:
+        elif not choice.priced and _lacks_offers(choice, market):
             out.append((choice.profile, "unpriced"))
     return out
 
