@@ -183,12 +183,12 @@ def load_pairs(
     pairs: Sequence[tuple[Setting, Cases]],
 ) -> list[tuple[Setting, Cases]]:
     """Cases of another load's search, under the load of a problem that is otherwise the same."""
-    stated, load = candidate or CandidateRequest(), mode_load(problem.workload)
+    candidate, load = candidate or CandidateRequest(), mode_load(problem.workload)
     return [
         (
             setting,
             with_intervals(
-                problem, setting, stated, replace(cases, load=np.full(len(cases), load))
+                problem, setting, candidate, replace(cases, load=np.full(len(cases), load))
             ),
         )
         for setting, cases in pairs
