@@ -256,7 +256,7 @@ def _compare_choice(
 ) -> Iterator[Alternative]:
     """The choice with its figures, where it improves the goal or trades it for another figure."""
     kind, title, fields = edit
-    name = _goal_measure(plan, best)
+    name = goal_measure(plan, best)
     before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
     gain, gained = float((log_score(plan, [best]) - log_score(after, [row]))[0]), ""
     if not (math.isfinite(gain) and before > 0 and math.isfinite(then)):
@@ -288,7 +288,7 @@ def _limits_kept(after: Plan, row: int) -> str:
     return f"keeps the limit{'s' if several else ''} with {chance}"
 
 
-def _goal_measure(plan: Plan, best: int) -> str:
+def goal_measure(plan: Plan, best: int) -> str:
     """The measure of the first goal; where its price is unknown, what stands for it."""
     goal = next(iter(plan.request.objective.goals))
     column = plan.spec.goals[goal][0]

@@ -203,6 +203,7 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
     yield f"{unpriced_note(plan)} {STATE_PRICE}" if unpriced_note(plan) else ""
     yield plan_launch_note(plan) or ""
     yield from calibrated_lines(plan.problem.corrections)
+    yield plan.own_runs_effect.text if plan.own_runs_effect else ""
     if plan.uncertain[first]:
         yield from change_lines(
             (change.to_json() for change in plan.changes()), plan.candidate(first)
