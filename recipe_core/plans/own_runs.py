@@ -1,4 +1,4 @@
-"""What runs of one's own changed about a plan: its best layout, or the figure it is best by."""
+"""Effects of own runs on a plan: on its best layout, or on the figure it is best by."""
 
 from __future__ import annotations
 
@@ -60,27 +60,44 @@ def find_own_runs_effect(plan: Plan) -> OwnRunsEffect | None:
             plain = type(plan).of_search(plan.spec, replace(plan.problem, corrections=None))
     except RecipeError:
         return None
+    return compare_best(plain, plan, _count_own_runs(plan, corrections))
+
+
+def compare_best(plain: Plan, plan: Plan, subject: str) -> OwnRunsEffect | None:
+    """Say what ``subject`` (``3 own runs``) changed from one plan to another of the same request.
+
+    None where the same split is best and its figure is the same but for ``LEAST_CHANGE``.
+    """
     first, best = plain.best_row, plan.best_row
-    if first is None and best is None:
+    if best is not None:
+        name = goal_measure(plan, best)
+    elif first is not None:
+        name = goal_measure(plain, first)
+    else:
         return None
-    told, row = (plan, best) if best is not None else (plain, first)
-    assert row is not None  # noqa: S101 - one of the two plans has a best row
-    name = goal_measure(told, row)
-    before = _measure_value(plain, name, first)
-    after = _measure_value(plan, name, best)
-    same = first is not None and best is not None
-    same = same and row_identity(plain, first or 0) == row_identity(plan, best or 0)
-    if same and not (before and after and abs(after / before - 1) >= LEAST_CHANGE):
-        return None
-    return OwnRunsEffect(
-        text=_say_effect(plan, plain, name, same=same),
-        moved=not same,
-        measure=name,
-        candidate_before=None if first is None else plain.candidate(first),
-        candidate=None if best is None else plan.candidate(best),
-        before=before,
-        after=after,
+    before, after = _measure_value(plain, name, first), _measure_value(plan, name, best)
+    candidates = (
+        None if first is None else plain.candidate(first),
+        None if best is None else plan.candidate(best),
     )
+    if first is None or best is None:
+        label = plan.label(best) if best is not None else plain.label(first or 0)
+        text = (
+            f"{subject} made {label} the best layout; without them there is none"
+            if first is None
+            else f"{subject} ruled every layout out; without them {label} is the best"
+        )
+        return OwnRunsEffect(text, True, name, *candidates, before, after)
+    figures = f"{measure_text(plain, name, first)} → {measure_text(plan, name, best)}"
+    if row_identity(plain, first) != row_identity(plan, best):
+        places = f"from {plain.label(first)} to {plan.label(best)}"
+        text = f"{subject} moved the best layout {places} ({figures})"
+        return OwnRunsEffect(text, True, name, *candidates, before, after)
+    if not (before and after and abs(after / before - 1) >= LEAST_CHANGE):
+        return None
+    title = plan.measures[name].title
+    text = f"{subject} moved the best layout's {title[0].lower()}{title[1:]}: {figures}"
+    return OwnRunsEffect(text, False, name, *candidates, before, after)
 
 
 def _measure_value(plan: Plan, name: str, row: int | None) -> float | None:
@@ -88,32 +105,11 @@ def _measure_value(plan: Plan, name: str, row: int | None) -> float | None:
     return value if np.isfinite(value) else None
 
 
-def _say_effect(plan: Plan, plain: Plan, name: str, *, same: bool) -> str:
-    """``3 own runs moved the best layout from tp 4 to tp 4 · pp 2 ($1.57 → $1.86)``."""
-    subject = _own_runs_counted(plan, plan.problem.corrections)
-    first, best = plain.best_row, plan.best_row
-    if best is None:
-        return (
-            f"{subject} ruled every layout out; without them {plain.label(first or 0)} is the best"
-        )
-    if first is None:
-        return f"{subject} made {plan.label(best)} the best layout; without them there is none"
-    figures = f"{measure_text(plain, name, first)} → {measure_text(plan, name, best)}"
-    if same:
-        title = plan.measures[name].title
-        return f"{subject} moved the best layout's {title[0].lower()}{title[1:]}: {figures}"
-    return (
-        f"{subject} moved the best layout from {plain.label(first)} to {plan.label(best)} "
-        f"({figures})"
-    )
-
-
-def _own_runs_counted(plan: Plan, corrections: Corrections | None) -> str:
+def _count_own_runs(plan: Plan, corrections: Corrections) -> str:
     """``3 own runs``: those on a device of the plan; else the measured checkpoints."""
-    assert corrections is not None  # noqa: S101 - the caller has asked
     devices = {cluster.device.digest for cluster in plan.problem.clusters}
-    runs = sum(run.setting.cluster.device.digest in devices for run in corrections.runs)
-    count, noun = (
-        (runs, "own run") if runs else (len(corrections.compressed), "measured checkpoint")
-    )
+    on_devices = [run.setting.cluster.device.digest in devices for run in corrections.runs]
+    count, noun = sum(on_devices), "own run"
+    if not count:
+        count, noun = len(corrections.compressed), "measured checkpoint"
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -308,7 +308,7 @@ class Plan:
 
     @cached_property
     def own_runs_effect(self) -> OwnRunsEffect | None:
-        """What own runs changed about the best split; None where nothing."""
+        """Return how own runs changed the best split; None where they did not."""
         from recipe_core.plans.own_runs import find_own_runs_effect
 
         return find_own_runs_effect(self)

@@ -253,16 +253,16 @@ class DeviceRuns:
         alike = _kin(splits)[:, None] == _kin(self.splits)[None]
         rank = 8 * alike[..., 0] + 4 * alike[..., 1:].all(axis=2) + 2 * formats + version
         rank = np.where(model, rank, -1)
-        own = scopes[WIDE_TO_NARROW.index("deployment")].any(axis=1, keepdims=True)
-        nearest = (rank == rank.max(axis=1, keepdims=True)) & (rank >= 0) & ~own
+        measured = scopes[WIDE_TO_NARROW.index("deployment")].any(axis=1, keepdims=True)
+        nearest = (rank == rank.max(axis=1, keepdims=True)) & (rank >= 0) & ~measured
         deployments = np.column_stack([self.coded[:, :3], self.splits])
-        each = [max(len(np.unique(deployments[runs], axis=0)), 1) for runs in nearest]
+        lenders = [max(len(np.unique(deployments[runs], axis=0)), 1) for runs in nearest]
         off = loads[:, None] - self.loads[None]
         apart = np.abs(off[..., 0] + off[..., 3]) + np.abs(off[..., 1:3]).sum(axis=2)
-        load = np.where(model & same_mode & ~own, np.exp(-self.prior.fades * apart), 0.0)
+        load = np.where(model & same_mode & ~measured, np.exp(-self.prior.fades * apart), 0.0)
         more = np.maximum(load - scopes[WIDE_TO_NARROW.index("load")], 0.0)
         of = self.prior.shares
-        return np.asarray(of.deployment * nearest / np.array(each)[:, None] + of.load * more)
+        return np.asarray(of.deployment * nearest / np.array(lenders)[:, None] + of.load * more)
 
     def scales(self, labels: Labels, splits: Float, loads: Float) -> Scales:
         """The scales of cases of a setting."""
