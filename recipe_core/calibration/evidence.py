@@ -64,15 +64,15 @@ def _published_name(run: Run, title: str) -> str:
 
 def rename_runs(compared: RunsCompared, names: Mapping[str, str]) -> RunsCompared:
     """The same runs by names for people; a name that several have gets a number."""
-    given: dict[str, str] = {}
+    new_names: dict[str, str] = {}
     counts: dict[str, int] = {}
     for run in dict.fromkeys([figure.run for figure in compared.figures] + [*compared.left_out]):
         name = names.get(run, run)
         counts[name] = counts.get(name, 0) + 1
-        given[run] = name if counts[name] == 1 else f"{name} ({counts[name]})"
+        new_names[run] = name if counts[name] == 1 else f"{name} ({counts[name]})"
     return RunsCompared(
-        tuple(replace(figure, run=given[figure.run]) for figure in compared.figures),
-        {given[run]: reason for run, reason in compared.left_out.items()},
+        tuple(replace(figure, run=new_names[figure.run]) for figure in compared.figures),
+        {new_names[run]: reason for run, reason in compared.left_out.items()},
     )
 
 
@@ -90,8 +90,8 @@ def _rounded(value: float) -> float:
 def _figure_values(figure: ComparedFigure) -> dict[str, Any]:
     values = {field.name: getattr(figure, field.name) for field in fields(figure)}
     for name in PREDICTIONS:
-        made = values[name]
-        values[name] = [*map(_rounded, (made.value, made.low, made.high)), made.basis]
+        band = values[name]
+        values[name] = [*map(_rounded, (band.value, band.low, band.high)), band.basis]
     parts = {name: _rounded(seconds) for name, seconds in figure.parts.items()}
     return {**values, "measured": _rounded(figure.measured), "parts": parts}
 

@@ -100,6 +100,14 @@ def compare_best(plain: Plan, plan: Plan, subject: str) -> OwnRunsEffect | None:
     return OwnRunsEffect(text, False, name, *candidates, before, after)
 
 
+def best_text(plan: Plan) -> str:
+    """The best split with the figure it is best by: ``tp 4, $1.57``."""
+    row = plan.best_row
+    if row is None:
+        return "no layout"
+    return f"{plan.label(row)}, {measure_text(plan, goal_measure(plan, row), row)}"
+
+
 def _measure_value(plan: Plan, name: str, row: int | None) -> float | None:
     value = float("nan") if row is None else float(plan.raw(name)[row])
     return value if np.isfinite(value) else None

@@ -8,6 +8,7 @@ from statistics import median
 from typing import TypeVar
 
 from recipe_core.accuracy.published import Retained
+from recipe_core.calibration.evidence import run_name
 from recipe_core.calibration.lessons import (
     ComparedCompression,
     Knowledge,
@@ -18,6 +19,7 @@ from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.records import StoredCompression, StoredRun
 from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Overlay
+from recipe_core.calibration.uploads import ColumnRead, UploadPreview
 from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, known_columns, terminal
@@ -198,6 +200,26 @@ def rank_numbers(numbers: Sequence[LearnedNumber]) -> list[LearnedNumber]:
     return sorted(numbers, key=lambda number: -number.weight)
 
 
+UPLOADED: tuple[Column[ColumnRead], ...] = (
+    Column("Column", "column", align="left"),
+    Column("From", "origin", align="left"),
+    Column("Values", "values", align="left"),
+)
+
+
+def upload_verdict(preview: UploadPreview) -> str:
+    """The number of runs of a preview that would count, and their effect on the answer."""
+    total = len(preview.entries) + preview.checkpoints
+    text = f"{preview.counting} of {_plural(total, 'new run')} would count"
+    if preview.repeated:
+        text += f"; {preview.repeated:,} are kept already"
+    if preview.effect:
+        return f"{text}. {preview.effect.text}."
+    if preview.after:
+        return f"{text}. The answer stays as it is: {preview.after}."
+    return f"{text}."
+
+
 # --- columns -------------------------------------------------------------------------------------
 
 ERRORS: tuple[Column[FigureErrors | LeftOneOut], ...] = (
@@ -227,8 +249,8 @@ NUMBERS: tuple[Column[LearnedNumber], ...] = (
 )
 
 
-def run_columns(*, sources: bool) -> list[Column[StoredRun]]:
-    """Columns of the runs of a calibration; ``sources``: with paths of files."""
+def run_columns(*, sources: bool, ids: bool = True) -> list[Column[StoredRun]]:
+    """Columns of the runs of a calibration; ``sources``: with paths of files, ``ids``: digests."""
 
     def state(entry: StoredRun) -> str:
         text = STATES[entry.gate.state]
@@ -237,8 +259,8 @@ def run_columns(*, sources: bool) -> list[Column[StoredRun]]:
 
     columns: list[Column[StoredRun]] = [
         Column("State", state, align="left"),
-        Column("Run", "id", align="left"),
-        Column("Name", "name", align="left"),
+        *([Column[StoredRun]("Run", "id", align="left")] if ids else []),
+        Column("Name", run_name, align="left"),
         Column("Device", "device", align="left"),
         Column(
             "Engine",

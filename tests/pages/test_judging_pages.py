@@ -8,16 +8,20 @@ from __future__ import annotations
 import datetime
 import re
 import sys
+import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.calibration.importers.rows import table_text
 from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.compression.advisor.advise import formats_answer
+from recipe_core.doors.settings import variable
 from recipe_core.estimates.measured import runs as measured_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
@@ -131,13 +135,32 @@ def calibration(place: Path) -> Overlay:
     return Overlay.at(place).add(runs).overlay
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("calibration")
-def test_all_published_runs_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_runs, "published_runs", lambda: PUBLISHED)
-    app = put(opened("measured.py"), "measured-whose", "Published")
+def tables(app: AppTest, column: str) -> list[pd.DataFrame]:
+    """The tables of a page that have a column."""
+    return [frame.value for frame in app.dataframe if column in frame.value]
+
+
+def test_published_runs_are_read_not_predicted_and_sources_have_their_dates(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise AssertionError("runs are predicted while a page is drawn")
+
+    opened("measured.py")  # imports what it needs
+    monkeypatch.setattr(sys.modules["_measured_answer"], "compare_runs", nobody)
+    begun = time.process_time()
+    app = opened("measured.py")
+    # the parts of the page that are drawn anew; the frame around it is drawn too
+    assert time.process_time() - begun < 2.0
     points = figure(app, "measured-scatter")["data"][1:]
     assert sum(len(trace["x"]) for trace in points) > 100
+    runs = " ".join(app.selectbox(key="measured-run").options)
+    assert "tokens: " in runs
+    assert not re.search(r"-[0-9a-f]{10}\b", runs)
+    (prices,), (devices,) = tables(app, "Provider"), tables(app, "Speeds")
+    assert (prices["Offers"].sum(), len(prices)) == (1122, 39)
+    assert prices["Newest"].str.match(r"\d{4}").all()
+    assert (devices["Speeds"] == "measured or fitted on it").sum() >= 10
 
 
 def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
@@ -150,11 +173,48 @@ def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
     assert figure(put(app, "measured-which", "formulas"), "measured-scatter") != before
     put(app, "measured-group", "Model")
     assert answers.cache_info().misses == calculated
-    factors = app.dataframe[-2].value
+    (factors,) = tables(app, "Time of")
     assert set(factors["Time of"]) <= {"Decode steps", "Prompts"}
     assert factors["Credibility"].between(0.01, 1).all()
-    assert set(app.dataframe[-1].value["Run"]) == {e.id for e in calibration.entries}
+    (kept,) = tables(app, "Counts until")
+    assert set(kept["Name"]) == {entry.name for entry in calibration.entries}
+    assert not {entry.id for entry in calibration.entries} & set(re.findall(r"\w+", words(app)))
     assert "runs count" not in words(put(app, "measured-whose", "Published"))
+
+
+def dropped(app: AppTest, name: str, data: bytes) -> AppTest:
+    return app.file_uploader[0].set_value((name, data, "text/csv")).run()
+
+
+def test_dropped_runs_are_previewed_and_kept_where_nobody_else_may_call(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [run for run in PUBLISHED if run.device == "mi300x" and not run.exclude][:12]
+    text = table_text(rows).encode()
+    runs = [Incoming(run, "mine.csv", "table") for run in measured_of_rows(rows)]
+    counting = sum(entry.counts for entry in Overlay.at(place).add(runs, dry=True).entries)
+    assert 0 < counting < 12
+    app = dropped(opened("measured.py"), "mine.csv", text)
+    said = f"{counting} of 12 new runs would count. The answer stays as it is: tp 4 · dp 2, "
+    assert said in words(app)
+    assert "keeps no runs" in words(app)
+    assert "keep-runs" not in {button.key for button in app.button}
+    monkeypatch.setenv(variable("folders"), "1")
+    app = dropped(opened("measured.py"), "mine.csv", text)
+    (columns,) = tables(app, "From")
+    assert set(columns["From"]) == {"the file"}
+    assert {"model", "tp", "tpot_ms"} <= set(columns["Column"])
+    (preview,) = tables(app, "Counts until")
+    assert (preview["State"] == "counts").sum() == counting
+    app.button(key="keep-runs").click().run()
+    assert {run.name for run in Overlay.at(place).entries} == {run.id for run in rows}
+    assert f"{counting} of 12 runs count" in words(app)
+    assert not app.file_uploader[0].value
+    again = dropped(app, "mine.csv", text)
+    assert "0 of 0 new runs would count; 12 are kept already" in words(again)
+    again.button(key="undo-runs").click().run()
+    assert Overlay.at(place).entries == ()
+    assert "is not UTF-8 text" in words(dropped(opened("measured.py"), "x.csv", b"\xff\xfe"))
 
 
 def test_a_damaged_calibration_is_named(place: Path) -> None:

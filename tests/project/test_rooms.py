@@ -24,7 +24,7 @@ BUDGETS = {
     "request": 4_320,
     "accuracy": 2_800,
     "estimates": 19_040,
-    "plans": 8_300,
+    "plans": 8_310,
     "launch": 6_100,
     "compression": 2_740,
     "sizing": 2_520,
@@ -33,8 +33,8 @@ BUDGETS = {
     "recipe": 3_880,
     "targets": 8_000,
     "bundle": 2_220,
-    "calibration": 7_960,
-    "views": 10_260,
+    "calibration": 8_410,
+    "views": 10_430,
     "doors": 6_380,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
