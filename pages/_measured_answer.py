@@ -16,6 +16,7 @@ from recipe_core.calibration.residuals import RunsCompared, compare_runs
 from recipe_core.calibration.store import Overlay
 from recipe_core.calibration.uploads import Upload, UploadPreview, preview_uploads
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.views.measured import with_titles
 
 
 @lru_cache(maxsize=4)
@@ -26,7 +27,7 @@ def compared_runs(ids: tuple[str, ...] | None, stamp: str) -> RunsCompared:  # n
     """
     overlay = None if ids is None else Overlay.open()
     if ids is None or overlay is None:
-        return published_evidence()
+        return with_titles(published_evidence())
     entries = [entry for entry in overlay.entries if entry.id in ids]
     compared = common.calculated(
         "Predicting the runs",
@@ -35,7 +36,8 @@ def compared_runs(ids: tuple[str, ...] | None, stamp: str) -> RunsCompared:  # n
         folders=folders_allowed(),
         simulated_what="",
     )
-    return rename_runs(compared, {entry.id: run_name(entry) for entry in entries})
+    names = {entry.id: run_name(entry) for entry in entries}
+    return with_titles(rename_runs(compared, names))
 
 
 @lru_cache(maxsize=4)

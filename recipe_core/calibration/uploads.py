@@ -136,7 +136,7 @@ def preview_uploads(
     subject = "This run" if count == 1 else f"These {count:,} runs"
     effect = None
     if before is not None and after is not None:
-        effect = compare_best(before, after, subject)
+        effect = compare_best(before, after, subject, applied=False)
     return UploadPreview(
         columns=read.columns,
         entries=added.entries,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # Least change of a figure that is worth a sentence.
 LEAST_CHANGE = 0.005
+WOULD = ("would move", "would rule", "would make")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +64,15 @@ def find_own_runs_effect(plan: Plan) -> OwnRunsEffect | None:
     return compare_best(plain, plan, _count_own_runs(plan, corrections))
 
 
-def compare_best(plain: Plan, plan: Plan, subject: str) -> OwnRunsEffect | None:
+def compare_best(
+    plain: Plan, plan: Plan, subject: str, *, applied: bool = True
+) -> OwnRunsEffect | None:
     """Say what ``subject`` (``3 own runs``) changed from one plan to another of the same request.
 
-    None where the same split is best and its figure is the same but for ``LEAST_CHANGE``.
+    ``applied``: whether they did; else they would. None where the same split is best and its figure
+    changed by less than ``LEAST_CHANGE``.
     """
+    move, rule, make = ("moved", "ruled", "made") if applied else WOULD
     first, best = plain.best_row, plan.best_row
     if best is not None:
         name = goal_measure(plan, best)
@@ -83,20 +88,20 @@ def compare_best(plain: Plan, plan: Plan, subject: str) -> OwnRunsEffect | None:
     if first is None or best is None:
         label = plan.label(best) if best is not None else plain.label(first or 0)
         text = (
-            f"{subject} made {label} the best layout; without them there is none"
+            f"{subject} {make} {label} the best layout; without them there is none"
             if first is None
-            else f"{subject} ruled every layout out; without them {label} is the best"
+            else f"{subject} {rule} every layout out; without them {label} is the best"
         )
         return OwnRunsEffect(text, True, name, *candidates, before, after)
     figures = f"{measure_text(plain, name, first)} → {measure_text(plan, name, best)}"
     if row_identity(plain, first) != row_identity(plan, best):
         places = f"from {plain.label(first)} to {plan.label(best)}"
-        text = f"{subject} moved the best layout {places} ({figures})"
+        text = f"{subject} {move} the best layout {places} ({figures})"
         return OwnRunsEffect(text, True, name, *candidates, before, after)
     if not (before and after and abs(after / before - 1) >= LEAST_CHANGE):
         return None
     title = plan.measures[name].title
-    text = f"{subject} moved the best layout's {title[0].lower()}{title[1:]}: {figures}"
+    text = f"{subject} {move} the best layout's {title[0].lower()}{title[1:]}: {figures}"
     return OwnRunsEffect(text, False, name, *candidates, before, after)
 
 

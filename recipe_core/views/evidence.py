@@ -34,7 +34,8 @@ ON_IT = "measured or fitted on it"
 class ProviderPrices:
     """Offers of one provider: how many, of how many devices, and how old.
 
-    ``newest`` and ``oldest`` are dates as the offers state them; ``age_days`` is of the newest.
+    ``newest`` and ``oldest`` are dates as the offers state them, those with a day first;
+    ``age_days`` is of the newest.
     ``doubtful``: offers that are unverified, second-hand or old.
     """
 
@@ -79,7 +80,8 @@ def provider_prices(
         by_provider.setdefault(offer.provider, []).append(offer)
     rows = []
     for provider, their_offers in by_provider.items():
-        aged = sorted(their_offers, key=lambda offer: offer.age_days(today))
+        # a month or a year says too little of how new an offer is
+        aged = sorted(their_offers, key=lambda offer: (len(offer.date) < 10, offer.age_days(today)))
         rows.append(
             ProviderPrices(
                 provider,

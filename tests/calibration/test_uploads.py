@@ -44,7 +44,7 @@ def test_a_table_says_its_columns_its_runs_and_the_answer_before_and_after():
     assert [entry.gate.state for entry in preview.entries] == ["accepted"] * 3
     assert preview.before.startswith("tp 4 · dp 2, ")
     assert preview.after != preview.before
-    assert preview.effect.text.startswith("These 3 runs moved the best layout")
+    assert preview.effect.text.startswith("These 3 runs would move the best layout")
     assert upload_verdict(preview) == f"3 of 3 new runs would count. {preview.effect.text}."
     # kept, they are kept already, and the answer is theirs
     Overlay.at(None).add(preview.incoming)

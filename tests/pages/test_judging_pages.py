@@ -150,13 +150,14 @@ def test_published_runs_are_read_not_predicted_and_sources_have_their_dates(
     monkeypatch.setattr(sys.modules["_measured_answer"], "compare_runs", nobody)
     begun = time.process_time()
     app = opened("measured.py")
-    # the parts of the page that are drawn anew; the frame around it is drawn too
     assert time.process_time() - begun < 2.0
     points = figure(app, "measured-scatter")["data"][1:]
     assert sum(len(trace["x"]) for trace in points) > 100
     runs = " ".join(app.selectbox(key="measured-run").options)
     assert "tokens: " in runs
     assert not re.search(r"-[0-9a-f]{10}\b", runs)
+    assert "h100-sxm" not in runs
+    assert not re.search(r"\b(vllm|sglang|tensorrt-llm):", runs)
     (prices,), (devices,) = tables(app, "Provider"), tables(app, "Speeds")
     assert (prices["Offers"].sum(), len(prices)) == (1122, 39)
     assert prices["Newest"].str.match(r"\d{4}").all()
@@ -177,6 +178,8 @@ def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
     assert set(factors["Time of"]) <= {"Decode steps", "Prompts"}
     assert factors["Credibility"].between(0.01, 1).all()
     (kept,) = tables(app, "Counts until")
+    assert set(kept["Device"]) == {"Instinct MI300X 192 GB"}
+    assert kept["Engine"].str.match(r"(vLLM|SGLang) \d").all()
     assert set(kept["Name"]) == {entry.name for entry in calibration.entries}
     assert not {entry.id for entry in calibration.entries} & set(re.findall(r"\w+", words(app)))
     assert "runs count" not in words(put(app, "measured-whose", "Published"))

@@ -34,7 +34,7 @@ BUDGETS = {
     "targets": 8_000,
     "bundle": 2_220,
     "calibration": 8_410,
-    "views": 10_430,
+    "views": 10_460,
     "doors": 6_380,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
