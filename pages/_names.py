@@ -11,7 +11,14 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.models.catalog import load_model_spec
-from recipe_core.models.variants import nearest_models
+from recipe_core.models.search import search_models
+
+NAMES = 5
+"""Names that are offered in place of one that no model has."""
+
+
+def similar_models(name: str) -> list[str]:
+    return [model.id for model in search_models(name, NAMES)] if name.strip() else []
 
 
 def model_change(name: str) -> Mapping[str, Any]:
@@ -38,7 +45,7 @@ def draw_unmatched_name() -> None:
     if "unmatched" not in st.session_state:
         return
     name, error = st.session_state["unmatched"]
-    similar_names = nearest_models(name)
+    similar_names = similar_models(name)
     reason = f"No model is called “{name[:80]}”."
     if not error.message.startswith("unknown model"):  # a folder, the hub: they say why
         reason = str(error).removeprefix("model: ")
@@ -72,7 +79,7 @@ def draw_model_ways_out(error: RecipeError, place: str) -> None:
     if error.field != "model":
         return
     if isinstance(model, str):
-        draw_name_buttons(nearest_models(model), place)
+        draw_name_buttons(similar_models(model), place)
     former = st.session_state.get("known_model")
     if former is not None and former != model:
         title = former.rpartition("/")[2] if isinstance(former, str) else "the former model"

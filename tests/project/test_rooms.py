@@ -18,7 +18,7 @@ from tests.fixtures.rows import over, table
 BUDGETS = {
     "base": 2_200,
     "payload": 16_140,
-    "models": 5_120,
+    "models": 5_410,
     "hardware": 4_680,
     "engines": 3_020,
     "request": 4_320,
@@ -35,7 +35,7 @@ BUDGETS = {
     "bundle": 2_220,
     "calibration": 7_960,
     "views": 10_260,
-    "doors": 6_380,
+    "doors": 6_430,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
 
