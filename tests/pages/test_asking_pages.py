@@ -12,7 +12,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
-from recipe_core.models.catalog import catalog_entry, catalog_ids
+from recipe_core.models.catalog import catalog_entry
+from recipe_core.models.search import model_facts
 from recipe_core.plans.plans import plan_splits
 from recipe_core.request.link import link_query
 from recipe_core.request.phases import Phase
@@ -126,7 +127,7 @@ def test_a_name_without_a_model_keeps_the_model_and_offers_the_nearest() -> None
     assert "No model is called “llama70b”. **Qwen/Qwen3-8B** stays." in words(app)
     labels = [app.button(key=f"page-near-{n}").label.replace("\\", "") for n in range(5)]
     assert LLAMA_70B in labels
-    assert set(labels) <= set(catalog_ids())
+    assert set(labels) <= set(model_facts())
     assert query_of(press(app, f"page-near-{labels.index(LLAMA_70B)}"))["model"] == LLAMA_70B
     assert "No model is called" not in words(app)
     # for nonsense there is nothing but the upload
