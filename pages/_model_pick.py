@@ -92,14 +92,14 @@ def _draw_popular(key: str, count: int) -> None:
 
 
 def _draw_others(key: str, text: str) -> None:
-    """What was taken, what else the text may mean, and the text as it stands."""
+    """Draw what was taken, what else the text may mean, and the text as it stands."""
     current = common.request().model
     if isinstance(current, str) and current in model_facts():
         now = FoundModel(model_facts()[current])
         st.markdown(f":material/check_circle: **{common.escape(now.title)}** is taken.")
-    others = [model for model in search_models(text, OTHERS + 1) if model.id != current][:OTHERS]
+    further = [model for model in search_models(text, OTHERS + 1) if model.id != current][:OTHERS]
     with st.container(key=f"{key}-others", gap=None):
-        for n, model in enumerate(others):
+        for n, model in enumerate(further):
             st.button(
                 f"**{common.escape(model.title)}** · {common.escape(model.description)}",
                 key=f"{key}-other-{n}",

@@ -31,6 +31,7 @@ from tests.fixtures.opening import (
     TP8,
     assert_says,
     chosen,
+    codes,
     edited,
     figure,
     opened,
@@ -62,6 +63,35 @@ def test_both_memory_figures_are_explained_beside_each_other() -> None:
         f"needs {start} per GPU to start",  # the reason has the same figure
         "That is more than the 72.8 GiB that are usable.",
     )
+
+
+def test_a_command_is_rewritten_by_few_words_and_opens_as_the_plan_of_what_it_states() -> None:
+    command = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960 --max-num-seqs 256 -q fp8"
+    app = put(opened("check.py", **{"hardware.per_node": "4"}), "command", command)
+    assert codes(app) == ["- -tp 2\n+ -tp 4", command.replace("-tp 2", "-tp 4")]
+    assert_says(app, "vLLM 0.32", "A better layout")
+    assert "vllm 0" not in words(app)
+    press(app, "to-builder")
+    assert app.title[0].value == "Which split?"
+    link = query_of(app)
+    stated = {
+        "model": "Qwen/Qwen3-32B",
+        "options.engines": "vllm",
+        "options.weight_dtypes": "fp8",
+        "workload.max_context": "40960",
+        "candidate.max_num_seqs": "256",
+        "candidate.tp": "2",
+        "hardware.per_node": "4",
+    }
+    assert stated.items() <= link.items()
+
+
+def test_a_misspelt_option_is_corrected_and_shown_as_what_changes() -> None:
+    start = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 4"
+    app = put(opened("check.py", **{"hardware.per_node": "4"}), "command", f"{start} --dtpye auto")
+    assert codes(app)[:2] == ["- --dtpye auto\n+ --dtype auto", f"{start} --dtype auto"]
+    assert_says(app, "It starts with --dtype auto instead of --dtpye")
+    assert "can run it" not in words(app)
 
 
 # Formats
