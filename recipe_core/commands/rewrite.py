@@ -5,7 +5,7 @@ Every word that need not change stays as the user wrote it: containers, ports, l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,10 @@ from recipe_core.engines.options import OPTIONS, USUAL, Meaning
 if TYPE_CHECKING:
     from recipe_core.commands.verdict import Case
 
-DEGREES: tuple[Meaning, ...] = ("tp", "pp", "dp")
+# What options of a layout mean.
+LAYOUT: frozenset[Meaning] = frozenset(
+    {"tp", "pp", "dp", "ep", "cp", "all_experts", "attention_dp", "attention_dp_switch"}
+)
 # Programs before an engine's own that start several processes of it.
 LAUNCHERS = frozenset({"mpirun", "mpiexec", "srun", "torchrun"})
 # Parts of a command up to which single ones are compared.
@@ -41,66 +44,68 @@ def whole_command(launch: Launch, words: Words) -> Rendered | None:
 
 
 def rewrite_layout(
-    case: Case, candidate: Mapping[str, Any], per_node: int, reread: Reread
+    case: Case, launch: Rendered, candidate: Mapping[str, Any], reread: Reread
 ) -> Rendered | None:
     """The command of a case with only the words changed that make another layout of it.
 
-    ``candidate``: the layout, with all other fields as the command has them; ``per_node``: devices
-    of a machine. None where the command's own words cannot say it, or not surely: over several
-    machines or processes, with words left open, or read back as another layout.
+    ``launch``: the command that starts the layout, one process of one server; ``candidate``: the
+    layout, with all other fields as the case has them. None where the case's own words cannot say
+    it, or not surely: of one rank among several, with words left open, or read back as another
+    layout.
     """
-    devices = candidate["tp"] * candidate["pp"] * candidate["dp"]
-    if devices > per_node or not _starts_one_server(case, devices):
+    if not _starts_one_server(case, candidate["tp"] * candidate["pp"] * candidate["dp"]):
         return None
-    if any(candidate.get(name) for name in ("prefill", "replicas")):
+    words = _layout_words(case, launch)
+    if words is None:
         return None
-    for words in _layout_words(case, candidate):
-        changed = reread(case, words)
-        if _means(changed, candidate) and not changed.findings.errors:
-            return whole_command(case.launch, words)
-    return None
+    changed = reread(case, words)
+    if changed.findings.errors or not _means(changed, candidate):
+        return None
+    return whole_command(case.launch, words)
 
 
 def _starts_one_server(case: Case, devices: int) -> bool:
     """Return whether the command starts one process of a server, which sees so many devices."""
-    launch, rank = case.launch, case.grammar.rank
-    if case.attention_dp or (case.nodes or 1) > 1:
-        return False
-    if rank is not None and rank[0] in case.arguments.values:
+    launch, options = case.launch, case.arguments.values
+    if (case.nodes or 1) > 1 or not options.keys().isdisjoint(case.grammar.placed):
         return False
     if launch.visible_devices is not None and launch.visible_devices < devices:
         return False
     return not LAUNCHERS & {word.rpartition("/")[2] for word in launch.before}
 
 
-def _layout_words(case: Case, candidate: Mapping[str, Any]) -> Iterator[Words]:
-    """Words that may make a layout: with its degrees, and with experts shared, or cut again."""
-    names, table = case.by_meaning, case.arguments.table.by_name
-    degrees: dict[str, Any] = {}
-    for degree in DEGREES:
-        if candidate[degree] == case.candidate.get(degree):
-            continue
-        if names.get(degree) not in table:
-            return
-        degrees[names[degree]] = candidate[degree]
-    yield set_options(case.arguments, degrees)
-    switch, number = (names.get(meaning) for meaning in ("all_experts", "ep"))
-    if number in table:
-        yield set_options(case.arguments, {**degrees, str(number): candidate.get("ep") or 1})
-    if switch in table and (candidate.get("ep") or 1) > 1:
-        yield set_options(case.arguments, {**degrees, str(switch): True})
-    elif switch in table:
-        yield set_options(case.arguments, degrees, without=(str(switch),))
+def _layout_words(case: Case, launch: Rendered) -> Words | None:
+    """The words of a case with the layout's options as a launch states them.
+
+    None where the release of the case lacks one. What is 1 or off stays unsaid where it was not
+    said.
+    """
+    arguments, table = case.arguments, case.arguments.table.by_name
+    stated_options = {**arguments.values, **arguments.open}
+    own = first_launch(launch.argv, launch.env)
+    if own is None:
+        return None
+    values = Arguments(own.engine, own.args, None, own.program).values
+    layout = [name for name, meaning in case.grammar.means.items() if meaning in LAYOUT]
+    wanted = {
+        name: values[name]
+        for name in layout
+        if name in values
+        and (name in stated_options or values[name] not in (1, False, "none"))
+        and values[name] != arguments.values.get(name)
+    }
+    if not wanted.keys() <= table.keys():
+        return None
+    gone = [name for name in layout if name in stated_options and name not in values]
+    return set_options(arguments, wanted, without=gone)
 
 
 def _means(case: Case, candidate: Mapping[str, Any]) -> bool:
     """Return whether a command is read as a layout, and states nothing else otherwise."""
-    degrees = all(
-        (case.candidate.get(name) or 1) == (candidate.get(name) or 1) for name in (*DEGREES, "ep")
-    )
+    degrees = ("tp", "pp", "dp", "ep")
     limits = (option.name for option in OPTIONS if option.name in case.candidate)
-    return degrees and all(
-        case.candidate[name] == candidate.get(name, USUAL.get(name)) for name in limits
+    return all((case.candidate.get(name) or 1) == (candidate[name] or 1) for name in degrees) and (
+        all(case.candidate[name] == candidate.get(name, USUAL.get(name)) for name in limits)
     )
 
 

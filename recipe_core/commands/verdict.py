@@ -195,16 +195,26 @@ class View:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Limits and sizes that the command states, which other splits keep."""
-        shared = SHARED if self.case.attention_dp else ()
-        candidate = self.case.candidate
-        names = (name for name in KEPT if name not in shared)
-        return {name: candidate[name] for name in names if candidate.get(name) is not None}
+        """Limits and sizes that the command states for a server, which other splits keep."""
+        case = self.case
+        names = (name for name in KEPT if case.candidate.get(name) is not None)
+        limits = {name: case.candidate[name] for name in names}
+        for name in SHARED if case.attention_dp else ():
+            if name in limits:  # which each rank has a share of
+                limits[name] = case.arguments.values[case.by_meaning[name]]
+        return limits
 
     def every_split(self) -> Cases:
         """Every split of the command's devices that keeps what it says beside the split."""
-        fixed = CandidateRequest.model_validate(self.kept)
-        return every_split(self.problem, self.setting, fixed)
+        limits = self.kept
+        fixed = CandidateRequest.model_validate(limits)
+        splits = every_split(self.problem, self.setting, fixed)
+        if "attention_dp" in self.case.grammar.means.values():
+            ranks = np.where(splits.shares_experts, splits.dp, 1)
+            for name in SHARED:
+                if name in limits:
+                    getattr(splits, name)[:] = np.maximum(limits[name] // ranks, 1)
+        return splits
 
     def ranked(self, rows: slice) -> Int:
         """The rows among some that can run, the best first."""
@@ -353,9 +363,8 @@ class View:
         rendered = self._render(row)
         if len(rendered) > 1:
             return rendered
-        per_node = self.problem.cluster.per_node
         candidate = self.plan.candidate(row)
-        rewritten = rewrite_layout(self.case, candidate, per_node, self.reread)
+        rewritten = rewrite_layout(self.case, rendered[0], candidate, self.reread)
         return rendered if rewritten is None else [rewritten]
 
     def _render(self, row: int) -> list[Rendered]:
