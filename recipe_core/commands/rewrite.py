@@ -82,22 +82,22 @@ def _layout_words(case: Case, launch: Rendered) -> Words | None:
     """
     arguments, table = case.arguments, case.arguments.table.by_name
     stated_options = {**arguments.values, **arguments.open}
-    own = first_launch(launch.argv, launch.env)
-    if own is None:
+    started = first_launch(launch.argv, launch.env)
+    if started is None:
         return None
-    values = Arguments(own.engine, own.args, None, own.program).values
+    values = Arguments(started.engine, started.args, None, started.program).values
     layout = [name for name, meaning in case.grammar.means.items() if meaning in LAYOUT]
-    wanted = {
+    settings = {
         name: values[name]
         for name in layout
         if name in values
         and (name in stated_options or values[name] not in (1, False, "none"))
         and values[name] != arguments.values.get(name)
     }
-    if not wanted.keys() <= table.keys():
+    if not settings.keys() <= table.keys():
         return None
     gone = [name for name in layout if name in stated_options and name not in values]
-    return set_options(arguments, wanted, without=gone)
+    return set_options(arguments, settings, without=gone)
 
 
 def _means(case: Case, candidate: Mapping[str, Any]) -> bool:

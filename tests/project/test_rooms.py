@@ -29,7 +29,7 @@ BUDGETS = {
     "compression": 2_740,
     "sizing": 2_520,
     "scaling": 9_100,
-    "commands": 3_640,
+    "commands": 3_650,
     "recipe": 3_880,
     "targets": 8_000,
     "bundle": 2_220,
