@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.base.resources import shipped_path
+from recipe_core.doors.frontend import Frontend
 from recipe_core.doors.guard import Guard, note_fault
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import Later, get_ready, importing
@@ -76,7 +77,7 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 app = st.App(
     shipped_path("pages") / "_entry.py",
     lifespan=lifespan,
-    middleware=[Middleware(Guard, settings=settings)],
+    middleware=[Middleware(Guard, settings=settings), Middleware(Frontend)],
     routes=[Mount("/api/v1", app=api), Route("/mcp", agents), Route("/model", first_page)],
     on_script_error=say_sorry,
 )
