@@ -88,8 +88,10 @@ class Frontend:
 def _frontend_response(packed: _Packed, headers: Headers) -> Response:
     """The compressed file, or that the browser has it already."""
     about = {"Cache-Control": KEPT, "ETag": packed.tag, "Vary": "Accept-Encoding"}
-    known = {tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")}
-    if packed.tag in known or "*" in known:
+    held_tags = {
+        tag.strip().removeprefix("W/") for tag in headers.get("if-none-match", "").split(",")
+    }
+    if packed.tag in held_tags or "*" in held_tags:
         return Response(status_code=304, headers=about)
     about["Content-Encoding"] = "gzip"
     return Response(packed.body, headers=about, media_type=packed.media_type)
