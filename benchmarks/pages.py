@@ -75,12 +75,12 @@ IN_SIGHT = """() => [...document.querySelectorAll(
 
 def rested(server: Server) -> float:
     """Wait until the server and its workers take no processor time; what they took so far (s)."""
-    taken = server.family_processor_s()
+    spent = server.family_processor_s()
     while True:
         time.sleep(RESTS_S)
-        before, taken = taken, server.family_processor_s()
-        if taken - before < 0.02 * RESTS_S:
-            return taken
+        before, spent = spent, server.family_processor_s()
+        if spent - before < 0.02 * RESTS_S:
+            return spent
 
 
 @contextmanager

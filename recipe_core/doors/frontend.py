@@ -71,7 +71,9 @@ class Frontend:
         if scope["method"] not in ("GET", "HEAD") or "range" in headers or not _takes_gzip(headers):
             await self._app(scope, receive, _varied(send))
             return
-        packed = self._packed.get(path) or await run_in_threadpool(self._pack, path)
+        packed = self._packed.get(path)
+        if packed is None:
+            packed = await run_in_threadpool(self._pack, path)
         await _frontend_response(packed, headers)(scope, receive, send)
 
     def _pack(self, path: str) -> _Packed:
