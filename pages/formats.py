@@ -10,7 +10,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.request.describe import request_summary
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.views import formats as view
-from recipe_core.views.charts.formats import accuracy_against, hidden_count, support_matrix
+from recipe_core.views.charts.formats import accuracy_against
 from recipe_core.views.glossary import term_help
 
 HELD = {"ratio": "Against the base", "value": "Values"}
@@ -37,7 +37,7 @@ def draw_accuracy_limit() -> None:
             scale=limit.scale,
             optional=True,
             unit=limit.unit.symbol,
-            placeholder="none, in %",
+            placeholder="98 unless given, in %",
             width=190,
         )
         common.edit(
@@ -56,9 +56,9 @@ def draw_best_format(answer: judging.Json) -> None:
         return
     with st.grid(5, min_column_width=150):
         with st.container(border=True, height="stretch", gap="xsmall"):
-            st.markdown(":small[Best by the objective]")
-            st.markdown(f"**{common.escape(best['title'])}**")
-            st.badge(common.escape(best["verdict"]), color="gray")
+            st.markdown(":small[Recommended]")
+            st.markdown(f"**{common.escape(view.technique_title(best))}**")
+            st.badge(common.escape(view.checkpoint_text(best)), color="gray")
         retained = best["accuracy"]["retained"]
         draw_tile(
             view.ACCURACY,
@@ -75,15 +75,16 @@ def draw_best_format(answer: judging.Json) -> None:
                 change = view.ratio_text(figure["ratio"])
                 metric = view.figure_metric(name)
                 draw_tile(metric.head, metric.show(figure["value"]), change)
-    if note := view.ranking_note(answer):
-        st.caption(common.escape(note))
-    elif answer["accuracy_limit"] is not None and not best["accuracy"]["within_limit"]:
-        st.warning(common.escape(view.formats_verdict(answer)), icon=":material/warning:")
-    usable = view.best_usable(answer)
-    if usable is not None:
-        details.draw_use_format(usable, "formats-use-best", main=True)
-        if usable is not best:
-            st.caption("The best of those that a plan has as a format.")
+    limit = answer["accuracy_limit"]
+    missed = limit is not None and not best["accuracy"]["within_limit"]
+    sentences = (
+        view.formats_verdict(answer),
+        view.weights_text(best, answer),
+        view.ranking_note(answer),
+    )
+    show = st.warning if missed else st.caption
+    show(common.escape(" ".join(filter(None, sentences))))
+    details.draw_use_format(best, "formats-use-best", main=True)
 
 
 def draw_tile(title: str, text: str, below: str) -> None:
@@ -111,7 +112,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
             width=240,
         )
         split = chosen_split("formats-chart-split")
-    rows, axis = view.shown_techniques(answer), name or view.AXES[0]
+    rows, axis = view.usable_formats(answer), name or view.AXES[0]
     figure = accuracy_against(
         rows,
         axis,
@@ -124,11 +125,9 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
         "formats-accuracy",
         f"Accuracy kept by {len(rows)} techniques against {view.figure_metric(axis).title}",
     )
-    hidden = hidden_count(rows, axis, split)
     st.caption(
-        "Left is better, up is better. Lines are the ranges in which eight of ten measured "
-        "scores are expected."
-        + (f" {hidden} that keep less than the axis shows are in the table." if hidden else "")
+        "Left is better, up is better. Bars are the ranges in which eight of ten measured scores "
+        "are expected; hollow marks have a speed that nobody measured on this device."
     )
 
 
@@ -147,15 +146,20 @@ def draw_technique_table(answer: judging.Json) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         split = chosen_split("formats-table-split")
         figures = common.pick_one("Figures", HELD, "formats-figures")
-        files = st.toggle("All GGUF types", key="formats-files", persist_state="session")
-        with_refused = st.toggle(
-            "What does not run", key="formats-refused", persist_state="session"
+        every = st.toggle(
+            "What no bundle has",
+            key="formats-every",
+            persist_state="session",
+            help="Formats that are estimated alone, every GGUF type, and what does not run here",
         )
-    rows = view.shown_techniques(answer, every_file=files, without_figures=with_refused)
-    columns = view.technique_columns(values=figures == "value", split=split, reasons=with_refused)
+    if every:
+        rows = view.shown_techniques(answer, every_file=True, without_figures=True)
+    else:
+        rows = view.usable_formats(answer)
+    columns = view.technique_columns(values=figures == "value", split=split, reasons=every)
     column = st.column_config.Column
     config = {
-        "#": column("#", width=40, help="By the objective"),
+        "#": column("#", width=50, help="By the objective; ★ is recommended"),
         "Technique": column("Technique", width="medium", pinned=True),
         "Runs": column("Runs", help=term_help("emulated")),
         view.ACCURACY: column(view.ACCURACY, help=term_help("accuracy-recovery")),
@@ -165,57 +169,30 @@ def draw_technique_table(answer: judging.Json) -> None:
         columns,
         f"{len(rows)} techniques with accuracy and figures",
         rows_high=13,
-        key=f"formats-table-{split}-{figures}-{files}-{with_refused}",
+        key=f"formats-table-{split}-{figures}-{every}",
         on_select="rerun",
         selection_mode="single-row",
         column_config=config,
     )
     picked = event.selection.rows
     if picked and picked[0] < len(rows):
-        details.draw_format_row(rows[picked[0]])
+        details.draw_format_row(rows[picked[0]], answer)
     else:
         st.caption("Tick a row for its source, its published figures, and to use it.")
 
 
-@st.fragment
-def draw_support_matrix(answer: judging.Json) -> None:
-    common.follow_edit()
-    device, engine = answer["matrix"]["engines_on"], view.support_title(answer["engine"]["name"])
-    ways = {"by_engine": f"Engines on {device}", "by_hardware": f"Hardware under {engine}"}
-    with st.container(horizontal=True, vertical_alignment="bottom"):
-        matrix_view = common.pick_one("Columns", ways, "formats-matrix")
-        all_columns = st.toggle("All columns", key="formats-matrix-all", persist_state="session")
-        words = st.toggle("As a table", key="formats-matrix-table", persist_state="session")
-    cells = answer["matrix"][matrix_view]
-    if not all_columns:
-        cells = view.narrow_matrix(cells, FIRST_COLUMNS)
-    if not cells:
-        st.caption("Nothing is known of it.")
+def draw_smaller_models(answer: judging.Json) -> None:
+    """Models that could be served in place of this one; they are no format of it."""
+    rows = view.smaller_models(answer)
+    if not rows:
         return
-    axis = "engine" if matrix_view == "by_engine" else "hardware"
-    alt = f"Verdicts of {len(cells)} techniques by {axis}"
-    if words:
-        st.dataframe(view.matrix_frame(cells), alt=alt)
-    else:
-        common.draw_chart(support_matrix(cells, dark=common.dark()), "formats-cells", alt)
-    st.caption(
-        common.escape(
-            " · ".join(f"{letter} {name}: {view.MEANINGS[name]}" for name, letter in LETTERS)
-        )
+    st.header("Smaller models", anchor=False)
+    columns_of.draw_sorted(
+        rows, view.technique_columns(split="best_split"), f"{len(rows)} smaller models"
     )
-
-
-LETTERS = tuple(view.LETTERS.items())
-FIRST_COLUMNS = 9
-"""Columns of the matrix that fit a narrow screen."""
-
-
-def draw_technique_pairs(answer: judging.Json) -> None:
-    pairs = answer["combinations"]
-    if not pairs:
-        return
-    st.header("Together", anchor=False)
-    columns_of.draw_sorted(pairs, view.PAIRS, f"{len(pairs)} pairs of techniques")
+    for row in rows:
+        if row["set"] is not None:
+            details.draw_use_format(row, f"formats-use-{row['technique']}")
 
 
 if page := st.session_state.pop("formats-goto", None):
@@ -233,10 +210,8 @@ else:
         st.caption(common.escape(view.base_sentence(answer)))
         st.header("Accuracy against cost", anchor=False)
         draw_accuracy_chart(answer)
-        st.header("Techniques", anchor=False)
+        st.header("Formats", anchor=False)
         draw_technique_table(answer)
-        st.header("Who runs what", anchor=False)
-        draw_support_matrix(answer)
-        draw_technique_pairs(answer)
+        draw_smaller_models(answer)
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
