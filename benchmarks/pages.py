@@ -1,4 +1,4 @@
-"""What each page costs: bytes, requests, processor time of the server, controls in sight.
+"""Costs of each page: bytes, requests, processor time of the server, controls in sight.
 
 python benchmarks/pages.py [NAME …]      default: every page
 

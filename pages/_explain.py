@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import _columns as columns_of
 import _common as common
 import _export as export
 import _planned as planned
@@ -18,7 +17,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.remedies import change_label, fixes
-from recipe_core.plans.splits import find_row, is_known, row_key, row_reasons
+from recipe_core.plans.splits import find_row, row_key, row_reasons
 from recipe_core.targets.by_hand import start_command
 from recipe_core.views import tables
 from recipe_core.views.charts.views import Chart, Focus, Item, Note, Table, View, views_of
@@ -74,7 +73,7 @@ def show_view(view: View, plan: Plan, row: int) -> None:
 
 
 def pick_measure(view: View, plan: Plan) -> str:
-    names, first = view.offered(plan), view.first_measure(plan)
+    names, first = view.choices(plan), view.first_measure(plan)
     if not names:
         return ""
     name = st.selectbox(
@@ -99,39 +98,14 @@ def show_items(plan: Plan, items: Iterable[Item]) -> None:
             SHOW[type(item)](plan, item)
 
 
-def show_chart(plan: Plan, chart: Chart) -> None:
-    """A chart with its title and note, and a list of the splits that boxes drawn on it mark."""
+def show_chart(plan: Plan, chart: Chart) -> None:  # noqa: ARG001 - every item is shown alike
+    """A chart with its title and note."""
     st.markdown(f"**{common.escape(chart.title)}**")
-    # only a chart with something to mark listens: any other would rerun the page on every click
-    listen: dict[str, Any] = (
-        {"on_select": "rerun", "selection_mode": "box"} if chart.passing else {}
-    )
-    event = st.plotly_chart(
-        chart.figure,
-        key=chart.key,
-        alt=chart.alt,
-        config=export.chart_config(chart.key),
-        **listen,
+    st.plotly_chart(
+        chart.figure, key=chart.key, alt=chart.alt, config=export.chart_config(chart.key)
     )
     if chart.note:
         st.caption(common.escape(chart.note))
-    if chart.passing and (boxes := event["selection"].get("box")):
-        marked_splits(plan, chart.passing(boxes))
-
-
-def marked_splits(plan: Plan, rows: list[int]) -> None:
-    st.markdown(f"**Splits that pass through: {len(rows):,}**")
-    if rows:
-        frame = tables.splits_frame(plan, rows)
-        order = ["label", *(name for name in plan.shown.listed if is_known(plan, name))]
-        st.dataframe(
-            columns_of.with_digits(plan, frame, order),
-            hide_index=True,
-            height="content" if len(frame) < 8 else 320,
-            column_order=order,
-            column_config=columns_of.column_config(plan),
-            alt=f"{len(rows)} splits that pass through the marked ranges",
-        )
 
 
 def show_table(plan: Plan, table: Table) -> None:  # noqa: ARG001 - every item is shown alike

@@ -51,7 +51,6 @@ def draw_whole_sizing(answer: Json, request: SizeRequest) -> None:
         )
     if good:
         draw_sized_devices(answer, request)
-    draw_unpriced_devices(answer)
     draw_refused_devices(answer)
 
 
@@ -133,14 +132,6 @@ def draw_device_table(answer: Json, *, selectable: bool) -> None:
     )
     if any(map(view.is_doubtful, rows)):
         st.caption(view.DOUBT_MEANS)
-
-
-def draw_unpriced_devices(answer: Json) -> None:
-    rows = answer.get("unpriced") or []
-    if rows:
-        st.header("Without a price", anchor=False)
-        shown = [column for column in view.UNPRICED if column.key != "key"]
-        columns_of.draw_columns(rows, shown, "Devices that hold the limits and have no price")
 
 
 def draw_refused_devices(answer: Json) -> None:

@@ -146,17 +146,17 @@ def draw_technique_table(answer: judging.Json) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         split = chosen_split("formats-table-split")
         figures = common.pick_one("Figures", HELD, "formats-figures")
-        every = st.toggle(
+        all_rows = st.toggle(
             "What no bundle has",
             key="formats-every",
             persist_state="session",
             help="Formats that are estimated alone, every GGUF type, and what does not run here",
         )
-    if every:
+    if all_rows:
         rows = view.shown_techniques(answer, every_file=True, without_figures=True)
     else:
         rows = view.usable_formats(answer)
-    columns = view.technique_columns(values=figures == "value", split=split, reasons=every)
+    columns = view.technique_columns(values=figures == "value", split=split, reasons=all_rows)
     column = st.column_config.Column
     config = {
         "#": column("#", width=50, help="By the objective; ★ is recommended"),
@@ -169,7 +169,7 @@ def draw_technique_table(answer: judging.Json) -> None:
         columns,
         f"{len(rows)} techniques with accuracy and figures",
         rows_high=13,
-        key=f"formats-table-{split}-{figures}-{every}",
+        key=f"formats-table-{split}-{figures}-{all_rows}",
         on_select="rerun",
         selection_mode="single-row",
         column_config=config,

@@ -157,8 +157,8 @@ def best_technique(answer: Json) -> Json | None:
     """The recommended row, else the first that a bundle has, else the first that runs."""
     ranked = [row for row in answer["formats"] if row["rank"] is not None]
     usable = [row for row in ranked if row["set"] is not None and not is_smaller_model(row)]
-    chosen = [row for row in ranked if row["recommended"]]
-    return next(iter((*chosen, *usable, *ranked)), None)
+    recommended = [row for row in ranked if row["recommended"]]
+    return next(iter((*recommended, *usable, *ranked)), None)
 
 
 def smaller_models(answer: Json) -> list[Json]:
@@ -178,9 +178,9 @@ def usable_formats(answer: Json) -> list[Json]:
     ]
     rows.sort(key=lambda row: not row["recommended"])
     asked_for = [row for row in rows[FIRST_ROWS:] if row["technique"] in ASKED_FOR]
-    others = [row for row in rows if row not in asked_for]
+    ordered = [row for row in rows if row not in asked_for]
     place = FIRST_ROWS - len(asked_for)
-    return [*others[:place], *asked_for, *others[place:]]
+    return [*ordered[:place], *asked_for, *ordered[place:]]
 
 
 def shown_techniques(

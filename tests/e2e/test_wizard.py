@@ -16,7 +16,6 @@ from tests.fixtures.wizard import (
     choose,
     follow,
     open_step,
-    open_tab,
     query,
     saved,
     settled,
@@ -104,23 +103,6 @@ def test_points_and_rows_are_pinned(page: Any, address: str) -> None:
     page.keyboard.press("Shift+Space")
     page.wait_for_function(PINNED)
     remove.wait_for()
-
-
-def test_a_box_over_an_axis_lists_the_splits_that_pass(page: Any, address: str) -> None:
-    open_step(page, address, "compare", LLAMA_70B)
-    panel = open_tab(page, "Degrees", QUESTIONS["compare"])
-    chart = page.locator(".st-key-parallel .js-plotly-plot")
-    chart.locator(".nsewdrag").hover()  # brings it onto the screen and waits until it stands still
-    tick = chart.locator(".xtick").first.bounding_box()
-    plot = chart.locator(".nsewdrag").bounding_box()
-    middle = tick["x"] + tick["width"] / 2
-    page.mouse.move(middle - 25, plot["y"] + 2)
-    page.mouse.down()
-    page.mouse.move(middle, plot["y"] + 30)
-    page.mouse.move(middle + 25, plot["y"] + plot["height"] * 0.2)
-    page.mouse.up()
-    page.get_by_text("Splits that pass through").wait_for()
-    panel.locator("[data-testid=stDataFrame] canvas").first.wait_for()
 
 
 def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(page, address):

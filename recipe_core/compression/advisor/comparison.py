@@ -305,7 +305,7 @@ def rank_formats(
             _log_score(row, base, objective),
         )
     )
-    chosen = next((row.technique for row in runs if _is_sure(row, objective)), None)
+    recommended = next((row.technique for row in runs if _is_sure(row, objective)), None)
     places = {row.technique: number for number, row in enumerate(runs, 1)}
     rest = [row for row in rows if row.technique not in places]
     rest.sort(key=lambda row: PLACES.index(row.state))
@@ -315,7 +315,7 @@ def rank_formats(
             update={
                 "rank": places.get(row.technique),
                 "best_at": marks.get(row.technique, []),
-                "recommended": row.technique == chosen,
+                "recommended": row.technique == recommended,
             }
         )
         for row in (*runs, *rest)

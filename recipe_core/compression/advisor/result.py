@@ -333,8 +333,8 @@ class CompressAnswer(AdvicePart):
     @property
     def best(self) -> FormatAnswer | None:
         """The recommended technique, else the best by the objective; None where none runs."""
-        chosen = next((row for row in self.formats if row.recommended), None)
-        return chosen or next((row for row in self.formats if row.rank == 1), None)
+        recommended = next((row for row in self.formats if row.recommended), None)
+        return recommended or next((row for row in self.formats if row.rank == 1), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``docs/guide/compress.md`` describes them."""

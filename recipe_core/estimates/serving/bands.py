@@ -65,8 +65,8 @@ def speed_grade(setting: Setting) -> Grade:
     if roofline_grade(setting) == "prior" or setting.weight_dtype in WIDE:
         return roofline_grade(setting)
     family: Family = "moe" if setting.model.is_moe else "gemm"
-    own = {str(name) for name in setting.cluster.device.roofline.get(family, {})}
-    return "fitted" if setting.weight_dtype in own else "prior"
+    fitted_dtypes = {str(name) for name in setting.cluster.device.roofline.get(family, {})}
+    return "fitted" if setting.weight_dtype in fitted_dtypes else "prior"
 
 
 def band_group(setting: Setting) -> dict[str, str]:

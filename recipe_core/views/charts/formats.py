@@ -19,6 +19,7 @@ from recipe_core.request.metrics import column_metric
 from recipe_core.views.charts.front import thinned
 from recipe_core.views.charts.labels import (
     Plane,
+    Point,
     add_labels,
     edge_names,
     is_outside,
@@ -83,7 +84,7 @@ def cost_against_loss(
             _add_formats(draw, title, same, field, colour, k, checkpoints)
     everywhere = [point for points in of_splits.values() for point in points]
     plane, names = _loss_names(draw, everywhere, field)
-    add_labels(draw, plane, names, [point for _, point, _ in names])
+    add_labels(draw, plane, names, [places[0] for _, places, _ in names])
     look: Style = {"zeroline": True, "zerolinecolor": draw.colours.muted}
     lost = axis("Accuracy lost (%)", range=list(plane.x)) | look
     up = axis(column_metric(field).axis, range=list(plane.y))
@@ -92,7 +93,7 @@ def cost_against_loss(
 
 def _loss_names(
     draw: Drawing, points: Sequence[FormatPoint], field: str
-) -> tuple[Plane, list[tuple[str, tuple[float, float], str]]]:
+) -> tuple[Plane, list[tuple[str, list[Point], str]]]:
     """The plot, and the formats of its points, one name a point: the outliers' at the edge."""
     places = {
         (PERCENT * point.lost, float(getattr(point, field))): point.weight_dtype
@@ -104,9 +105,9 @@ def _loss_names(
         range_without_outliers([y for _, y in places]),
         PLOT_HEIGHT_PX,
     )
-    named = [(text, at) for at, text in places.items()]
-    inside = [(text, at, draw.colours.ink) for text, at in named if not is_outside(at, plane)]
-    edge = [(text, at, draw.colours.muted) for text, at in edge_names(plane, named)]
+    labelled = [(text, at) for at, text in places.items()]
+    inside = [(text, [at], draw.colours.ink) for text, at in labelled if not is_outside(at, plane)]
+    edge = [(text, [at], draw.colours.muted) for text, at in edge_names(plane, labelled)]
     return plane, [*edge, *inside]
 
 
@@ -241,7 +242,8 @@ def accuracy_against(
     """Accuracy that is kept against a figure's ratio to the base, one point a technique.
 
     Bars are the 80 % bands of accuracy; hollow marks have a speed that was not measured on the
-    device; the star is the base. Outliers are named at the edge. ``limit``: least accuracy allowed.
+    device; the star is the base. Outliers are labelled at the edge. ``limit``: of
+    accuracy.
     """
     draw = Drawing(dark=dark)
     drawn = [row for row in rows if row["accuracy"]["retained"] and figure_ratio(row, name, split)]
@@ -263,9 +265,9 @@ def accuracy_against(
         draw.limit(text, y=limit * 100, width=1, position="bottom right")
     outliers = [(technique(key).label, point) for key, point in points.items()]
     ink, muted = draw.colours.ink, draw.colours.muted
-    names = [(text, point, muted) for text, point in edge_names(plane, outliers)]
+    names = [(text, [point], muted) for text, point in edge_names(plane, outliers)]
     first = sorted(inside, key=lambda row: (not row["recommended"], row["rank"] or len(rows)))
-    names += [(_point_name(row), points[row["technique"]], ink) for row in first]
+    names += [(_point_name(row), [points[row["technique"]]], ink) for row in first]
     add_labels(draw, plane, names, [base, *points.values()])
     across = axis(
         f"{figure_metric(name).title} over the base's ({SPLITS[split].lower()})",
@@ -281,8 +283,8 @@ def _ratio_point(row: Row, name: str, split: str) -> tuple[float, float]:
 
 def _accuracy_range(values: Sequence[float], limit: float | None) -> tuple[float, float]:
     """The axis of accuracy in percent: no lower than what is drawn needs."""
-    asked = [] if limit is None else [limit * 100]
-    return range_without_outliers(values, 99.0, *asked)[0], MOST_SHOWN
+    limits = [] if limit is None else [limit * 100]
+    return range_without_outliers(values, 99.0, *limits)[0], MOST_SHOWN
 
 
 def _point_name(row: Row) -> str:

@@ -26,8 +26,9 @@ FAR = 2.0
 ROOM = 0.08
 
 Range = tuple[float, float]
+Point = tuple[float, float]
 # A name's side of its point: steps to the right and up.
-SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
+SIDES = ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (-1, 0), (0, 1), (0, -1))
 # Distances that are tried, in multiples of ``AWAY_PX``.
 REACHES = (1.0, 2.2)
 
@@ -56,7 +57,7 @@ class Plane:
     height_px: float
     width_px: float = PLOT_PX
 
-    def at_pixels(self, point: tuple[float, float]) -> tuple[float, float]:
+    def at_pixels(self, point: Point) -> tuple[float, float]:
         """The place of a point in pixels from the lower left corner."""
         (x, y), (x_low, x_high), (y_low, y_high) = point, self.x, self.y
         return (
@@ -75,7 +76,7 @@ class Label:
     """A name with its place: the middle of its box from its point, in pixels."""
 
     text: str
-    point: tuple[float, float]
+    point: Point
     right_px: float
     up_px: float
     box: Box
@@ -83,42 +84,44 @@ class Label:
 
 def lay_out_labels(
     plane: Plane,
-    names: Sequence[tuple[str, tuple[float, float]]],
-    marks: Sequence[tuple[float, float]] = (),
+    names: Sequence[tuple[str, Sequence[Point]]],
+    marks: Sequence[Point] = (),
 ) -> list[Label]:
     """The names that find a place, the first ones first.
 
     Args:
         plane: the plot.
-        names: each name with its point.
+        names: each name with its points, at the first of which with room it is written once.
         marks: other points that no name may cover.
     """
-    taken = [_mark_box(plane.at_pixels(point)) for point in (*marks, *(at for _, at in names))]
+    points = [*marks, *(point for _, places in names for point in places[:1])]
+    boxes = [_mark_box(plane.at_pixels(point)) for point in points]
     labels = []
-    for text, point in names:
+    for text, places in names:
         label = next(
             (
                 label
+                for point in places
                 for label in _places(plane, text, point)
-                if plane.holds(label.box) and not any(label.box.overlaps(box) for box in taken)
+                if plane.holds(label.box) and not any(label.box.overlaps(box) for box in boxes)
             ),
             None,
         )
         if label is not None:
             labels.append(label)
-            taken.append(label.box)
+            boxes.append(label.box)
     return labels
 
 
 def add_labels(
     draw: Drawing,
     plane: Plane,
-    names: Sequence[tuple[str, tuple[float, float], str]],
-    marks: Sequence[tuple[float, float]] = (),
+    names: Sequence[tuple[str, Sequence[Point], str]],
+    marks: Sequence[Point] = (),
 ) -> None:
     """Write names beside their points, each with its colour; those without a place are left out."""
-    colours = {(text, point): colour for text, point, colour in names}
-    for label in lay_out_labels(plane, [(text, point) for text, point, _ in names], marks):
+    colours = {(text, point): colour for text, places, colour in names for point in places}
+    for label in lay_out_labels(plane, [(text, places) for text, places, _ in names], marks):
         draw.note(
             label.text,
             colours[label.text, label.point],
@@ -136,13 +139,13 @@ def _mark_box(at: tuple[float, float]) -> Box:
     return Box(at[0] - MARK_PX, at[1] - MARK_PX, at[0] + MARK_PX, at[1] + MARK_PX)
 
 
-def _places(plane: Plane, text: str, point: tuple[float, float]) -> Iterator[Label]:
-    """Places around a point, the nearest and those beside it first."""
+def _places(plane: Plane, text: str, point: Point) -> Iterator[Label]:
+    """Places around a point, the nearest first, and corners before sides: bars lead along these."""
     width, (across, up) = LETTER_PX * len(text) + 4, plane.at_pixels(point)
     for reach in REACHES:
         for right, above in SIDES:
-            dx = right * (AWAY_PX * reach + width / 2)
-            dy = above * (AWAY_PX * reach + LINE_PX / 2)
+            away = AWAY_PX * reach * (0.75 if right and above else 1.0)
+            dx, dy = right * (away + width / 2), above * (away + LINE_PX / 2)
             middle = (across + dx, up + dy)
             box = Box(
                 middle[0] - width / 2,
@@ -166,22 +169,20 @@ def range_without_outliers(values: Sequence[float], *more: float, from_zero: boo
     if len(finite):
         low, high = np.quantile(finite, (0.1, 0.9))
         spread = max(float(high - low), 1e-12)
-        near = finite[(finite >= low - FAR * spread) & (finite <= high + FAR * spread)]
-        inside += [float(near.min()), float(near.max())]
-    least, most = min(inside, default=0.0), max(inside, default=1.0)
-    room = ROOM * (most - least or abs(most) or 1.0)
-    return (0.0 if from_zero else least - room), most + room
+        close_values = finite[(finite >= low - FAR * spread) & (finite <= high + FAR * spread)]
+        inside += [float(close_values.min()), float(close_values.max())]
+    lowest, highest = min(inside, default=0.0), max(inside, default=1.0)
+    room = ROOM * (highest - lowest or abs(highest) or 1.0)
+    return (0.0 if from_zero else lowest - room), highest + room
 
 
-def is_outside(point: tuple[float, float], plane: Plane) -> bool:
+def is_outside(point: Point, plane: Plane) -> bool:
     """True for a point beyond an end of either axis."""
     (x, y), (left, right), (low, high) = point, plane.x, plane.y
     return not (left <= x <= right and low <= y <= high)
 
 
-def edge_names(
-    plane: Plane, points: Sequence[tuple[str, tuple[float, float]]]
-) -> list[tuple[str, tuple[float, float]]]:
+def edge_names(plane: Plane, points: Sequence[tuple[str, Point]]) -> list[tuple[str, Point]]:
     """Names of the outliers among points, with an arrow, at the edge where they would lie."""
     names = []
     for text, (x, y) in points:

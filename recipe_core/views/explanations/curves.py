@@ -57,11 +57,12 @@ class Frontier:
     envelopes: tuple[Envelope, ...]
 
 
-def evaluate_frontier(plan: Plan, loads: Float | None = None) -> Frontier:
+def evaluate_frontier(plan: Plan, loads: Float | None = None, *, money: bool = False) -> Frontier:
     """Every split of a plan under many loads: 1 to 1,024 in flight or in a batch, or rates.
 
     Splits that hold the load count, whether or not they keep limits that depend on it; limits on
-    devices and on the price of an hour are kept.
+    devices and on the price of an hour are kept. ``money``: the best output per dollar counts in
+    place of that per device.
 
     Raises:
         InputError: for ``mode: offline``, where a queue is worked off and no load is held.
@@ -71,10 +72,11 @@ def evaluate_frontier(plan: Plan, loads: Float | None = None) -> Frontier:
     counted = wide.runs & ~wide.queues & ~wide.uncertain & _within_means(wide)
     clusters = wide.clusters_of_rows
     x, y = wide.columns["tokens_per_s_per_user"], wide.columns["output_tokens_per_s_per_gpu"]
-    counted &= np.isfinite(x) & np.isfinite(y)
+    height = 1 / wide.columns["usd_per_million_output_tokens"] if money else y
+    counted &= np.isfinite(x) & np.isfinite(height)
     envelopes = []
     for cluster in np.unique(clusters[counted]).tolist():
-        rows = np.flatnonzero(pareto_front(-x, -y, among=counted & (clusters == cluster)))
+        rows = np.flatnonzero(pareto_front(-x, -height, among=counted & (clusters == cluster)))
         rows = rows[np.argsort(x[rows], kind="stable")]
         envelopes.append(Envelope(cluster_title(wide, int(rows[0])), x[rows], y[rows], rows))
     return Frontier(wide, np.unique(wide.columns["load"]), tuple(envelopes))
