@@ -195,7 +195,7 @@ def shown_techniques(
 
 
 def checkpoint_text(row: Json) -> str:
-    """Where the checkpoint comes from: it exists, the engine makes it on load, or a bundle does."""
+    """The checkpoint's origin: it exists, the engine makes it on load, or a bundle does."""
     if row["checkpoint"] is None:
         return "no bundle has it"
     if row["making"] is None:
@@ -204,12 +204,12 @@ def checkpoint_text(row: Json) -> str:
 
 
 def checkpoint_sentence(row: Json) -> str:
-    """What using the row takes, with the time's range, the tool and the cost."""
+    """Say what using the row takes: the time with its range, the tool and the cost."""
     return _PHRASES.sentence("takes", row)
 
 
 def speed_text(row: Json) -> str:
-    """What the speed rests on: the format's own measurements here, or those of others."""
+    """Say what the speed rests on: the format's own measurements here, or those of others."""
     return {"fitted": "measured here", "prior": "not measured here", None: ""}[row["speed"]]
 
 

@@ -34,7 +34,7 @@ BUDGETS = {
     "targets": 8_000,
     "bundle": 2_220,
     "calibration": 7_960,
-    "views": 10_260,
+    "views": 10_530,
     "doors": 6_500,
 }
 """The rooms in the order of their imports, each with its most lines of Python.

@@ -342,7 +342,7 @@ def _checkpoint_source(
 
 
 def _making(edits: Mapping[str, Any] | None, judged: Judged) -> MakingAnswer | None:
-    """What making the checkpoint takes on the devices of its split; None where none is made."""
+    """Estimate the job that makes the checkpoint; None where none is made."""
     if edits is None or "options.compression" not in edits:
         return None
     setting, split = judged.setting, judged.best_split or judged.same_split

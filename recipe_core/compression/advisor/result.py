@@ -166,7 +166,7 @@ class AccuracyAnswer(AdvicePart):
 
 
 class MakingAnswer(AdvicePart):
-    """What it takes to make a checkpoint, once; ``recipe build`` says it of a bundle too."""
+    """The job that makes a checkpoint, once; ``recipe build`` says it of a bundle too."""
 
     tool: str
     """Program that makes it."""

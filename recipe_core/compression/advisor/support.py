@@ -1,4 +1,4 @@
-"""What engines and devices say of techniques, as parts of the advice."""
+"""Words of engines and devices on techniques, as parts of the advice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where names of points stand, and axes that one outlier does not stretch.
+"""Places of the names of points, and axes that one outlier does not stretch.
 
 A name stands beside its point, on no other name and no mark, inside the plot; where there is no
 such place, it is left out, and pointing at the mark says it.
