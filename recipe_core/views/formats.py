@@ -13,6 +13,7 @@ from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import significant
 from recipe_core.compression.advisor.comparison import BEST_AT, FLOOR, SMALLER_MODELS
 from recipe_core.compression.advisor.result import FIGURES
+from recipe_core.engines.spec import engine
 from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.texts import Phrases
@@ -147,7 +148,13 @@ def technique_title(row: Json) -> str:
     return f"{name.rpartition('/')[2]}, a smaller model of the family" if name else row["title"]
 
 
-_PHRASES = Phrases("formats", kept=kept_accuracy, ratio=ratio_text, called=technique_title)
+_PHRASES = Phrases(
+    "formats",
+    kept=kept_accuracy,
+    ratio=ratio_text,
+    called=technique_title,
+    engine=lambda name: engine(name).title,
+)
 
 
 # --- tables --------------------------------------------------------------------------------------
