@@ -249,8 +249,8 @@ def test_alternatives_stand_beside_the_tiles_and_are_one_click() -> None:
 def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:
     link = "compare.py?model=Qwen/Qwen3-8B&hardware.per_node=1&options.weight_dtypes=auto,fp8,int4"
     app = open_view(opened(f"{link}&objective.limits.accuracy_recovery=0.5"), "Accuracy")
-    lines = figure(app, "accuracy-cost")["data"]
-    assert {"bf16", "fp8", "int4"} <= {text for line in lines for text in line["text"]}
+    notes = figure(app, "accuracy-cost")["layout"]["annotations"]
+    assert {"bf16", "fp8", "int4"} <= {note["text"].strip("←→↑↓ ") for note in notes}
     assert figure(app, "accuracy-axes")["layout"]["coloraxis"]["colorbar"]
     assert "Expected accuracy, mean of benchmarks" in words(app)
     assert "of the accuracy" in words(app)  # the bar names the figure that is limited
