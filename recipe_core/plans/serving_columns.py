@@ -24,7 +24,7 @@ from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.problem import ServingProblem, refuse_field
-from recipe_core.plans.serving_settings import mode_load, offload_of, served_context
+from recipe_core.plans.serving_settings import load_context, mode_load, offload_of, served_context
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import Speculative
 
@@ -182,7 +182,8 @@ def setting_columns(
         "nodes": place.nodes,
         "input_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
-        "max_context": served_context(workload, model),
+        "max_context": load_context(workload, model),
+        "told_context": served_context(workload, model),
         "load": load,
         "prefix_hit": workload.prefix_hit,
         "length_spread": workload.input_spread or 0.0,

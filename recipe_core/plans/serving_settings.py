@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,10 +23,13 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
 from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.size import HALVES, model_on_device
-from recipe_core.request.serving_workload import LOADS, KvOffload, KvStore, ServingWorkload
-
-CONTEXT_STEP = 1024
-
+from recipe_core.request.serving_workload import (
+    LOADS,
+    KvOffload,
+    KvStore,
+    ServingWorkload,
+    whole_steps,
+)
 
 # What a workload means to an engine
 
@@ -64,13 +66,22 @@ def cached_as(dtype: str, shared: Setting) -> str:
 def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
     """The longest request, in tokens, that the engine is told to accept.
 
-    As requested, else input + output rounded up to a multiple of 1,024 within the model's context.
+    As requested, else the usual one of such traffic within the model's context.
+    """
+    if workload.max_context is not None:
+        return workload.max_context
+    return max(workload.longest_tokens, min(workload.usual_longest, model.max_context))
+
+
+def load_context(workload: ServingWorkload, model: ModelSpec) -> int:
+    """The longest request of the load itself, in tokens, on which times and the cache are counted.
+
+    As requested, else the mean request, or with spreads the longest, in whole steps.
     """
     if workload.max_context is not None:
         return workload.max_context
     longest = workload.longest_tokens
-    rounded = math.ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
-    return max(longest, min(rounded, model.max_context))
+    return max(longest, min(whole_steps(longest), model.max_context))
 
 
 def workload_spread(workload: ServingWorkload) -> Spread:

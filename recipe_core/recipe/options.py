@@ -99,7 +99,7 @@ def _typed_value(option: Option, text: str) -> Any:
 
 
 # What a value was set by; a later one goes before an earlier one.
-Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
+Layer = Literal["base", "model", "architecture", "device", "objective", "traffic", "limits", "user"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 
 # What sets a field of a candidate where the user does not; the rest is the objective's choice.
@@ -126,7 +126,7 @@ _MEANT: dict[Meaning, str] = {
 }
 
 # Meanings that are no field of a candidate: the load sizes the cache, the device the runtime.
-_WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "objective", "runtime": "architecture"}
+_WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "traffic", "runtime": "architecture"}
 
 # Fields that a search may vary: then they are the objective's choice.
 _VARIED = {
@@ -189,7 +189,7 @@ def _option_layer(
     if meaning == "max_context":
         workload = request.workload
         by_user = isinstance(workload, ServingWorkload) and workload.max_context is not None
-        return "user" if by_user else "objective"
+        return "user" if by_user else "traffic"
     if meaning in _WITHOUT_FIELD:
         return _WITHOUT_FIELD[meaning]
     field = _MEANT.get(meaning, str(meaning)) if meaning else ""

@@ -29,7 +29,7 @@ from recipe_core.request.link import (
     searches_load,
 )
 from recipe_core.request.metrics import goals_of, kind_limits, run_limits
-from recipe_core.request.presets import preset_of, presets
+from recipe_core.request.presets import longest_positions, preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
 from recipe_core.request.split_key import key_cluster, key_load, key_split
@@ -86,9 +86,9 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Another kind of workload starts from its usual one and drops what only the old kind has; a new
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
-    a longer prompt or answer stretches the longest context; phases bring their tokens, and another
-    budget stretches them; another method drops a framework that does not launch it, and data that
-    it does not learn from. The load of a closed loop becomes
+    a model with fewer positions shortens the longest request, and lengths beyond it leave it open;
+    phases bring their tokens, and another budget stretches them; another method drops a framework
+    that does not launch it, and data that it does not learn from. The load of a closed loop becomes
     searched where that becomes possible and the load is not one's own (the first limit on a time is
     set while it is the usual one), and a usual one again where it is no longer possible.
 
@@ -141,11 +141,18 @@ def _keep_consistent(
     if "model" in changes:
         _keep_media(fields)
     _search_load(fields, request, changes)
-    longest, prompt, answer = (
-        fields.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
-    )
-    if longest and prompt and answer and "workload.max_context" not in changes:
-        fields["workload.max_context"] = max(longest, prompt + answer + _media_tokens(fields))
+    if fields.get("workload.max_context") and "workload.max_context" not in changes:
+        _keep_longest(fields)
+
+
+def _keep_longest(fields: dict[str, Any]) -> None:
+    """Shorten the longest request to the model's positions, or leave it open for longer lengths."""
+    longest = min(fields["workload.max_context"], longest_positions(fields["model"]))
+    needed = float(_media_tokens(fields))
+    for name in ("input", "output"):
+        mean, spread = (fields.get(f"workload.{name}_{what}") or 0 for what in ("tokens", "spread"))
+        needed += round(mean * (1 + spread))
+    fields["workload.max_context"] = longest if longest >= needed else None
 
 
 def _keep_budget(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -242,16 +249,8 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
         return {**out, "workload.kind": kind, f"workload.{LOADS['closed']}": load}
     run = TRAINING.model_dump(exclude_none=True)
     run["tokens"] = TRAINING_TOKENS
-    run["sequence_length"] = min(run["sequence_length"], _positions(fields["model"]))
+    run["sequence_length"] = min(run["sequence_length"], longest_positions(fields["model"]))
     return {**out, **leaves({"workload": run})}
-
-
-def _positions(model: Any) -> int:
-    """The longest sequence a model takes; the usual one where the model is unknown."""
-    try:
-        return load_model_spec(model, folders=False).max_context
-    except RecipeError:
-        return TRAINING.sequence_length
 
 
 def _swap_load(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -162,9 +162,19 @@ def test_an_offer_a_commitment_and_a_price_replace_each_other(edits, then):
     assert after.model_dump() == HardwareRequest(**then).model_dump()
 
 
-def test_longer_lengths_stretch_the_context_and_a_load_or_candidate_is_set_as_a_whole():
+def test_longer_lengths_leave_the_longest_request_open_and_a_load_or_candidate_is_set_as_a_whole():
     edits = ({"workload.max_context": 2048}, {"workload.input_tokens": 4000})
-    assert reduce(change, edits, DEFAULT).workload.max_context == 4256
+    assert reduce(change, edits[:1], DEFAULT).workload.max_context == 2048
+    assert reduce(change, edits, DEFAULT).workload.max_context is None
+    rag = change(DEFAULT, preset_changes(DEFAULT, "rag"))
+    assert change(rag, {"workload.input_tokens": 20_000}).workload.max_context == 32_768
+    # the spread counts: prompts of 33,000 are half as long again at their longest
+    assert change(rag, {"workload.input_tokens": 22_000}).workload.max_context is None
+    short = {"model": "google/gemma-2-9b-it"}
+    assert change(rag, short).workload.max_context is None
+    assert change(change(DEFAULT, preset_changes(DEFAULT, "chat")), short) == change(
+        change(DEFAULT, short), {"workload.max_context": 8192}
+    )
     assert "shorter than" in str(refusal(change, DEFAULT, {"workload.max_context": 10}))
     request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
     stated = {"candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}

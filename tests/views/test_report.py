@@ -78,7 +78,7 @@ def test_a_report_is_small_loads_nothing_and_has_all_of_the_recipe_and_every_vie
         said += [row.label, row.value, row.low]
     said += [reason for reason in bundle.targets.values() if isinstance(reason, str)]
     for origin in overview.option_origins(bundle.recipe):
-        said += [origin.name, overview.LAYER_TEXTS[origin.layer]]
+        said += [origin.name, origin.why]
     assert [text for text in said if text not in seen.text] == []
     chapters = report_sections(bundle, splits, (), read_addresses("", bundle.context.nodes))
     assert seen.headings == [section.title for section in chapters]
