@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from recipe_core.accuracy.choice import weight_dtypes
 from recipe_core.accuracy.technique import Making
@@ -63,7 +63,14 @@ def cached_as(dtype: str, shared: Setting) -> str:
     return kv_dtype(dtype, shared.weight_dtype, shared.model)
 
 
-def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
+class Positions(Protocol):
+    """Whatever says how many tokens a model takes."""
+
+    @property
+    def max_context(self) -> int: ...
+
+
+def served_context(workload: ServingWorkload, model: Positions) -> int:
     """The longest request, in tokens, that the engine is told to accept.
 
     As requested, else the usual one of such traffic within the model's context.

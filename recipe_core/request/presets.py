@@ -182,9 +182,8 @@ def preset_of(request: PlanRequest, *, any_load: bool = False) -> str | None:
         if request.load_searched:
             values["concurrency"] = None
         if any_load:
-            values |= {
-                field: workload[field] for field in ("mode", *LOADS.values()) if field in values
-            }
+            any_field = {"mode", *LOADS.values()} & values.keys()
+            values |= {field: workload[field] for field in any_field}
         if (longest := values.get(_LONGEST)) is not None:
             values[_LONGEST] = workload[_LONGEST] and min(longest, longest_positions(request.model))
         if all(workload[field] == value for field, value in values.items()):
