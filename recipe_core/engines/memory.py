@@ -279,6 +279,14 @@ def rules_then(memory: MemoryUse, changes: Iterable[Rules]) -> dict[str, Any]:
     return then
 
 
+def captured_batch(requests: Float) -> Float:
+    """Round up to a batch that vLLM captures: see ``captured_sizes``."""
+    small = 2 ** np.ceil(np.log2(np.clip(requests, 1, 4)))
+    step = np.where(requests > 256, 16, 8)
+    larger: Float = np.ceil(requests / step) * step
+    return np.where(requests > 4, larger, small)
+
+
 def captured_sizes(largest: Float) -> Float:
     """Count the batches vLLM captures: 1, 2, 4, then every 8th to 256, every 16th beyond.
 

@@ -12,6 +12,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import HOUR_S
+from recipe_core.engines.memory import captured_batch
 from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Refusal
@@ -43,11 +44,12 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_serving_case, stated_serving_case
 from recipe_core.plans.serving_columns import with_intervals
-from recipe_core.plans.serving_settings import workload_spread
+from recipe_core.plans.serving_settings import admits_by_limits, workload_spread
 from recipe_core.plans.size import check_loads
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits
+from recipe_core.request.serving_workload import LOADS
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
@@ -284,7 +286,11 @@ def _find_best_loads(
         def judge(cases: Cases, at: Any = at) -> Plan:
             return Plan(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
 
-        out.append(at(replace(columns, load=best_loads(judge, columns, count))))
+        found = replace(columns, load=best_loads(judge, columns, count))
+        if admits_by_limits(problem.request, candidate):
+            kept = judge(found).feasible
+            found = replace(found, max_num_seqs=admitted_requests(found, found.load, kept))
+        out.append(at(found))
     if problem.request.objective.limits.percentile is None:
         return out, None
     first = Plan(spec, means, _judge_within_limits(spec, means, out, at_most))
@@ -309,8 +315,45 @@ def _find_best_loads(
         )
         load[inside] = np.where(np.isnan(bisection), least_loads(some), bisection)
         load[inside] = np.maximum(load[inside], least_loads(some))
+        if admits_by_limits(problem.request, candidate):
+            kept = ~np.isnan(bisection)
+            admitted = np.array(columns.max_num_seqs)
+            admitted[inside] = admitted_requests(some, load[inside], kept)
+            columns = replace(columns, max_num_seqs=admitted)
         out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
     return out, rows
+
+
+def admitted_requests(cases: Cases, loads: Float, kept: Bool) -> Float:
+    """Requests that each scheduler admits, so many that the limits hold: whole captured batches.
+
+    At most the engine's own number, which stays where no load keeps the limits.
+    """
+    each = captured_batch(np.ceil(loads / cases.replicas))
+    return np.where(kept, np.minimum(each, cases.max_num_seqs), cases.max_num_seqs)
+
+
+def find_kept_load(table: Plan, row: int) -> float | None:
+    """The most requests in flight with which a row keeps its limits on time, by means.
+
+    Those of all its replicas, whatever load is stated; None where one request breaks the limits.
+    """
+    (block, i), objective = table.at(row), table.request.objective
+    times = {name: getattr(objective.limits, name) for name in timed_limits()}
+    goal = {"optimize": "throughput", "orientation": None, "weights": {}}
+    objective = objective.model_copy(update={"limits": Limits(**times), **goal})
+    loads = dict.fromkeys(LOADS.values()) | {"mode": "closed"}
+    workload = table.problem.workload.model_copy(update=loads)
+    request = table.request.model_copy(update={"objective": objective, "workload": workload})
+    problem = replace(table.problem, request=request, workload=workload)
+    setting, case = replace(block.setting, mode="closed"), block.cases.take(np.array([i]))
+
+    def judge(cases: Cases) -> Plan:
+        pairs = [(setting, cases)]
+        return Plan(table.spec, problem, _judge_within_limits(table.spec, problem, pairs, None))
+
+    load = best_loads(judge, case, lambda _: None)
+    return float(load[0]) if judge(replace(case, load=load)).feasible[0] else None
 
 
 def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager[object]:

@@ -23,8 +23,12 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
 from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.size import HALVES, model_on_device
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.metrics import timed_limits
+from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import (
     LOADS,
+    WAITED_FOR,
     KvOffload,
     KvStore,
     ServingWorkload,
@@ -105,6 +109,21 @@ def mode_load(workload: ServingWorkload) -> float:
     1 where the load is searched.
     """
     return float(getattr(workload, LOADS[workload.mode]) or 1)
+
+
+def admits_by_limits(request: PlanRequest, candidate: CandidateRequest | None) -> bool:
+    """Return whether engines admit no more requests than keep the limits on time.
+
+    So they do for users who wait, unless the request or a candidate says how many are admitted.
+    """
+    workload, limits = request.workload, request.objective.limits
+    if not isinstance(workload, ServingWorkload) or workload.mode not in WAITED_FOR:
+        return False
+    if workload.pooled or request.options.admit != "limits":
+        return False
+    if candidate is not None and candidate.max_num_seqs is not None:
+        return False
+    return any(getattr(limits, name) is not None for name in timed_limits())
 
 
 # Settings: what all cases of an estimate share

@@ -19,6 +19,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
 from recipe_core.launch.user_options import FIELD, wrapped_engine
 from recipe_core.models.checkpoint import split_revision
+from recipe_core.plans.serving_settings import admits_by_limits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 
@@ -147,6 +148,10 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
     for name in started.options:
         layer = _option_layer(means.get(name), request, decision.candidate)
         layers[f"options.{name}"] = layer
+    if _admits_less(decision, request):
+        told = [name for name, meaning in means.items() if meaning == "max_num_seqs"]
+        paths = ["candidate.max_num_seqs", *(f"options.{name}" for name in told)]
+        layers |= {path: "limits" for path in paths if path in layers}
     for field, usual in USUAL.items():  # not as usual only where the objective allows it
         if decision.candidate.get(field, usual) != usual:
             paths = [f"{part}.{field}" for part in ("candidate", "options")]
@@ -163,6 +168,16 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
     for name in passed.environment:
         layers[f"environment.{name}"] = "user"
     return layers
+
+
+def _admits_less(decision: Decision, request: PlanRequest) -> bool:
+    """Return whether the limits on time lowered how many requests the engine admits."""
+    if decision.deployment is None or not admits_by_limits(decision.request, request.candidate):
+        return False
+    setting = decision.deployment.setting
+    device = setting.cluster.device
+    usual = setting.engine.batch_limits(device.usable_memory_bytes, device.architecture)
+    return decision.deployment.candidate.max_num_seqs < usual.max_num_seqs
 
 
 def _rule_layer(rule: Rule) -> Layer:

@@ -134,6 +134,9 @@ MEDIA: dict[str, Literal["image", "audio"]] = {"images": "image", "audio": "audi
 # Tasks of which a result is pooled from a prompt: nothing is decoded.
 POOLED: tuple[Task, ...] = ("embed", "score")
 
+# Modes in which users wait for answers.
+WAITED_FOR = ("closed", "open")
+
 # How many times the mean request the longest one of users who wait is, where nothing is stated, and
 # its least tokens; lengths are rounded up to steps.
 TAIL, LEAST_LONGEST, CONTEXT_STEP = 4, 8192, 1024
@@ -329,6 +332,6 @@ class ServingWorkload(DescribedModel):
         it was told.
         """
         longest = self.longest_tokens
-        if self.mode in ("closed", "open") and not self.pooled:
+        if self.mode in WAITED_FOR and not self.pooled:
             longest = max(longest, LEAST_LONGEST, TAIL * (self.prompt_tokens + self.output_tokens))
         return whole_steps(longest)
