@@ -300,9 +300,19 @@ class _Hyper(DataRow):
     reinforcement: _Reinforcement
 
 
+class SmallCards(DataRow):
+    """Frameworks that are preferred on cards of little memory, for some methods."""
+
+    methods: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    memory_at_most_bytes: Amount
+    preferred: tuple[str, ...]
+
+
 class _Facts(DataRow):
     schema_version: Literal[1]
     preferred: tuple[str, ...]
+    small_cards: SmallCards
     engines: dict[str, TrainingEngine]
     torch_builds: dict[str, Install]
     bases: dict[str, dict[str, Base]]

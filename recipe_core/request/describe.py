@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from recipe_core.base.errors import HardwareError
@@ -91,25 +90,15 @@ def request_summary(request: PlanRequest) -> str:
 
 def training_steps_text(workload: TrainingWorkload) -> str:
     """The budget in steps."""
-    per_step = workload.global_batch * workload.sequence_length
-    if workload.tokens is None:
-        return f"A step takes {count_text(per_step)} tokens."
+    per_step, steps = count_text(workload.step_tokens), workload.steps
+    if workload.tokens is None or steps is None:
+        return f"A step takes {per_step} tokens."
     if workload.phases:
-        steps = sum(
-            math.ceil(
-                phase.tokens
-                / (phase.global_batch or workload.global_batch)
-                / (phase.sequence_length or workload.sequence_length)
-            )
-            for phase in workload.phases
-        )
         n = len(workload.phases)
-        phases = f"{n} phases" if n > 1 else "one phase"
-        return f"{count_text(workload.tokens)} tokens in {phases}: {steps:,} steps."
-    steps = math.ceil(workload.tokens / per_step)
-    return (
-        f"{count_text(workload.tokens)} tokens in steps of {count_text(per_step)}: {steps:,} steps."
-    )
+        parts = f"{n} phases" if n > 1 else "one phase"
+    else:
+        parts = f"steps of {per_step}"
+    return f"{count_text(workload.tokens)} tokens in {parts}: {steps:,} steps."
 
 
 def model_short_name(model: str) -> str:

@@ -29,7 +29,7 @@ from recipe_core.request.link import (
     searches_load,
 )
 from recipe_core.request.metrics import goals_of, kind_limits, run_limits
-from recipe_core.request.presets import longest_positions, preset_of, presets
+from recipe_core.request.presets import longest_positions, preset_file, preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
 from recipe_core.request.split_key import key_cluster, key_load, key_split
@@ -68,11 +68,30 @@ def _type_bounds(parts: list[Any]) -> Iterator[Any]:
             yield from _type_bounds([*getattr(part, "__metadata__", ()), *get_args(part)])
 
 
-# The budget that a run starts with when a request turns from serving to training.
+# The budget of a run that states neither another one nor a method with a usual one.
 TRAINING_TOKENS = 10e9
 
 # The rollout that a request starts with when its method turns to one that samples answers.
 START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
+# Its fields in the order that a page asks for them: what is asked, what answers, what rewards.
+ROLLOUT_FIELDS = (
+    *("prompts", "samples", "prompt_tokens", "response_tokens", "max_response_tokens"),
+    *("engine", "placement", "devices", "tp"),
+    *("reward", "reward_s"),
+)
+
+
+def rollout_values(request: PlanRequest) -> dict[str, Any]:
+    """What a page asks about the answers of a run: by dotted field, as stated or as is usual.
+
+    Nothing where the method samples none. None stands for what is left to the plan.
+    """
+    workload = request.workload
+    if request.is_training and workload.method in REINFORCED:
+        return {
+            f"workload.rollout.{name}": getattr(workload.rollout, name) for name in ROLLOUT_FIELDS
+        }
+    return {}
 
 
 def value_of(request: PlanRequest, field: str) -> Any:
@@ -87,7 +106,8 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
     a model with fewer positions shortens the longest request, and lengths beyond it leave it open;
-    phases bring their tokens, and another budget stretches them; another method drops a framework
+    phases bring their tokens, and another budget stretches them; another method brings the budget
+    and the step that are usual for it where the old one had its usual ones, and drops a framework
     that does not launch it, and data that it does not learn from. The load of a closed loop becomes
     searched where that becomes possible and the load is not one's own (the first limit on a time is
     set while it is the usual one), and a usual one again where it is no longer possible.
@@ -132,6 +152,7 @@ def _keep_consistent(
         fields["hardware.offer"] = None
     if "workload.method" in changes:
         _swap_rollout(fields, changes)
+        _swap_run(fields, getattr(request.workload, "method", "pretrain"), changes)
     endless = changes.get("workload.mode", "offline") != "offline"
     if endless or ("workload.tokens" in changes and changes["workload.tokens"] is None):
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in run_limits())
@@ -181,6 +202,26 @@ def _keep_method(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     fits = data is None or (data == "preference") == (method == "dpo")
     if not fits and "workload.data_format" not in changes:
         fields["workload.data_format"] = None
+
+
+def usual_run(method: str) -> dict[str, Any]:
+    """The budget that a run of a method starts with, and its step where that has no rollout."""
+    runs = preset_file().training
+    # a critic beside it changes nothing of how much is trained on
+    return dict((runs.get(method) or runs["grpo"]).workload)
+
+
+def _swap_run(fields: dict[str, Any], old: str, changes: Mapping[str, Any]) -> None:
+    """The budget and the step that are usual for a new method, where they were so for the old."""
+    before, after = usual_run(old), usual_run(fields["workload.method"])
+    for name in ("tokens", "sequence_length", "global_batch"):
+        field = f"workload.{name}"
+        untouched = field not in changes and not fields.get("workload.phases")
+        if untouched and name in after and fields.get(field) in (before.get(name), None):
+            fields[field] = after[name]
+    if fields.get("workload.sequence_length"):
+        longest = longest_positions(fields["model"])
+        fields["workload.sequence_length"] = min(fields["workload.sequence_length"], longest)
 
 
 def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -248,7 +289,7 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
         load = None if searches_load(out) else START_LOADS["closed"]
         return {**out, "workload.kind": kind, f"workload.{LOADS['closed']}": load}
     run = TRAINING.model_dump(exclude_none=True)
-    run["tokens"] = TRAINING_TOKENS
+    run["tokens"] = usual_run(run["method"])["tokens"]
     run["sequence_length"] = min(run["sequence_length"], longest_positions(fields["model"]))
     return {**out, **leaves({"workload": run})}
 

@@ -313,6 +313,37 @@ class TrainingWorkload(DescribedModel):
     loading: Loading | None = None
     """How data reaches the devices; left out, as its fields say."""
 
+    @property
+    def step_tokens(self) -> float:
+        """Tokens that a step counts in the budget: all answers at their mean, no padding."""
+        if self.rollout is not None:
+            return float(self.rollout.sequences * self.rollout.mean_tokens)
+        return self.global_batch * self._useful_tokens(self.sequence_length)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run, as an estimate, a launch and a page count them; None without end.
+
+        With a ``rollout`` a step samples all its answers and trains on them.
+        """
+        if self.tokens is None:
+            return None
+        if self.phases is None:
+            return math.ceil(self.tokens / self.step_tokens)
+        return sum(
+            math.ceil(
+                phase.tokens
+                / (phase.global_batch or self.global_batch)
+                / self._useful_tokens(phase.sequence_length or self.sequence_length)
+            )
+            for phase in self.phases
+        )
+
+    def _useful_tokens(self, sequence_length: int) -> float:
+        """Tokens of a sequence that are not padding."""
+        short = self.document_tokens is not None and not self.packed
+        return min(self.document_tokens or 0, sequence_length) if short else sequence_length
+
     @model_validator(mode="before")
     @classmethod
     def _phases_have_the_tokens(cls, value: Any) -> Any:

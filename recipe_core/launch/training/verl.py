@@ -30,11 +30,12 @@ def launch_verl(job: Job) -> Launch:
         "data.train_files": f"${{root}}/{TASKS}",
         "data.val_files": f"${{root}}/{TASKS}",
         "actor_rollout_ref.model.path": "${model}",
-        "critic.model.path": "${model}",
         "reward.custom_reward_function.path": f"${{root}}/{REWARD}.py",
         "trainer.default_local_dir": "${run}/checkpoints",
         "hydra.run.dir": "${run}/hydra",
     }
+    if rollout_of(job).sampling.critic:
+        places["critic.model.path"] = "${model}"
     name = ("--config-path", "${root}", "--config-name", CONFIG)
     overrides = tuple(f"{field}='{place}'" for field, place in places.items())
     program = ("python3", "-m", "verl.trainer.main_ppo", *name, *overrides)
