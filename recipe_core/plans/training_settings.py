@@ -35,7 +35,7 @@ ROLLOUT_WEIGHTS: Final = "bf16"
 # Fields of a workload that a setting has too.
 SHARED_FIELDS: tuple[str, ...] = (
     *("method", "attention", "fused_loss", "lora_rank", "lora_targets", "evaluation"),
-    *("data_format", "document_tokens", "packed", "mtp_layers"),
+    *("data_format", "data", "document_tokens", "packed", "mtp_layers"),
     *("gradient_dtype", "state_dtype", "moment_dtype", "activation_dtype"),
 )
 

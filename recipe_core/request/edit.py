@@ -77,7 +77,7 @@ START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_t
 ROLLOUT_FIELDS = (
     *("prompts", "samples", "prompt_tokens", "response_tokens", "max_response_tokens"),
     *("engine", "placement", "devices", "tp"),
-    *("reward", "reward_s"),
+    *("reward", "reward_file", "reward_s"),
 )
 
 

@@ -16,7 +16,7 @@ from recipe_core.plans.plans import plan_candidate
 from tests.fixtures.packages import package_folder
 from tests.fixtures.paths import FIXTURES
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import table
+from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_request
 
 VERL = ("verl==0.9.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3")
@@ -267,3 +267,38 @@ def test_what_cannot_be_told_is_refused():
     asked = request("verl", candidate={"dp": 2, "micro_batch": 1}, global_batch=4)
     reasons = launch_reasons(*detail(asked))
     assert any("not a multiple of samples 8" in reason for reason in reasons)
+
+
+def test_verl_learns_from_the_data_and_the_reward_that_are_stated_and_else_from_the_sample():
+    own = {"data": "/mnt/tasks.jsonl", "rollout": {"reward_file": "/mnt/reward.py"}}
+    launches = {
+        name: training_launch(*detail(request("verl", **more)))
+        for name, more in (("sample", {}), ("own", own))
+    }
+    words = {name: launch.processes[0].argv for name, launch in launches.items()}
+    assert "data.train_files='${root}/data/tasks.jsonl'" in words["sample"]
+    assert "reward.custom_reward_function.path='${root}/reward.py'" in words["sample"]
+    assert "data.train_files='/mnt/tasks.jsonl'" in words["own"]
+    assert "reward.custom_reward_function.path='/mnt/reward.py'" in words["own"]
+    # a critic has a path only where there is one
+    assert not [word for word in words["sample"] if word.startswith("critic.")]
+    told = training_launch(*detail(request("openrlhf", rollout=own["rollout"])))
+    program_words = told.processes[0].argv
+    assert program_words[program_words.index("--reward.remote_url") + 1] == "/mnt/reward.py"
+    refused = launch_reasons(*detail(request("openrlhf", data=own["data"])))
+    assert refused == ["OpenRLHF cannot launch data of your own."]
+
+
+@over(
+    "path",
+    [
+        ("rows.jsonl",),
+        ("/mnt/../etc/passwd",),
+        ("/mnt/a b",),
+        ("/mnt/$(id)",),
+        ("/mnt/a:b",),
+        ("/",),
+    ],
+)
+def test_data_is_a_plain_absolute_path(path):
+    assert refusal(request, "verl", data=path).field == "workload.data"

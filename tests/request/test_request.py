@@ -18,7 +18,7 @@ from recipe_core.plans.plans import count_keeping, plan_splits
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
 from recipe_core.request import shelf as shelves
 from recipe_core.request.describe import request_summary, training_steps_text
-from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
+from recipe_core.request.edit import TRAINING_TOKENS, change, rollout_values, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.objective import Limits
@@ -154,6 +154,57 @@ def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requ
         training_steps_text(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
     )
     assert request_summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1
+
+
+def test_steps_are_counted_once_and_without_padding():
+    grpo = change(TRAINING, {"workload.method": "grpo", "workload.tokens": 10e9})
+    assert training_steps_text(grpo.workload).endswith("in steps of 1.57 M: 6,358 steps.")
+    short = {"workload.document_tokens": 1024, "workload.packed": False}
+    runs = {"grpo": grpo, "padded": change(TRAINING, short), "plain": TRAINING}
+    for name, run in runs.items():
+        table_ = plan_splits(run)
+        counted = table_.estimates([int(table_.order[0])])[0].run.steps
+        assert counted == run.workload.steps, name
+
+
+@over(
+    "method tokens sequence_length global_batch",
+    [
+        ("lora", 1e8, 2048, 64),
+        ("qlora", 1e8, 2048, 64),
+        ("finetune", 1e8, 2048, 64),
+        ("dpo", 5e7, 2048, 64),
+        ("grpo", 5e8, 3072, 1024),
+        ("ppo", 5e8, 3072, 1024),
+        ("pretrain", TRAINING_TOKENS, 4096, 256),
+    ],
+)
+def test_a_method_brings_its_usual_run_and_keeps_what_is_ones_own(
+    method, tokens, sequence_length, global_batch
+):
+    run = change(change(TRAINING, {"workload.method": "lora"}), {"workload.method": method})
+    found = run.workload.tokens, run.workload.sequence_length, run.workload.global_batch
+    assert found == (tokens, sequence_length, global_batch)
+    own = change(TRAINING, {"workload.tokens": 3e9})
+    assert change(own, {"workload.method": method}).workload.tokens == 3e9
+    asked = rollout_values(run)
+    assert bool(asked) == (method in ("grpo", "ppo"))
+    assert asked.get("workload.rollout.prompts", 128) == 128
+
+
+@over(
+    "method device framework",
+    [
+        ("lora", "rtx-4090", "trl"),
+        ("qlora", "rtx-4090", "trl"),
+        ("lora", "h100-sxm", "torch"),
+        ("finetune", "rtx-4090", "torchtitan"),
+        ("grpo", "h100-sxm", "verl"),
+    ],
+)
+def test_adapters_on_small_cards_are_trained_by_what_their_users_run(method, device, framework):
+    run = change(TRAINING, {"workload.method": method, "hardware.device": device})
+    assert plan_splits(run).blocks[0].setting.engine == framework
 
 
 @over("edits then", table("request", "bought"))
