@@ -340,7 +340,7 @@ def find_kept_load(table: Plan, row: int) -> float | None:
     """
     (block, i), objective = table.at(row), table.request.objective
     times = {name: getattr(objective.limits, name) for name in timed_limits()}
-    goal = {"optimize": "throughput", "orientation": None, "weights": {}}
+    goal: dict[str, Any] = {"optimize": "throughput", "orientation": None, "weights": {}}
     objective = objective.model_copy(update={"limits": Limits(**times), **goal})
     loads = dict.fromkeys(LOADS.values()) | {"mode": "closed"}
     workload = table.problem.workload.model_copy(update=loads)

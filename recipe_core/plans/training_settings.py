@@ -25,9 +25,10 @@ from recipe_core.plans.size import with_device_note
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import Objective
 from recipe_core.request.phases import ramp_of
+from recipe_core.request.rollout import Rollout
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.request.training_workload import Loading, Rollout, TrainingWorkload
+from recipe_core.request.training_workload import Loading, TrainingWorkload
 
 SECONDS_PER_HOUR = 3600.0
 # Number format in which the engine of a rollout is sent the trained weights.

@@ -30,10 +30,10 @@ from recipe_core.request.link import (
 )
 from recipe_core.request.metrics import goals_of, kind_limits, run_limits
 from recipe_core.request.presets import longest_positions, preset_file, preset_of, presets
+from recipe_core.request.rollout import REINFORCED
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
 from recipe_core.request.split_key import key_cluster, key_load, key_split
-from recipe_core.request.training_workload import REINFORCED
 
 _ENDS = {"ge": "minimum", "gt": "above", "le": "maximum", "lt": "below"}
 
@@ -86,12 +86,10 @@ def rollout_values(request: PlanRequest) -> dict[str, Any]:
 
     Nothing where the method samples none. None stands for what is left to the plan.
     """
-    workload = request.workload
-    if request.is_training and workload.method in REINFORCED:
-        return {
-            f"workload.rollout.{name}": getattr(workload.rollout, name) for name in ROLLOUT_FIELDS
-        }
-    return {}
+    rollout = getattr(request.workload, "rollout", None)
+    if rollout is None:
+        return {}
+    return {f"workload.rollout.{name}": getattr(rollout, name) for name in ROLLOUT_FIELDS}
 
 
 def value_of(request: PlanRequest, field: str) -> Any:

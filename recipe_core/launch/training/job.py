@@ -30,7 +30,7 @@ from recipe_core.estimates.training.starts import memory_rule
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.training.sources import RAY_NODE, reward_files
 from recipe_core.models.spec import Attention, MoeMlp
-from recipe_core.request.training_workload import Rollout
+from recipe_core.request.rollout import Rollout
 
 KEPT_CHECKPOINTS = 2
 DATA = "RECIPE_DATA"  # by which programs of a bundle find other data than its sample
