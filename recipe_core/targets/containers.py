@@ -188,7 +188,6 @@ def container_mounts(context: Context) -> list[tuple[str, str, bool]]:
     cache = context.parameters.model_cache or "models"
     folder = [(context.model_source, context.model_source, True)] if context.model_is_folder else []
     files = [(BUNDLE, ROOT, True)] if context.mounted else []
-    folder += [(path, path, True) for path in context.node_files]
     mounts = [(cache, CACHE, False), *folder, ("run", RUN, False), ("home", HOME, False), *files]
     for source, _, _ in mounts:
         if ":" in source or not (_is_path(source) or _VOLUME.fullmatch(source)):

@@ -266,7 +266,7 @@ def _mounted(context: Context) -> dict[str, Any]:
         raise NoAnswer(
             f"{context.node_files[0]} is a file of a node, which pods do not see.",
             field="workload.data",
-            hint="Use Slurm, SkyPilot or a container, or put it into the image and leave it out.",
+            hint="Use Slurm or SkyPilot, or leave it out and start with the sample.",
         )
     files = [{"key": _config_map_key(path), "path": path} for path in context.mounted]
     folder = context.model_source if context.model_is_folder else None

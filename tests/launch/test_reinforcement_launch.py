@@ -9,12 +9,19 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.bundle.write import bundle_of
 from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import sample_tasks
 from recipe_core.payload.trainer import ray_node, reward
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.recipe import make_recipe
+from recipe_core.recipe.build import Additions
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
 from tests.fixtures.packages import package_folder
 from tests.fixtures.paths import FIXTURES
+from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_request
@@ -302,3 +309,17 @@ def test_verl_learns_from_the_data_and_the_reward_that_are_stated_and_else_from_
 )
 def test_data_is_a_plain_absolute_path(path):
     assert refusal(request, "verl", data=path).field == "workload.data"
+
+
+def test_programs_of_a_bundle_find_the_data_that_is_stated_and_pods_say_that_they_do_not_see_it():
+    run = {"workload.kind": "training", "model": "Qwen/Qwen3-8B", "workload.method": "lora"}
+    own = {"candidate.engine": "trl", "workload.data": "/mnt/rows.jsonl"}
+    place = Additions(parameters=Parameters(image="registry.example/trl:1"))
+    made = bundle_of(make_recipe(change(DEFAULT, run | own), place))
+    (process,) = made.context.launch.processes
+    assert process.env["RECIPE_DATA"] == "/mnt/rows.jsonl"
+    assert "It trains on `/mnt/rows.jsonl`." in str(made.files["README.md"])
+    assert made.targets["jobset"].startswith("/mnt/rows.jsonl is a file of a node, which pods do")
+    sample = bundle_for_request(change(DEFAULT, run | {"candidate.engine": "trl"}))
+    assert "RECIPE_DATA" not in sample.context.launch.processes[0].env
+    assert "It trains on a small sample in `data/`" in str(sample.files["README.md"])
