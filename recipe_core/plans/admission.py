@@ -14,7 +14,8 @@ import numpy as np
 
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_stated
-from recipe_core.plans.serving_search import admitted_requests, find_kept_load
+from recipe_core.plans.serving_columns import admit_requests
+from recipe_core.plans.serving_search import find_kept_load
 from recipe_core.plans.serving_settings import admits_by_limits
 from recipe_core.plans.splits import row_request
 from recipe_core.request.candidate import CandidateRequest
@@ -35,8 +36,8 @@ def admit_row(plan: Plan, row: int) -> tuple[Plan, int]:
         return plan, row
     if not admits_by_limits(request, request.candidate):
         return plan, row
-    kept = find_kept_load(plan, row)
-    if kept is None:
+    largest = find_kept_load(plan, row)
+    if largest is None:
         return plan, row
     block, i = plan.at(row)
     estimates, place = block.detail(i)
@@ -45,8 +46,10 @@ def admit_row(plan: Plan, row: int) -> tuple[Plan, int]:
     if plan.problem.workload.mode == "open":  # arrivals come in bursts
         resident = estimates.serving.resident[place]
         load = (resident + PEAK * np.sqrt(resident)) * case.replicas[0]
-    loads = np.array([max(kept, load)])
-    number = int(admitted_requests(case, loads, np.ones(1, dtype=np.bool_))[0])
+    admitted = admit_requests(
+        replace(case, load=np.array([max(largest, load)])), np.ones(1, dtype=np.bool_)
+    )
+    number = int(admitted.max_num_seqs[0])
     return _with_limit(plan, row, number)
 
 

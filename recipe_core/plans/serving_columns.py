@@ -12,8 +12,9 @@ from typing import Any, get_args
 import numpy as np
 from pydantic import BaseModel
 
-from recipe_core.base.arrays import Int
+from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.grammar import option_meanings
+from recipe_core.engines.memory import captured_batch
 from recipe_core.engines.options import OPTIONS, STATED, USUAL
 from recipe_core.engines.release import BatchLimits
 from recipe_core.engines.spec import Engine, Interval
@@ -226,6 +227,16 @@ def with_intervals(
             column = out.setdefault(name, np.array(getattr(columns, name)))
             column[numbers == number] = value
     return replace(columns, **out)
+
+
+def admit_requests(cases: Cases, keeping: Bool) -> Cases:
+    """The cases whose engines admit what the limits hold for, in whole captured batches.
+
+    At most the engine's own number, which stays where no load keeps the limits.
+    """
+    batch = captured_batch(np.ceil(cases.load / cases.replicas))
+    fewer = np.where(keeping, np.minimum(batch, cases.max_num_seqs), cases.max_num_seqs)
+    return replace(cases, max_num_seqs=fewer)
 
 
 # Goals for which nothing waits; limits on the first token or the whole answer are like them.

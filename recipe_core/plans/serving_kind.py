@@ -244,8 +244,8 @@ def count_cache_tokens(table: Plan, row: int) -> int:
         np.ceil(length[i] / tokens) * tokens
         for length in (block.cases.max_context, block.cases.accepted_tokens)
     )
-    whole = block.setting.engine.memory.whole_contexts
-    full = max(np.ceil(sequences) * (longest if whole else load), longest)
+    in_each_slot = block.setting.engine.memory.whole_contexts
+    full = max(np.ceil(sequences) * (longest if in_each_slot else load), longest)
     return int(min(full, max(memory.kv_cache_tokens[k], tokens)))
 
 

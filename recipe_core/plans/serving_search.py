@@ -12,7 +12,6 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import HOUR_S
-from recipe_core.engines.memory import captured_batch
 from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Refusal
@@ -43,7 +42,7 @@ from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_serving_case, stated_serving_case
-from recipe_core.plans.serving_columns import with_intervals
+from recipe_core.plans.serving_columns import admit_requests, with_intervals
 from recipe_core.plans.serving_settings import admits_by_limits, workload_spread
 from recipe_core.plans.size import check_loads
 from recipe_core.request.candidate import CandidateRequest
@@ -270,6 +269,7 @@ def _find_best_loads(
     lowered until their percentiles keep it.
     """
     means = replace(problem, request=without_percentile(problem.request))
+    by_limits = admits_by_limits(problem.request, candidate)
     total = sum(len(columns) for _, columns in pairs)
 
     def count(loads: int) -> None:
@@ -286,11 +286,10 @@ def _find_best_loads(
         def judge(cases: Cases, at: Any = at) -> Plan:
             return Plan(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
 
-        found = replace(columns, load=best_loads(judge, columns, count))
-        if admits_by_limits(problem.request, candidate):
-            kept = judge(found).feasible
-            found = replace(found, max_num_seqs=admitted_requests(found, found.load, kept))
-        out.append(at(found))
+        loaded = replace(columns, load=best_loads(judge, columns, count))
+        if by_limits:
+            loaded = admit_requests(loaded, judge(loaded).feasible)
+        out.append(at(loaded))
     if problem.request.objective.limits.percentile is None:
         return out, None
     first = Plan(spec, means, _judge_within_limits(spec, means, out, at_most))
@@ -309,28 +308,14 @@ def _find_best_loads(
             judged = Plan(spec, problem, blocks)
             return judged.feasible & ~judged.spec.overloaded(judged)
 
-        bisection, load = (
-            bisect_loads(keeps, some.load, whole_requests=True),
-            np.array(columns.load),
-        )
-        load[inside] = np.where(np.isnan(bisection), least_loads(some), bisection)
-        load[inside] = np.maximum(load[inside], least_loads(some))
-        if admits_by_limits(problem.request, candidate):
-            kept = ~np.isnan(bisection)
-            admitted = np.array(columns.max_num_seqs)
-            admitted[inside] = admitted_requests(some, load[inside], kept)
-            columns = replace(columns, max_num_seqs=admitted)
-        out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
+        bisection = bisect_loads(keeps, some.load, whole_requests=True)
+        load = np.array(columns.load)
+        load[inside] = np.fmax(bisection, least_loads(some))  # NaN where none keeps them
+        keeping = np.zeros(len(load), dtype=np.bool_)
+        keeping[inside] = ~np.isnan(bisection) & by_limits
+        columns = admit_requests(replace(columns, load=load), keeping)
+        out[k] = shared, with_intervals(problem, shared, candidate, columns)
     return out, rows
-
-
-def admitted_requests(cases: Cases, loads: Float, kept: Bool) -> Float:
-    """Requests that each scheduler admits, so many that the limits hold: whole captured batches.
-
-    At most the engine's own number, which stays where no load keeps the limits.
-    """
-    each = captured_batch(np.ceil(loads / cases.replicas))
-    return np.where(kept, np.minimum(each, cases.max_num_seqs), cases.max_num_seqs)
 
 
 def find_kept_load(table: Plan, row: int) -> float | None:

@@ -247,8 +247,8 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     if served_context(workload, recipe.model) == recipe.max_context:
         return parsed
     # made when another longest request was usual
-    stated = workload.model_copy(update={"max_context": recipe.max_context})
-    return parsed.model_copy(update={"workload": stated})
+    workload = workload.model_copy(update={"max_context": recipe.max_context})
+    return parsed.model_copy(update={"workload": workload})
 
 
 def rebuild_recipe(recipe: Recipe, *, folders: bool = True) -> Recipe:

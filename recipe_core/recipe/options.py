@@ -149,8 +149,8 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
         layer = _option_layer(means.get(name), request, decision.candidate)
         layers[f"options.{name}"] = layer
     if _admits_less(decision, request):
-        told = [name for name, meaning in means.items() if meaning == "max_num_seqs"]
-        paths = ["candidate.max_num_seqs", *(f"options.{name}" for name in told)]
+        words = [name for name, meaning in means.items() if meaning == "max_num_seqs"]
+        paths = ["candidate.max_num_seqs", *(f"options.{name}" for name in words)]
         layers |= {path: "limits" for path in paths if path in layers}
     for field, usual in USUAL.items():  # not as usual only where the objective allows it
         if decision.candidate.get(field, usual) != usual:

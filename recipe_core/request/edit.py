@@ -169,7 +169,7 @@ def _keep_longest(fields: dict[str, Any]) -> None:
     longest = min(fields["workload.max_context"], longest_positions(fields["model"]))
     needed = float(_media_tokens(fields))
     for name in ("input", "output"):
-        mean, spread = (fields.get(f"workload.{name}_{what}") or 0 for what in ("tokens", "spread"))
+        mean, spread = (fields.get(f"workload.{name}_{part}") or 0 for part in ("tokens", "spread"))
         needed += round(mean * (1 + spread))
     fields["workload.max_context"] = longest if longest >= needed else None
 

@@ -159,8 +159,8 @@ class Context:
     def node_files(self) -> tuple[str, ...]:
         """Files on the nodes that a run reads: its data, and the rule of its rewards."""
         rollout = self.workload.get("rollout") or {}
-        stated = (self.workload.get("data"), rollout.get("reward_file"))
-        return tuple(dict.fromkeys(path for path in stated if path))
+        paths = (self.workload.get("data"), rollout.get("reward_file"))
+        return tuple(dict.fromkeys(path for path in paths if path))
 
     @property
     def model_is_folder(self) -> bool:

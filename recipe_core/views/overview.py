@@ -109,8 +109,8 @@ def option_origins(recipe: Recipe) -> list[Origin]:
             if layer := recipe.provenance.get(f"{part}.{name}"):
                 title = flags.get(name, f"--{name}") if kind == "option" else name
                 text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                told = kind == "option" and means.get(name) == "max_context"
-                why = _longest_reason(recipe, layer) if told else LAYER_TEXTS[layer]
+                is_longest = kind == "option" and means.get(name) == "max_context"
+                why = _longest_reason(recipe, layer) if is_longest else LAYER_TEXTS[layer]
                 rows.append(Origin(kind, title, text, layer, why))
     return sorted(rows, key=lambda row: -LAYERS.index(row.layer))
 
