@@ -1,4 +1,4 @@
-"""How many requests an engine admits at once: as many as the limits on time hold for.
+"""The number of requests an engine admits at once: as many as the limits on time hold for.
 
 An engine's own limit is one of memory (256 or 1,024 requests): it lets in more than keep a limit on
 time, and each then waits longer for every token. What it is told instead is the largest load at

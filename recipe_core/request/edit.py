@@ -82,7 +82,7 @@ ROLLOUT_FIELDS = (
 
 
 def rollout_values(request: PlanRequest) -> dict[str, Any]:
-    """What a page asks about the answers of a run: by dotted field, as stated or as is usual.
+    """Return what a page asks about the answers of a run, by dotted field: as stated or usual.
 
     Nothing where the method samples none. None stands for what is left to the plan.
     """
