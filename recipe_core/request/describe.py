@@ -62,6 +62,9 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     """A workload in a few words."""
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
+        if (work := workload.rollout) is not None:
+            answers = f"{work.samples:,} answers of {work.response_tokens:,} tokens"
+            step = f"{work.prompts:,} prompts × {answers} per step"
         budget = f", {count_text(workload.tokens)} tokens" if workload.tokens else ""
         adapters = " with LoRA" if workload.adapters else ""
         return f"{METHODS[workload.method]}{adapters}, {step}{budget}"
