@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 import streamlit as st
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import RedirectResponse
 from starlette.routing import Mount, Route
 
 from recipe_core.base.resources import shipped_path
+from recipe_core.doors.frontend import Frontend
 from recipe_core.doors.guard import Guard, note_fault
+from recipe_core.doors.moved import moved_routes
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import Later, get_ready, importing
 from recipe_core.doors.settings import ServerSettings
@@ -32,11 +32,6 @@ def say_sorry(error: Exception) -> bool:
         icon=":material/bug_report:",
     )
     return True
-
-
-def first_page(request: Request) -> RedirectResponse:
-    """Redirect /model, which a person would type: the first page has no path of its own."""
-    return RedirectResponse(f"/?{request.url.query}" if request.url.query else "/")
 
 
 def make_api() -> Starlette:
@@ -76,8 +71,8 @@ async def lifespan(_: st.App) -> AsyncIterator[None]:
 app = st.App(
     shipped_path("pages") / "_entry.py",
     lifespan=lifespan,
-    middleware=[Middleware(Guard, settings=settings)],
-    routes=[Mount("/api/v1", app=api), Route("/mcp", agents), Route("/model", first_page)],
+    middleware=[Middleware(Guard, settings=settings), Middleware(Frontend)],
+    routes=[Mount("/api/v1", app=api), Route("/mcp", agents), *moved_routes()],
     on_script_error=say_sorry,
 )
 

@@ -37,8 +37,25 @@ class Server:
 
     def processor_s(self) -> float:
         """Processor time of the server so far (seconds; Linux)."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return _ticks(self.process.pid) / os.sysconf("SC_CLK_TCK")
+
+    def family_processor_s(self) -> float:
+        """Processor time of the server and of the processes that it started (seconds; Linux)."""
+        return sum(map(_ticks, _family(self.process.pid))) / os.sysconf("SC_CLK_TCK")
+
+
+def _ticks(pid: int) -> int:
+    """Processor time of a process, in ticks of the clock."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and all that it and its children started and that still run."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from _family(int(child))
 
 
 @contextlib.contextmanager

@@ -1,147 +1,157 @@
-"""Time from a moved slider to the charts that follow, page by page, without a browser.
+"""Costs of each page: bytes, requests, processor time of the server, controls in sight.
 
-python benchmarks/pages.py [ROUNDS]      default 20
+python benchmarks/pages.py [NAME …]      default: every page
 
-Each round moves a limit (nothing is estimated again: the plan is cached but judged against the
-limit), the load (every split is estimated again) and the axes of the tradeoff. A round's values are
-new ones, so no plan comes from the cache. Prints one JSON object; the time is that of the script
-run up to what a page leaves for later, as the server would do it, with what it sends made but not
-sent. Alternatives are planned once all else is on the screen: ``later_median_s`` is theirs. It
-exits with 1 when the 95th percentile of any page is over its kind's LIMIT_S.
+Opens each page in a real Chromium whose cache is empty, at 1440 by 900 pixels, waits until the
+server rests, and makes one typical edit. Bytes are those on the wire, bodies alone. Processor time
+is that of the server with its workers, so it says the same on a busy machine as on an idle one; a
+page is opened once before, since a first visit also imports and reads. Prints one JSON object and
+exits with 1 when a page is over a limit in its entry. Needs playwright and a Chromium.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-import logging
-import statistics
 import sys
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from streamlit.testing.v1 import AppTest
+from browsers import CHROMIUM, SETTLED, Server, served
 
-from recipe_core.base.resources import shipped_path
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
-LIMIT_S = {"serving": 0.25, "training": 0.4}
-"""By the kind of request: training has fifty times the splits."""
-LLAMA = {
-    "model": "meta-llama/Llama-3.1-70B-Instruct",
-    "hardware.nodes": "2",
-    "pins": "vllm.bf16.bf16.tp8.pp1.dp1.ep1",
+PLAIN_BYTES, CHART_BYTES = 1_300_000, 4_000_000
+"""The most bytes of a page, and of one with a chart or a table."""
+LLAMA = (
+    "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.device=h100-sxm"
+    "&objective.limits.tpot_ms=40"
+)
+WEEK = (
+    f"{LLAMA}&objective.limits.ttft_ms=2000&workload.over_time.shape=azure-conversation"
+    "&workload.over_time.mean_rate=60&workload.over_time.days=7"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """A page: its path and query, the most bytes, and the box that is edited with its new text."""
+
+    path: str
+    query: str = ""
+    most_bytes: int = PLAIN_BYTES
+    edit: tuple[str, str] | None = None
+
+
+PAGES = {
+    "start": Visit("/"),
+    "traffic": Visit("/traffic", LLAMA, edit=("Typical input (tokens)", "2000")),
+    "hardware": Visit("/hardware", LLAMA),
+    "plan": Visit("/plan", LLAMA, CHART_BYTES),
+    "ship": Visit("/ship", LLAMA, CHART_BYTES),
+    "lens hardware": Visit("/plan", f"{LLAMA}&lens=hardware", CHART_BYTES),
+    "lens formats": Visit("/plan", f"{LLAMA}&lens=formats", CHART_BYTES),
+    "lens over time": Visit("/plan", f"{WEEK}&lens=over-time", CHART_BYTES),
+    "side": Visit("/side", LLAMA),
+    "check": Visit("/check", LLAMA),
+    "evidence": Visit("/evidence", "", CHART_BYTES),
 }
-TRAINING = {
-    "model": "meta-llama/Llama-3.1-8B-Instruct",
-    "workload.kind": "training",
-    "workload.tokens": "1e10",
-    "hardware.nodes": "2",
-}
+"""Every page by its name."""
+
+PATIENCE_MS = 120_000
+RESTS_S = 1.0
+"""A server that took no processor time for so long rests."""
+IN_SIGHT = """() => [...document.querySelectorAll(
+    'a[href], button, input, select, textarea, [role=combobox], [role=slider], [role=tab]')]
+  .filter(control => {
+    const box = control.getBoundingClientRect()
+    return control.checkVisibility({visibilityProperty: true, opacityProperty: true})
+      && box.width > 1 && box.height > 1
+      && box.bottom > 0 && box.right > 0 && box.top < innerHeight && box.left < innerWidth
+      && !control.parentElement.closest('button, a[href], [role=combobox], [role=slider]')
+  }).length"""
+"""Controls of the first screen; what is a part of another counts once."""
 
 
-def opened(page: str, query: dict[str, str]) -> AppTest:
-    app = AppTest.from_file(str(shipped_path("pages") / "_entry.py"), default_timeout=60)
-    app.query_params.update(query)
-    app.run()
-    return app.switch_page(page).run()
+def rested(server: Server) -> float:
+    """Wait until the server and its workers take no processor time; what they took so far (s)."""
+    spent = server.family_processor_s()
+    while True:
+        time.sleep(RESTS_S)
+        before, spent = spent, server.family_processor_s()
+        if spent - before < 0.02 * RESTS_S:
+            return spent
 
 
-def edit(app: AppTest, field: str, value: object) -> Callable[[], object]:
-    """The next run takes this value of a field, as a slider on the last page would set it."""
-    from recipe_core.request.edit import change
+@contextmanager
+def watched(page: Page) -> Iterator[dict[str, Any]]:
+    """Count what a page is sent while it is open."""
+    counts: dict[str, Any] = {"bytes": 0, "requests": 0, "websocket_bytes": 0}
+    session = page.context.new_cdp_session(page)
+    session.send("Network.enable")
 
-    app.session_state["request"] = change(app.session_state["request"], {field: value})
-    app.session_state["edited"] = True
-    return app.run
+    def add(name: str, value: int) -> None:
+        counts[name] += value
 
-
-LATER: list[float] = []
-"""Seconds of what each run left for later."""
-
-
-def timed(run: Callable[[], object]) -> float:
-    """Seconds of a run, without what it leaves for later."""
-    start, later_before = time.perf_counter(), len(LATER)
-    run()
-    return time.perf_counter() - start - sum(LATER[later_before:])
-
-
-def watch_later() -> None:
-    """Take the time of what pages draw after themselves, from the first opened page on."""
-    common: Any = sys.modules["_common"]
-    draw = common.draw_later
-    if draw.__name__ == "watched":
-        return
-
-    def watched() -> None:
-        start = time.perf_counter()
-        draw()
-        LATER.append(time.perf_counter() - start)
-
-    common.draw_later = watched
+    session.on("Network.dataReceived", lambda part: add("bytes", part["encodedDataLength"]))
+    session.on("Network.requestWillBeSent", lambda _: add("requests", 1))
+    session.on(
+        "Network.webSocketFrameReceived",
+        lambda frame: add("websocket_bytes", len(frame["response"]["payloadData"])),
+    )
+    yield counts
+    session.detach()
 
 
-def rounds(
-    page: str,
-    query: dict[str, str],
-    view: str | None,
-    moves: list[tuple[str, itertools.count[float]]],
-    n: int,
-) -> list[float]:
-    app = opened(page, query)
-    watch_later()
-    if view:
-        app.session_state["views"] = view
-        app.run()
-    seconds = []
-    for _, (field, values) in itertools.product(range(n), moves):
-        value = next(values)
-        seconds.append(timed(edit(app, field, int(value) if float(value).is_integer() else value)))
-        if app.exception:
-            raise SystemExit(f"{page}: {app.exception[0].message}")
-    return seconds
+def visited(browser: Browser, server: Server, visit: Visit) -> dict[str, Any]:
+    """Open a page with an empty cache, and edit it."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900}, bypass_csp=True)
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE_MS)
+    before = rested(server)
+    with watched(page) as counts:
+        page.goto(f"{server.base}{visit.path}?{visit.query}")
+        page.get_by_role("heading", level=1).first.wait_for()
+        page.wait_for_function(SETTLED)
+        opened = rested(server)
+        page.wait_for_function(SETTLED)
+        answer = dict(counts)
+    answer["open_processor_s"] = round(opened - before, 2)
+    answer["controls_in_sight"] = page.evaluate(IN_SIGHT)
+    answer["edit_processor_s"] = edit_cost(page, server, visit.edit)
+    context.close()
+    return answer
 
 
-def serving_moves() -> list[tuple[str, itertools.count[float]]]:
-    return [
-        ("objective.limits.tpot_ms", itertools.count(30.5, 1.0)),
-        ("workload.concurrency", itertools.count(48, 3)),
-    ]
-
-
-def training_moves() -> list[tuple[str, itertools.count[float]]]:
-    return [
-        ("objective.limits.usd_per_hour", itertools.count(40.5, 1.0)),
-        ("workload.global_batch", itertools.count(256, 16)),
-    ]
+def edit_cost(page: Page, server: Server, edit: tuple[str, str] | None) -> float | None:
+    """Processor time of one edit (s); None where the page has no such box."""
+    box = page.get_by_role("textbox", name=edit[0]).first if edit else None
+    if edit is None or box is None or not box.count():
+        return None
+    before = rested(server)
+    box.fill(edit[1])
+    box.press("Enter")
+    page.wait_for_function(SETTLED)
+    return round(rested(server) - before, 2)
 
 
 def main() -> None:
-    logging.disable(logging.WARNING)
-    n = int(sys.argv[1]) if len(sys.argv) > 1 else 20
-    cases = {
-        "objective": ("objective.py", LLAMA, None, serving_moves()),
-        **{
-            f"compare, {view}": ("compare.py", LLAMA, view, serving_moves())
-            for view in ("Memory", "Time", "Load", "Sensitivity", "Degrees")
-        },
-        "compare training, Memory": ("compare.py", TRAINING, "Memory", training_moves()),
-    }
-    answer, slow = {}, False
-    for name, case in cases.items():
-        LATER.clear()
-        seconds = sorted(rounds(*case, n))
-        p95 = seconds[int(0.95 * (len(seconds) - 1))]
-        slow |= p95 > LIMIT_S["training" if "training" in name else "serving"]
-        answer[name] = {
-            "runs": len(seconds),
-            "median_s": round(statistics.median(seconds), 3),
-            "p95_s": round(p95, 3),
-            "later_median_s": round(statistics.median(LATER), 3),
-        }
+    from playwright.sync_api import sync_playwright
+
+    names, answer = sys.argv[1:] or list(PAGES), {}
+    with served() as server, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(**CHROMIUM)
+        for name in names:
+            first = visited(browser, server, PAGES[name])
+            answer[name] = visited(browser, server, PAGES[name])
+            answer[name]["first_open_processor_s"] = first["open_processor_s"]
+            print(name, answer[name], file=sys.stderr)
+        browser.close()
     print(json.dumps(answer, indent=1))
-    raise SystemExit(slow)
+    raise SystemExit(any(answer[name]["bytes"] > PAGES[name].most_bytes for name in names))
 
 
 if __name__ == "__main__":

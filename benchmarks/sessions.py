@@ -50,10 +50,7 @@ MODELS = (
 )
 QUESTIONS = {"Objective": "What matters?", "Compare": "Which split?", "Recipe": "Use this split"}
 ROUND = (
-    *(
-        ("view", name)
-        for name in ("Time", "Load", "Cost", "Sensitivity", "Degrees", "Arithmetic", "Memory")
-    ),
+    *(("view", name) for name in ("Time", "Load", "Cost", "Sensitivity", "Arithmetic", "Memory")),
     ("axis", "Across"),
     ("page", "Recipe"),
     ("page", "Compare"),

@@ -1,4 +1,4 @@
-"""The wizard's shared state, in the session and in the link: one PlanRequest, pins, what is kept.
+"""The pages' shared state, in the session and in the link: one PlanRequest, pins, what is kept.
 
 Pages compute nothing: they edit the request by field name and draw what the core says about it.
 """
@@ -6,18 +6,12 @@ Pages compute nothing: they edit the request by field name and draw what the cor
 from __future__ import annotations
 
 import re
-import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import streamlit as st
 
-from recipe_core.base import budget
 from recipe_core.base.errors import RecipeError
-from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_profile, is_own
 from recipe_core.hardware.profile import Device
@@ -25,48 +19,52 @@ from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.plan import Plan
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
-from recipe_core.request.link import DEFAULT, from_query, link_query
-from recipe_core.request.open_hardware import changed_market, market_of, market_query
+from recipe_core.request.link import DEFAULT
+from recipe_core.request.open_hardware import changed_market
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.shelf import Shelf, keep_choice, shelf_holds, shelf_of, shelf_query
+from recipe_core.request.shelf import Shelf, keep_choice, shelf_holds
 from recipe_core.request.size import Market
-from recipe_core.request.split_key import candidate_key, read_pins
+from recipe_core.request.split_key import candidate_key
 from recipe_core.views.glossary import field_help
+from recipe_core.views.plain import plain_words
 from recipe_core.views.verdict import calibrated_sentence
 
-Value = TypeVar("Value")
-
 MAX_PINS = 4
-LOOK_EVERY_S = 0.5
-"""Seconds between looks whether the reader still waits for what is being calculated."""
-SHOWING_HARDWARE = ("hardware.py", "compare.py", "recipe.py", "over_time.py")
-"""Pages that show which hardware splits are judged on."""
-BY_MEANS = {"objective.limits.percentile": None}
+LENSES = {
+    "layouts": "Layouts",
+    "hardware": "Hardware",
+    "formats": "Formats",
+    "over-time": "Over time",
+    "why": "Why",
+}
+"""Views of the plan on its page, by their names in a link: the first is open where none is."""
 
 
 def escape(text: object) -> str:
-    """Text as it is, where Markdown is read: model names have underscores, prices dollar signs."""
-    return re.sub(r"([\\`*_\[\]$<>~#|:])", r"\\\1", str(text))
+    """Text where Markdown is read: model names have underscores, prices dollar signs.
+
+    Names of fields, which messages for the command line give, become words.
+    """
+    return re.sub(r"([\\`*_\[\]$<>~#|:])", r"\\\1", plain_words(str(text)))
 
 
 def dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def main_button() -> str:
-    """The type of a page's main button.
-
-    Filled, but not in dark: there the primary colour is too light for white text on it.
-    """
-    return "secondary" if dark() else "primary"
-
-
 # --- state ---------------------------------------------------------------------------------------
 
 
-def request() -> PlanRequest:
+def asked() -> PlanRequest:
+    """Return what the reader asked; its hardware means nothing while that is to be found."""
     current: PlanRequest = st.session_state["request"]
     return current
+
+
+def request() -> PlanRequest:
+    """Return what is asked, on the hardware that was found for it where that is open."""
+    on_found: PlanRequest | None = st.session_state.get("found")
+    return on_found if on_found is not None and hardware_is_open() else asked()
 
 
 def asks_for_training() -> bool:
@@ -90,57 +88,20 @@ def shelf() -> Shelf:
     return choices
 
 
-@dataclass(frozen=True, slots=True)
-class Outside:
-    """The session's part that the plan does not hold: pins, and the split stated."""
-
-    pins: frozenset[str] = frozenset()
-    split: str = ""
-
-
 def selected_key() -> str | None:
     """The key of the split that the request states, None while the ranking decides."""
     candidate = request().candidate
     return candidate_key(candidate.model_dump()) if candidate else None
 
 
-def screen_link_query() -> dict[str, str]:
-    """The query of a link to what is on the screen.
-
-    Pins of other plans and a split that no longer fits mean nothing to whoever opens it, so they
-    stay in the session alone.
-    """
-    outside = st.session_state.get("outside", Outside())
-    current = request()
-    if outside.split and outside.split == selected_key():
-        current = current.model_copy(update={"candidate": shared_candidate(current)})
-    inside = [pin for pin in pins() if pin not in outside.pins]
-    return {**link_query(current, inside), **market_query(current_market()), **shelf_query(shelf())}
+def states_hardware(names: Iterable[str]) -> bool:
+    """Return whether parameters of a link say which hardware it is."""
+    return any(name.startswith(("hardware.", "options.hardware")) for name in names)
 
 
-def read_url() -> None:
-    """Take request, pins and what is kept from a link that says what this session did not write."""
-    state, query = st.session_state, st.query_params.to_dict()
-    state.pop("later", None)  # of a run that was cut short
-    edited = state.pop("edited", False)
-    if "request" in state and (edited or not query or query == state.get("written")):
-        return  # ours, a click in the navigation, or an edit the address does not show yet
-    state["request"], ignored = from_query(query)
-    state["pins"], bad_pins = read_pins(query.get("pins", ""), MAX_PINS)
-    state["market"], bad_market = market_of(query)
-    state["kept"], bad_kept = shelf_of(query)
-    state["ignored"] = [*ignored, *bad_pins, *bad_market, *bad_kept]
-    for name in ("outside", "looked"):
-        state.pop(name, None)
-    if any(name.startswith(("hardware.", "options.hardware")) for name in query):
-        state["hardware-chosen"] = True
-
-
-def write_url() -> None:
-    """Make the address a link to what is on the screen."""
-    st.session_state["written"] = screen_link_query()
-    if st.query_params.to_dict() != screen_link_query():
-        st.query_params.from_dict(screen_link_query())
+def current_lens() -> str:
+    lens = st.session_state.get("lens")
+    return lens if lens in LENSES else next(iter(LENSES))
 
 
 def change_to(changes: Mapping[str, Any]) -> None:
@@ -149,16 +110,35 @@ def change_to(changes: Mapping[str, Any]) -> None:
     Raises:
         RecipeError: where that makes it invalid; it stays as it was.
     """
-    st.session_state["edited"] = True
-    st.session_state["request"] = change(request(), changes)
+    takes_hardware = hardware_is_open() and any(map(_is_of_hardware, changes.items()))
+    changed = change(request() if takes_hardware else asked(), changes)
+    st.session_state.update({"edited": True, "request": changed})
+    st.session_state.pop("found", None)
+    if takes_hardware:  # a layout is one on the hardware that was found: from here that is chosen
+        st.session_state["hardware-open"] = False
 
 
-def apply_changes(changes: Mapping[str, Any]) -> None:
-    """Change the request; an edit that makes it invalid is refused, and the next run says why."""
+def _is_of_hardware(changed: tuple[str, Any]) -> bool:
+    """Return whether a changed field is hardware, or a layout on it."""
+    field, value = changed
+    of_layout = field.startswith("candidate") and value is not None and field != "candidate.engine"
+    return of_layout or states_hardware([field])
+
+
+def apply_changes(changes: Mapping[str, Any], undo: str = "") -> None:
+    """Change the request; an edit that makes it invalid is refused, and the next run says why.
+
+    ``undo``: what the edit did, where it changes more than the reader typed: the page then offers
+    to take it back.
+    """
+    before, was_open = asked(), hardware_is_open()
     try:
         change_to(changes)
     except RecipeError as error:
         st.session_state["refused"] = str(error)
+        return
+    if undo and asked() != before:
+        st.session_state["undoable"] = (undo, before, was_open, asked())
 
 
 def seed(key: str, value: Any) -> None:
@@ -166,13 +146,40 @@ def seed(key: str, value: Any) -> None:
 
     A widget that shows it already is left alone: setting it would send the value to the browser,
     where it overwrites what the reader has typed or moved to meanwhile. The browser keeps nothing
-    of a widget from another page, even where it has the same key.
+    of a widget from another page, even where it has the same key, and of one in a closed popover
+    what it showed last: draw such widgets with ``draw_opened``.
     """
     state, page = st.session_state, st.session_state.get("page")
     drawn: dict[str, Any] = state.setdefault("drawn", {})
     if key not in state or drawn.get(key) != page or state[key] != value:
         state[key] = value
     drawn[key] = page
+
+
+def draw_opened(label: str, key: str, draw: Callable[[], None], **options: Any) -> None:
+    """Draw a popover and, only while it is open, what is in it.
+
+    Widgets of a closed one would open with what they showed last, or with nothing at all, and the
+    next edit would send that as theirs. Another ``label`` is another popover, which is closed.
+    """
+    with st.popover(label, key=key, on_change="rerun", **options) as popover:
+        if popover.open:
+            draw()
+
+
+def undo_title() -> str | None:
+    """Say what the last edit did that can be taken back; None after any other edit."""
+    title, _, _, after = st.session_state.get("undoable", (None, None, None, None))
+    return title if asked() == after else None
+
+
+def take_back() -> None:
+    """Take the last edit back that changed more than was typed."""
+    if undo_title() is None:
+        return
+    _, before, was_open, _ = st.session_state.pop("undoable")
+    st.session_state.update({"request": before, "hardware-open": was_open, "edited": True})
+    st.session_state.pop("found", None)
 
 
 def narrow_to(changes: Mapping[str, Any]) -> None:
@@ -183,6 +190,7 @@ def narrow_to(changes: Mapping[str, Any]) -> None:
     """
     st.session_state["edited"] = True
     st.session_state["market"] = changed_market(current_market(), changes)
+    st.session_state.pop("found", None)
 
 
 def narrow_market(changes: Mapping[str, Any]) -> None:
@@ -209,7 +217,7 @@ def edit(
     an empty widget takes the field out, else it changes nothing.
     """
     key = f"_{field}"
-    seed(key, read(value_of(request(), field)))  # the request is the only source of its value
+    seed(key, read(value_of(asked(), field)))  # the request is the only source of its value
 
     def commit() -> None:
         value = st.session_state[key]
@@ -220,9 +228,32 @@ def edit(
 
 
 def draw_kind(**options: Any) -> None:
+    """Ask whether to serve or to train; what each kind asked is kept for the way back."""
     kinds = {"serving": "Serve", "training": "Train"}
-    settings = {"options": kinds, "required": True, **options}
-    edit(st.segmented_control, "Serve or train", "workload.kind", **settings)
+    draw_choice(
+        st.segmented_control,
+        "Serve or train",
+        "_workload.kind",
+        asked().workload.kind,
+        turn_kind,
+        options=kinds,
+        required=True,
+        **options,
+    )
+
+
+def turn_kind(kind: str) -> Mapping[str, Any] | None:
+    """Turn the request to serving or training, as it was when it last was that."""
+    former: dict[str, PlanRequest] = st.session_state.setdefault("kinds", {})
+    former[asked().workload.kind] = asked()
+    former_request = former.get(kind)
+    if former_request is None:
+        return {"workload.kind": kind}
+    shared_parts = {"model": asked().model, "hardware": asked().hardware}
+    turned = former_request.model_copy(update=shared_parts)
+    st.session_state.update({"request": turned, "edited": True})
+    st.session_state.pop("found", None)
+    return None
 
 
 def pick_device(
@@ -232,7 +263,11 @@ def pick_device(
     title: Callable[[Device], str],
     **options: Any,
 ) -> None:
-    """Draw a widget on the device: ``names``, and the request's where that is a custom profile."""
+    """Draw a widget on the device: ``names``, and the request's where that is a custom profile.
+
+    They stand by their names, the usual card before its variants: what is typed and left by Enter
+    takes the first that matches.
+    """
     value = request().hardware.device
     current = device_profile(value)
     edit(
@@ -241,7 +276,7 @@ def pick_device(
         "hardware.device",
         read=lambda _: current.name,
         write=lambda name: value if name == current.name else name,
-        options=[*names, *([current.name] if is_own(current) else [])],
+        options=[*sorted(names), *([current.name] if is_own(current) else [])],
         format_func=lambda name: title(current if name == current.name else device_profile(name)),
         **options,
     )
@@ -282,6 +317,7 @@ def toggle_pin(key: str) -> None:
 def keep_split(split_request: PlanRequest) -> None:
     try:
         put_on_shelf(keep_choice(shelf(), split_request))
+        st.toast(f"Kept. Compare has {len(shelf())} of them side by side.")
     except RecipeError as error:
         st.session_state["edited"] = True
         st.session_state["refused"] = str(error)
@@ -311,17 +347,31 @@ def select(key: str) -> None:
     apply_changes(select_split(request(), key))
 
 
-def hardware_chosen() -> bool:
-    """Return whether somebody chose the hardware: by a link, an edit, or on a page that shows it.
+def hardware_is_open() -> bool:
+    """Return whether the hardware is to be found: nobody chose it, by an edit or in a link."""
+    return bool(st.session_state.get("hardware-open"))
 
-    Before, pages judge no split on it.
+
+def by_cost(open_request: PlanRequest) -> PlanRequest:
+    """Return a request whose hardware is open with cost as what counts.
+
+    Throughput, the usual aim, says nothing of hardware: more of it always gives more.
     """
-    state = st.session_state
-    if request().hardware != DEFAULT.hardware or request().options.hardware:
-        state["hardware-chosen"] = True
-    if state.get("page") in SHOWING_HARDWARE:
-        state["hardware-chosen"] = True
-    return bool(state.get("hardware-chosen"))
+    return change(open_request, {"objective.optimize": "cost"})
+
+
+def choose_hardware() -> None:
+    """Take the hardware that is shown as chosen; engines and layout stay as they were asked."""
+    on_shown = asked().model_copy(update={"hardware": request().hardware})
+    st.session_state.update({"request": on_shown, "hardware-open": False, "edited": True})
+    st.session_state.pop("found", None)
+
+
+def open_hardware() -> None:
+    """Leave the hardware to be found again, and with it the layout."""
+    open_request = asked().model_copy(update={"candidate": shared_candidate(asked())})
+    st.session_state.update({"request": open_request, "hardware-open": True, "edited": True})
+    st.session_state.pop("found", None)
 
 
 def follow_edit() -> None:
@@ -332,15 +382,16 @@ def follow_edit() -> None:
 
 def replace_request(new_request: PlanRequest) -> None:
     """Make another request the wizard's; pins are the other plan's."""
-    st.session_state.update({"request": new_request, "edited": True, "hardware-chosen": True})
+    st.session_state.update({"request": new_request, "edited": True, "hardware-open": False})
 
 
 def start_over() -> None:
     """Back to the request of an empty link; what is kept stays."""
     st.session_state.update(
-        {"request": DEFAULT, "pins": [], "market": Market(), "edited": True}
-        | {"hardware-chosen": False}
+        {"request": by_cost(DEFAULT), "pins": [], "market": Market(), "edited": True}
+        | {"hardware-open": True, "lens": None}
     )
+    st.session_state.pop("found", None)
 
 
 def shared_fields() -> dict[str, Any] | None:
@@ -353,16 +404,6 @@ def split_fields(key: str) -> dict[str, Any]:
     return select_split(request(), key)
 
 
-def later(draw: Callable[[], None]) -> None:
-    """Draw something after the page and its address, in a place that the page keeps for it."""
-    st.session_state.setdefault("later", []).append(draw)
-
-
-def draw_later() -> None:
-    for draw in st.session_state.pop("later", []):
-        draw()
-
-
 # --- what pages draw in one line -----------------------------------------------------------------
 
 
@@ -372,10 +413,6 @@ def edit_button(
     """Draw a button that changes the request."""
     more = {"on_click": apply_changes, "args": (changes,), **options}
     return bool(st.button(label, key=key, icon=icon, **more))
-
-
-def page_link(page: str, label: str, icon: str) -> None:
-    st.page_link(page, label=label, icon=icon, query_params=screen_link_query())
 
 
 def draw_chart(figure: Any, key: str, alt: str) -> None:
@@ -412,16 +449,6 @@ def titled(options: dict[str, Any]) -> dict[str, Any]:
 # --- the plan ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class WayOut:
-    """A button beside a calculation that ends it."""
-
-    label: str
-    key: str
-    on_click: Callable[..., None]
-    args: tuple[Any, ...] = ()
-
-
 def model() -> ModelSpec:
     """The model of the request.
 
@@ -448,69 +475,3 @@ def calibration_note(plan: Plan, row: int) -> None:
     """Say what measured runs did to a split's figures, where they did something."""
     if text := calibrated_sentence(plan, row):
         st.caption(f":material/tune: {escape(text)}")
-
-
-def calculated(
-    task: str,
-    function: Callable[..., Value],
-    *arguments: Any,
-    simulated_what: str = "splits",
-    give_up: WayOut | None = None,
-    clock: Callable[[], float] = time.monotonic,
-    **options: Any,
-) -> Value:
-    """The value of a function of the core, calculated by the server's workers.
-
-    Meanwhile the page says what is being done, and how far it is while requests are simulated for
-    percentiles, with a way to do without. The button, any other edit, or to leave the page ends
-    the work: there Streamlit stops a script, as soon as it draws something.
-    ``simulated_what``: what is counted meanwhile; empty where steps are no simulations.
-    ``give_up``: another way out.
-
-    Raises:
-        RecipeError: as the function, and where the server has too much to do.
-    """
-    pool, place = server_pool(), st.empty()
-    client = st.session_state.setdefault("client", secrets.token_hex(8))
-    way_out = give_up or WayOut("Use means instead", "no-percentile", apply_changes, (BY_MEANS,))
-    counting = "Simulated" if give_up else "Simulating requests:"
-    with place.container(), st.spinner(task):
-        ahead, simulated = st.empty(), st.container()
-        bars: list[Any] = []
-        looked = clock()
-
-        def begin() -> None:
-            bars.append(simulated.progress(0.0))
-            simulated.button(
-                way_out.label,
-                key=way_out.key,
-                icon=":material/close:",
-                on_click=way_out.on_click,
-                args=way_out.args,
-            )
-
-        def show(done: int, steps: int) -> None:
-            if not simulated_what:
-                return
-            if not bars:
-                begin()
-            text = f"{counting} {done} of {steps} {simulated_what}"
-            bars[0].progress(min(done / steps, 1.0), text=text)
-
-        def left() -> bool:
-            nonlocal looked
-            if clock() - looked > LOOK_EVERY_S:
-                looked = clock()
-                ahead.caption(f"{pool.waiting} requests wait") if pool.waiting else ahead.empty()
-            return False
-
-        if give_up:  # which there is from the start, before the first step is counted
-            begin()
-        with budget.watched(show):
-            value = pool.run(function, *arguments, client=client, abandoned=left, **options)
-    place.empty()
-    return value
-
-
-def limit_page_time() -> AbstractContextManager[Any]:
-    return budget.apply_budget(server_pool().settings.budget)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import _common as common
 import streamlit as st
 
@@ -46,8 +48,8 @@ def addresses(bundle: Bundle) -> tuple[str, ...]:
         return read_addresses("", bundle.context.nodes)
 
 
-def fill_in(bundle: Bundle) -> None:
-    """The form; commands and files below it follow."""
+def fill_in(bundle: Bundle, targets: Sequence[str]) -> None:
+    """The form of what the targets read; commands and files below it follow."""
     with st.expander(
         "Deployment settings: namespace, port, image, partition …",
         key="deployment-settings",
@@ -57,7 +59,7 @@ def fill_in(bundle: Bundle) -> None:
             "Commands and files below update at once. "
             "Settings stay in this session and are not part of links."
         )
-        for group, fields in form.form_groups(bundle.context, bundle.targets).items():
+        for group, fields in form.form_groups(bundle.context, targets).items():
             st.markdown(f"**{group}**")
             with st.grid(4, min_column_width=140):
                 for field in fields:

@@ -1,4 +1,4 @@
-"""The frame around every page: state from the link, navigation, the page, the bar at the foot.
+"""The frame around every page: state from the link, the header, the page, the bar of the walk.
 
 It lies inside ``pages/``: Streamlit takes over such a folder beside its main script.
 """
@@ -14,57 +14,57 @@ HERE = Path(__file__).parent
 if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
     sys.path.insert(0, str(HERE))
 
-st.set_page_config(page_title="Recipe builder", page_icon=str(HERE / "icon.png"), layout="wide")
-st.logo(HERE / "icon.png", size="large")
-STEPS = {
-    "model.py": st.Page("model.py", title="Model", icon=":material/neurology:", default=True),
-    "objective.py": st.Page("objective.py", title="Traffic and goals", icon=":material/target:"),
-    "hardware.py": st.Page("hardware.py", title="Hardware", icon=":material/memory:"),
-    "compare.py": st.Page("compare.py", title="Compare", icon=":material/scatter_plot:"),
-    "recipe.py": st.Page("recipe.py", title="Recipe", icon=":material/inventory_2:"),
+st.set_page_config(page_title="Recipe Builder", page_icon=str(HERE / "icon.png"), layout="wide")
+PAGES = {
+    name: st.Page(name, title=title, default=name == "home.py")
+    for name, title in {
+        "home.py": "Recipe Builder",
+        "model.py": "Model",
+        "traffic.py": "Traffic and limits",
+        "hardware.py": "Hardware",
+        "plan.py": "Plan",
+        "ship.py": "Ship",
+        "side.py": "Compare",
+        "check.py": "Check",
+        "evidence.py": "Evidence",
+    }.items()
 }
-BESIDE = {
-    "size.py": st.Page("size.py", title="Size", icon=":material/shopping_cart:"),
-    "formats.py": st.Page("formats.py", title="Formats", icon=":material/compress:"),
-    "over_time.py": st.Page("over_time.py", title="Over time", icon=":material/schedule:"),
-    "side.py": st.Page("side.py", title="Side by side", icon=":material/compare:"),
-    "measured.py": st.Page("measured.py", title="Measured", icon=":material/monitoring:"),
-    "check.py": st.Page("check.py", title="Check a command", icon=":material/terminal:"),
-}
-"""Pages outside the wizard's steps."""
+WALK = [PAGES[name] for name in ("model.py", "traffic.py", "hardware.py")]
 
-page = st.navigation([*STEPS.values(), *BESIDE.values()], position="top")
-opening = page is STEPS["model.py"] and not st.query_params and "request" not in st.session_state
+page = st.navigation(list(PAGES.values()), position="hidden")
+opening = page is PAGES["home.py"] and not st.query_params and "request" not in st.session_state
 (load_first_page if opening else load_pages)()  # or wait until another thread has done so
+import _address as address  # noqa: E402
 import _bar as bar  # noqa: E402
-import _common as common  # noqa: E402
-import _glossary as glossary  # noqa: E402
-import _tour as tour  # noqa: E402
+import _header as header  # noqa: E402
 import _widgets as widgets  # noqa: E402
+import _work as work  # noqa: E402
 
-common.read_url()
-files, steps = [*STEPS, *BESIDE], list(STEPS.values())
-st.session_state["page"] = files[[*steps, *BESIDE.values()].index(page)]
-step = steps.index(page) if page in steps else None
-
+linked = "request" not in st.session_state and address.states_request(st.query_params)
+address.read_url()
+name = next(name for name, listed_page in PAGES.items() if listed_page is page)
+st.session_state["page"] = name
+if linked and name == "home.py":  # a link of the time when the first page asked for the model
+    st.session_state["edited"] = True  # the link is read, and what it says wrong is not yet shown
+    st.switch_page(PAGES["model.py"], query_params=address.screen_link_query())
 
 # Streamlit replaces what is on the screen slot by slot, and removes leftovers only when a run ends;
 # a run that a step cuts short never does. So the frame fills the same slots on every page and in
 # every state, and does so before the page, which may take long. Otherwise buttons of an earlier run
 # stay beside the new ones.
-foot = bar.Bar(steps, step)
+top = header.Header(PAGES)
+foot = bar.Bar(WALK, WALK.index(page), PAGES["plan.py"]) if page in WALK else None
 try:
     with st.container(gap=None):  # a notice that says nothing takes no room
         with st.container(key="notice"):
             widgets.show_notice()
-            tour.draw_tour_note()
         with st.container(key="body"):
             page.run()
-            glossary.draw_glossary_button()
-except Exception:  # the details say what is wrong with the request, if it is that
-    foot.finish()
-    raise
-common.write_url()
-foot.finish()
-common.draw_later()
+            header.draw_page_foot()
+finally:  # also where the page fails: the details say what is wrong with the request, if it is that
+    if foot is not None:
+        foot.finish()
+address.write_url()
+top.finish()
+work.draw_later()
 first_page_sent.set()

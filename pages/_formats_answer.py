@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import _common as common
+import _work as work
 from cachetools import LRUCache
 
 from recipe_core.compression.advisor.advise import formats_answer
@@ -32,7 +33,7 @@ def judge_formats(request: PlanRequest) -> Json:
         cached = _answers.get(key)
     if cached is not None:
         return cached
-    judged: Json = common.calculated(
+    judged: Json = work.calculated(
         "Judging every format",
         formats_answer,
         json.loads(text),

@@ -9,17 +9,22 @@ import _common as common
 import pandas as pd
 import streamlit as st
 
+from recipe_core.views import formats as view
+
 Row = Mapping[str, Any]
 
 
-def draw_format_row(row: Row) -> None:
+def draw_format_row(row: Row, answer: Row) -> None:
     support = row["support"]
     with st.container(border=True):
-        st.markdown(f"**{common.escape(row['title'])}**: {common.escape(row['effect'])}")
+        title = common.escape(view.technique_title(row))
+        st.markdown(f"**{title}**: {common.escape(row['effect'])}")
         lines = [
             row["why"],
             *row["notes"],
             *_engine_support_lines(support),
+            view.checkpoint_sentence(row),
+            view.weights_text(row, answer),
             row["accuracy"]["basis"],
         ]
         for line in filter(None, lines):
@@ -71,9 +76,9 @@ def draw_use_format(row: Row, key: str, *, main: bool = False) -> None:
             st.caption("No plan has it as a format, so it cannot be put into the request.")
         return
     st.button(
-        f"Use {common.escape(row['title'])}",
+        f"Use {common.escape(view.technique_title(row))}",
         key=key,
-        type=common.main_button() if main else "secondary",
+        type="primary" if main else "secondary",
         icon=":material/check:",
         on_click=_take,
         args=(dict(row["set"]),),
@@ -81,7 +86,5 @@ def draw_use_format(row: Row, key: str, *, main: bool = False) -> None:
 
 
 def _take(fields: dict[str, Any]) -> None:
-    """Make it the request's format: the split is left to the ranking again."""
-    common.apply_changes({**fields, "candidate": common.shared_fields()})
-    if "refused" not in st.session_state:
-        st.session_state["formats-goto"] = "compare.py"
+    """Make it the request's format: the layout is left to the ranking again."""
+    common.apply_changes({**fields, "candidate": common.shared_fields()}, undo="another format")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlencode
 
+import _address as address
 import _common as common
 import streamlit as st
 
@@ -14,22 +15,17 @@ LONG = 4000
 """Characters from which some programs cut a link."""
 
 
-def menu() -> Any:
-    """A button in the frame; gives the place that ``fill_link_menu`` fills after the page."""
-    with st.popover("Link", key="link", help="Copy a link to this page"):
-        return st.container()
-
-
-def address() -> str:
+def whole_link() -> str:
     """The whole link, as another browser opens it."""
     base = (st.context.url or "http://127.0.0.1:8501/").split("?")[0]
-    return f"{base}?{urlencode(common.screen_link_query())}"
+    return f"{base}?{urlencode(address.screen_link_query())}"
 
 
 def fill_link_menu(place: Any) -> None:
     """Show the link, what it holds and what it omits."""
-    text = address()
+    text = whole_link()
     with place:
+        st.markdown("**Link to this page**")
         st.caption("Restores the request, its pins and what is kept side by side.")
         st.code(text, language=None, wrap_lines=True)
         if sentence := link_omissions(common.request()):

@@ -11,7 +11,14 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.models.catalog import load_model_spec
-from recipe_core.models.variants import nearest_models
+from recipe_core.models.search import search_models
+
+NAMES = 5
+"""Names that are offered in place of one that no model has."""
+
+
+def similar_models(name: str) -> list[str]:
+    return [model.id for model in search_models(name, NAMES)] if name.strip() else []
 
 
 def model_change(name: str) -> Mapping[str, Any]:
@@ -33,19 +40,23 @@ def take_model_name(name: str) -> None:
     common.apply_changes({"model": name})
 
 
-def draw_unmatched_name() -> None:
-    """Say that what was typed names no model, and offer those with names like it."""
+def draw_unmatched_name(*, with_upload: bool = True) -> None:
+    """Say that what was typed names no model, and offer those with names like it.
+
+    ``with_upload``: whether a config.json can be given below.
+    """
     if "unmatched" not in st.session_state:
         return
     name, error = st.session_state["unmatched"]
-    similar_names = nearest_models(name)
+    similar_names = similar_models(name)
     reason = f"No model is called “{name[:80]}”."
     if not error.message.startswith("unknown model"):  # a folder, the hub: they say why
         reason = str(error).removeprefix("model: ")
+    where = "below" if with_upload else "on the screen Model"
     then = "Did you mean one of these?" if similar_names else "Nothing in the catalog is like it."
     st.warning(
         f"{common.escape(reason)} **{common.escape(current_model_name())}** stays. {then} "
-        "A model that is not listed can be given by its config.json below.",
+        f"A model that is not listed can be given by its config.json {where}.",
         icon=":material/search_off:",
     )
     with st.container(horizontal=True):
@@ -72,7 +83,7 @@ def draw_model_ways_out(error: RecipeError, place: str) -> None:
     if error.field != "model":
         return
     if isinstance(model, str):
-        draw_name_buttons(nearest_models(model), place)
+        draw_name_buttons(similar_models(model), place)
     former = st.session_state.get("known_model")
     if former is not None and former != model:
         title = former.rpartition("/")[2] if isinstance(former, str) else "the former model"

@@ -86,12 +86,13 @@ def box(
             refuse_input(place, f"{name or label}: {refusal} {consequence}")
 
     takes = f"Takes {limits.text}{f', in {unit}' if unit else ''}."
+    plain = "help" in options and options["help"] is None  # what it takes is said if it refuses
     about = options.pop("help", None)
     st.text_input(
         label,
         key=key,
         on_change=commit,
-        help=f"{about} {takes}" if about else takes,
+        help=None if plain else f"{about} {takes}" if about else takes,
         autocomplete="off",
         **{"width": BOX_PX, **options},
     )
@@ -107,7 +108,7 @@ def draw_number(label: str, field: str, *, scale: float = 1.0, **options: Any) -
 
     ``scale``: units of the box in one of the field.
     """
-    value = value_of(common.request(), field)
+    value = value_of(common.asked(), field)
 
     def take(typed: float | None) -> None:
         common.change_to({field: None if typed is None else scaled(typed, 1 / scale)})
@@ -130,7 +131,7 @@ def draw_number_list(label: str, field: str, **options: Any) -> None:
     box(
         label,
         f"_{field}",
-        value_of(common.request(), field) or None,
+        value_of(common.asked(), field) or None,
         take,
         range_of(field),
         optional=True,

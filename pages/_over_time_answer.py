@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,8 @@ import streamlit as st
 from cachetools import LRUCache
 
 import recipe_core as rb
+from recipe_core.doors.background import Background
+from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.offers import current_day
 from recipe_core.request.edit import change
@@ -22,8 +25,8 @@ Json = Mapping[str, Any]
 Key = tuple[str, str, bool, str]
 _answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
-NEXT = "next"
-"""What is asked for until a run knows its key: a click may come before an edit is drawn."""
+TASK = "over-time-task"
+"""What of the session holds the simulation that runs: its key, and the calculation."""
 
 
 def simulation_question(
@@ -52,46 +55,64 @@ def find_simulated(key: Key) -> Json | None:
 
 
 def begin_simulation() -> None:
-    """Ask for the answer: the next run calculates it, whatever is asked by then."""
-    st.session_state["over-time-run"] = NEXT
+    """Ask for the answer: the next run begins it, whatever is asked by then."""
+    st.session_state["over-time-asked"] = True
 
 
 def cancel_simulation() -> None:
-    """Ask no more; the run that calculates ends with the click."""
-    st.session_state.pop("over-time-run", None)
+    """Ask no more."""
+    st.session_state.pop("over-time-asked", None)
+    if TASK in st.session_state:
+        st.session_state.pop(TASK)[1].cancel()
 
 
-def is_simulating(key: Key) -> bool:
-    """Return whether this answer was asked for; one for another request is given up."""
-    if st.session_state.get("over-time-run") == NEXT:
-        st.session_state["over-time-run"] = key
-    if st.session_state.get("over-time-run") != key:
-        cancel_simulation()
-        return False
-    return True
+def is_simulating() -> bool:
+    return TASK in st.session_state
 
 
-def simulate_question(key: Key, question: Mapping[str, Any]) -> Json:
-    """The answer, with progress and a way to cancel.
+def running_simulation(key: Key, question: Mapping[str, Any]) -> Background | None:
+    """Return what simulates a question, begun where the reader asked for it; None where nobody did.
+
+    One of another question is given up. Its answer is kept, and its error raised, once it is over.
 
     Raises:
         RecipeError: where there is nothing to simulate.
     """
-    answer: Json = common.calculated(
-        "Simulating policies",
+    state = st.session_state
+    if TASK in state and state[TASK][0] != key:
+        cancel_simulation()
+    if state.pop("over-time-asked", False):
+        state[TASK] = (key, _start_simulation(key, question))
+    if TASK not in state:
+        return None
+    task: Background = state[TASK][1]
+    if not server_pool().settings.workers:  # nothing runs beside the page then
+        task.wait()
+    if task.is_over:
+        del state[TASK]
+        if task.error is not None:
+            raise task.error
+        if task.value is not None:
+            _keep_answer(key, question, task.value.to_json())
+    return task
+
+
+def _start_simulation(key: Key, question: Mapping[str, Any]) -> Background:
+    client = st.session_state.setdefault("client", secrets.token_hex(8))
+    return Background(
+        server_pool(),
         rb.simulate,
         question["request"],
         policies=question["policies"],
         folders=key[2],
-        long=True,
-        simulated_what="steps",
-        give_up=common.WayOut("Cancel", "over-time-cancel", cancel_simulation),
-    ).to_json()
-    cancel_simulation()
-    # who uses a policy states the split that was simulated: of it the answer is the same
+        client=client,
+    )
+
+
+def _keep_answer(key: Key, question: Mapping[str, Any], answer: Json) -> None:
+    """Keep an answer, also for the request that states the split which was simulated."""
     split = {"candidate": answer["candidate"], **answer["per_replica"]}
     split_request = change(PlanRequest.parse(question["request"]), split)
     of_split = simulation_key({**question, "request": split_request.to_json()})
     with _lock:
         _answers[key] = _answers[of_split] = answer
-    return answer

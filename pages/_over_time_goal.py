@@ -11,16 +11,17 @@ import _over_time_load as loads
 import _planned as planned
 import streamlit as st
 
-from recipe_core.base.documented import description_of
 from recipe_core.base.units import percent_text
 from recipe_core.hardware.host import storage_names, storage_tier
-from recipe_core.request.metrics import limits_by_name, timed_limits
+from recipe_core.request.describe import limits_summary
+from recipe_core.request.metrics import timed_limits
 from recipe_core.request.over_time import OverTime
 from recipe_core.request.presets import TimeLimits, published_time_limits
 from recipe_core.scaling.scenario import start_of
 from recipe_core.views.charts.policies import start_phases
 from recipe_core.views.glossary import term_help
 from recipe_core.views.over_time import start_savings, start_sentence, time_limits_text
+from recipe_core.views.plain import describe_plainly
 
 SHARES = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 MOST_SAVINGS = 5
@@ -35,20 +36,12 @@ def has_time_limits() -> bool:
 
 
 def draw_time_limits() -> None:
-    """The objective's limits on time, some to start from, and the share that must keep them."""
+    """Published limits on time to start from where none is stated, and the share to keep."""
     with st.container(key="over-time-presets"):
-        if not has_time_limits():
+        if has_time_limits():
+            st.caption(common.escape(f"Limits: {limits_summary(common.asked())}."))
+        else:
             draw_limit_presets()
-    with numbers.group_boxes("over-time-limits"), st.grid(2, min_column_width=150):
-        for limit in map(limits_by_name().__getitem__, timed_limits()):
-            unit = limit.field_symbol
-            numbers.draw_number(
-                f"{limit.metric.head} ({unit})",
-                f"objective.limits.{limit.name}",
-                optional=True,
-                unit=unit,
-                placeholder="no limit",
-            )
     draw_attainment()
 
 
@@ -62,7 +55,6 @@ def draw_limit_presets() -> None:
                 limit_changes(preset),
                 help=preset.help,
             )
-        common.page_link("objective.py", "All limits", ":material/target:")
 
 
 def limit_changes(preset: TimeLimits) -> dict[str, float]:
@@ -82,7 +74,7 @@ def draw_attainment() -> None:
         lambda share: loads.apply_load_changes({"attainment": share}),
         options=sorted({*SHARES, now}),
         format_func=percent_text,
-        help=f"{description_of(OverTime, 'attainment')}\n\n{term_help('attainment')}",
+        help=f"{describe_plainly(OverTime, 'attainment')}\n\n{term_help('attainment')}",
     )
 
 

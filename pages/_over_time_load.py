@@ -10,7 +10,6 @@ import _numbers as numbers
 import _over_time_trace as traces
 import streamlit as st
 
-from recipe_core.base.documented import description_of
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.numbers import number_text, read_numbers
 from recipe_core.base.units import long_duration
@@ -21,6 +20,7 @@ from recipe_core.scaling.traces.loads import Load, build_load, shape_names
 from recipe_core.views import traces as views
 from recipe_core.views.charts.over_time import hours_of_week, rates_over_time
 from recipe_core.views.over_time import week_time
+from recipe_core.views.plain import describe_plainly
 
 START_SHAPE = "azure-conversation"
 FROM = {"shape": "Published shape", "rates": "My rates", "trace": "A trace"}
@@ -135,7 +135,7 @@ def draw_load_shape() -> None:
         lambda shape: apply_load_changes({"shape": shape}),
         options=names if now in names else [now, *names],
         format_func=views.shape_title,
-        help=description_of(OverTime, "shape"),
+        help=describe_plainly(OverTime, "shape"),
     )
     if now in names:
         st.caption(common.escape(views.shape_note(now)))
@@ -166,7 +166,7 @@ def draw_typed_rates() -> None:
             key=key,
             on_change=commit,
             height=AREA_PX,
-            help=description_of(OverTime, "rates"),
+            help=describe_plainly(OverTime, "rates"),
         )
         step = load.interval_s
         common.draw_choice(
@@ -213,7 +213,7 @@ def draw_load_figure(
         range_of(field, OverTime).scaled(factor),
         optional=optional,
         placeholder=empty,
-        help=description_of(OverTime, field),
+        help=describe_plainly(OverTime, field),
     )
 
 
@@ -229,7 +229,7 @@ def draw_first_day() -> None:
         options=days if load.start_hour in days else [load.start_hour, *days],
         format_func=lambda hour: week_time(0, hour),
         width=numbers.BOX_PX,
-        help=description_of(OverTime, "start_hour"),
+        help=describe_plainly(OverTime, "start_hour"),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import _address as address
 import _columns as columns_of
 import _common as common
 import _over_time_load as loads
@@ -192,7 +193,7 @@ def draw_use_policy(answer: Json, policy: Json) -> None:
             "over-time-use",
             policy_changes(answer, policy),
             ":material/check:" if used else ":material/tune:",
-            type=common.main_button(),
+            type="primary",
             disabled=used,
             help="Sets the scaling of the request: the bundle's autoscalers get these numbers",
         )
@@ -203,7 +204,7 @@ def draw_use_policy(answer: Json, policy: Json) -> None:
                 {"options.scaling": None, "options.simulated": None},
                 ":material/close:",
             )
-            common.page_link("recipe.py", "To the recipe", ":material/inventory_2:")
+            address.page_link("ship.py", "To the recipe", ":material/inventory_2:")
     objects.draw_policy_files(policy)
 
 

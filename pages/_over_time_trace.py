@@ -6,6 +6,7 @@ The trace itself stays in the session; what the request needs of it travels in t
 from __future__ import annotations
 
 import _common as common
+import _work as work
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -62,7 +63,7 @@ def read_trace_upload() -> None:
     if unread is None:
         return
     try:
-        look = common.calculated("Reading the trace", look_at_trace, *unread, simulated_what="")
+        look = work.calculated("Reading the trace", look_at_trace, *unread, simulated_what="")
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
     else:
@@ -116,7 +117,7 @@ def draw_use_trace(look: TraceLook, load: OverTime | None) -> None:
         "over-time-use-trace",
         changes,
         ":material/check:" if used else ":material/upload:",
-        type=common.main_button(),
+        type="primary",
         disabled=used,
         help="Sets rates, lengths, reuse of prefixes and the mean load of the request",
     )

@@ -6,7 +6,9 @@ import json
 import threading
 from functools import lru_cache
 
+import _address as address
 import _common as common
+import _work as work
 import streamlit as st
 from cachetools import LRUCache, cached
 
@@ -15,6 +17,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.plans.alternatives import Alternative, find_alternatives
+from recipe_core.plans.confidence_prices import ConfidencePrice, price_confidences
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
 from recipe_core.plans.splits import find_row, row_request
@@ -30,25 +33,33 @@ _plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
 # the digest only tells apart what files of the model and the calibration held before and hold now
 @cached(_plans, lock=threading.Lock())
 def _plan_of_text(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
-    return common.calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
+    return work.calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
 
 
 @lru_cache(maxsize=64)
 def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
     plan = _plan_of_text(text, digest, may_read)
-    return common.calculated("Looking for a change that fits", Plan.changes, plan)
+    return work.calculated("Looking for a change that fits", Plan.changes, plan)
 
 
 @lru_cache(maxsize=64)
 def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
     plan = _plan_of_text(text, digest, may_read)
-    return common.calculated("Planning alternatives", find_alternatives, plan, simulated_what="")
+    return work.calculated(
+        "Planning alternatives", find_alternatives, plan, runners_up=True, simulated_what=""
+    )
+
+
+@lru_cache(maxsize=64)
+def _confidence_prices_of(text: str, digest: str, may_read: bool) -> tuple[ConfidencePrice, ...]:
+    plan = _plan_of_text(text, digest, may_read)
+    return work.calculated("Pricing certainty", price_confidences, plan, simulated_what="")
 
 
 @lru_cache(maxsize=64)
 def _buildable_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
     plan = _plan_of_text(text, digest, may_read)
-    return common.calculated("Looking for what can be built", buildable_changes, plan)
+    return work.calculated("Looking for what can be built", buildable_changes, plan)
 
 
 def _cache_key() -> tuple[str, str]:
@@ -89,12 +100,12 @@ def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
     } | pinned_requests
     lost = "" if is_stated() or lost_split_name(plan) is None else common.selected_key()
     pins_outside = frozenset(key for key, row in rows.items() if row is None)
-    state.update({"outside": common.Outside(pins_outside, lost or ""), "looked": inputs})
+    state.update({"outside": address.Outside(pins_outside, lost or ""), "looked": inputs})
 
 
 def left_split_name() -> str:
     """The name of the split that the request states and its link omits; empty for none."""
-    split = st.session_state.get("outside", common.Outside()).split
+    split = st.session_state.get("outside", address.Outside()).split
     return split_name(key_split(split) or {}) if split and split == common.selected_key() else ""
 
 
@@ -131,6 +142,11 @@ def single_changes() -> list[Change]:
 def split_alternatives() -> list[Alternative]:
     """Choices beside the best split that are worth a click, each really planned."""
     return _alternatives_of(*_cache_key(), folders_allowed())
+
+
+def confidence_prices() -> tuple[ConfidencePrice, ...]:
+    """The best layout for each of some confidences, with its price; empty without limits."""
+    return _confidence_prices_of(*_cache_key(), folders_allowed())
 
 
 def buildable_edits() -> list[Change]:

@@ -97,7 +97,9 @@ def draw_price() -> None:
 
 def stated_price() -> None:
     with numbers.group_boxes("price"), st.grid(3, min_column_width=150):
-        numbers.draw_number("Price ($ per device-hour)", "hardware.usd_per_device_hour", unit="$")
+        numbers.draw_number(
+            "Price ($ per device-hour)", "hardware.usd_per_device_hour", unit="$/hour"
+        )
         common.edit(
             st.segmented_control,
             "Commitment",
@@ -134,10 +136,7 @@ def offer_list() -> None:
         if name != CHEAPEST:
             offer = prices[name]
             return " · ".join([*offer_texts(offer), offer.terms, offer.date, *offer.marks()])
-        if cheapest is None:
-            return f"No {kind} offer is known for this device, so cost is not estimated"
-        price, cheapest_name = offer_texts(cheapest)
-        return " · ".join([f"Cheapest {kind}: {price}", cheapest_name, *cheapest.marks()])
+        return "The cheapest"
 
     def changes(name: str) -> dict[str, object]:
         if name:
@@ -155,7 +154,10 @@ def offer_list() -> None:
     )
     offer = selected or cheapest
     if offer is not None:
-        st.caption(common.escape(offer_caption(offer)))
+        price, name = offer_texts(offer)
+        st.caption(common.escape(f"{price}, {name} · {offer_caption(offer)}"))
+    else:
+        st.caption(f"No {kind} offer is known for this device, so cost is not estimated.")
 
 
 def offer_texts(offer: Offer) -> tuple[str, str]:

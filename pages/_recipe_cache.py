@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 
-import _common as common
+import _work as work
 
 from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.recipe import Recipe, make_recipe, with_parameters
@@ -17,7 +17,7 @@ from recipe_core.request.schema import PlanRequest
 def cached_recipe(text: str, digest: str, may_read: bool) -> Recipe:  # noqa: ARG001 - part of the key
     """The recipe of a request, by its JSON."""
     request = PlanRequest.parse(json.loads(text))
-    return common.calculated("Writing the recipe", make_recipe, request, folders=may_read)
+    return work.calculated("Writing the recipe", make_recipe, request, folders=may_read)
 
 
 @lru_cache(maxsize=32)
@@ -26,4 +26,4 @@ def cached_bundle(text: str, digest: str, may_read: bool, parameters: str) -> Bu
     recipe = cached_recipe(text, digest, may_read)
     if parameters:
         recipe = with_parameters(recipe, Parameters.model_validate_json(parameters))
-    return common.calculated("Writing the bundle", bundle_of, recipe)
+    return work.calculated("Writing the bundle", bundle_of, recipe)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import _common as common
+import _work as work
 from cachetools import LRUCache
 
 from recipe_core.base.errors import RecipeError
@@ -36,7 +36,7 @@ def _cached_value(
     with _lock:
         answer = _answers.get(key)
     if answer is None:
-        answer = common.calculated(
+        answer = work.calculated(
             task, function, request, folders=folders_allowed(), simulated_what=simulated_what
         )
         with _lock:

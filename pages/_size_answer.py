@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import _common as common
+import _work as work
 from cachetools import LRUCache
 
 from recipe_core.doors.serve import folders_allowed
@@ -37,7 +38,7 @@ def sizing_answers(request: SizeRequest) -> Iterator[Json]:
     parts = 0
     while answer is None:
         parts += 1
-        part = common.calculated(
+        part = work.calculated(
             "Sizing every device",
             answer_in_parts,
             value,

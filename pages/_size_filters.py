@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import _common as common
 import _numbers as numbers
 import streamlit as st
 
-from recipe_core.base.documented import description_of
 from recipe_core.base.units import GIB
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.hardware.prices import all_offers
+from recipe_core.hardware.profile import Commitment
 from recipe_core.request.edit import range_of
 from recipe_core.request.size import Market, Owned
+from recipe_core.views.plain import describe_plainly
 
 VENDORS = {
     "nvidia": "NVIDIA",
@@ -50,7 +51,7 @@ def draw_filter(
         label,
         key=key,
         on_change=commit,
-        **{"help": description_of(Market, field), **common.titled(options)},
+        **{"help": describe_plainly(Market, field), **common.titled(options)},
     )
 
 
@@ -77,7 +78,7 @@ def draw_size_filters() -> None:
     names = st.columns(3)
     with names[0]:
         draw_name_filter(
-            "devices", "Devices", device_names(), "every device", format_func=device_title
+            "devices", "Devices", sorted(device_names()), "every device", format_func=device_title
         )
     with names[1]:
         draw_name_filter(
@@ -86,6 +87,25 @@ def draw_size_filters() -> None:
     with names[2]:
         shown = ["us", "eu", *regions]
         draw_name_filter("regions", "Regions", shown, "every region", accept_new_options=True)
+    kinds = st.columns(2)
+    with kinds[0]:
+        draw_filter(
+            st.multiselect,
+            "Vendors",
+            "vendors",
+            read=list,
+            options=VENDORS,
+            placeholder="every maker of accelerators",
+        )
+    with kinds[1]:
+        draw_filter(
+            st.multiselect,
+            "Commitment",
+            "commitments",
+            read=list,
+            options=list(get_args(Commitment)),
+            placeholder="on-demand",
+        )
     with numbers.group_boxes("filters"), st.grid(4, min_column_width=150):
         market_number("Largest machine (devices)", "largest_node")
         market_number("Least memory (GiB)", "memory_bytes_at_least", scale=1 / GIB, unit="GiB")
@@ -122,7 +142,7 @@ def market_number(
         range_of(field, Market).scaled(scale),
         optional=True,
         placeholder=placeholder,
-        help=description_of(Market, field),
+        help=describe_plainly(Market, field),
         **options,
     )
 
@@ -156,7 +176,7 @@ def own_machines() -> None:
     with device_name:
         new_device = st.selectbox(
             "Own machines",
-            device_names(),
+            sorted(device_names()),
             index=None,
             key="size-own-device",
             format_func=device_title,

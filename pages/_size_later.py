@@ -12,13 +12,13 @@ import _common as common
 import _numbers as numbers
 import streamlit as st
 
-from recipe_core.base.documented import description_of
 from recipe_core.request.edit import range_of
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.size import AvailabilityRequest, GrowthRequest, PurchaseRequest
 from recipe_core.views import size_text
 from recipe_core.views import size_view as view
 from recipe_core.views.charts.size import growth_costs, owned_or_rented
+from recipe_core.views.plain import describe_plainly
 
 Json = Mapping[str, Any]
 MODELS = {
@@ -132,7 +132,7 @@ def draw_part_figure(part: str, field: str, label: str, factor: float) -> None:
         range_of(field, model).scaled(factor),
         optional=True,
         placeholder=EMPTY.get(field, "default"),
-        help=description_of(model, field),
+        help=describe_plainly(model, field),
     )
 
 

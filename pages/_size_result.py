@@ -51,7 +51,6 @@ def draw_whole_sizing(answer: Json, request: SizeRequest) -> None:
         )
     if good:
         draw_sized_devices(answer, request)
-    draw_unpriced_devices(answer)
     draw_refused_devices(answer)
 
 
@@ -72,29 +71,18 @@ def draw_device_actions(row: Json, request: SizeRequest) -> None:
         st.button(
             view.take_label(row),
             key="size-take",
-            type=common.main_button(),
-            icon=":material/inventory_2:",
+            icon=":material/check:",
             on_click=take_device,
-            args=(row, request, "recipe.py"),
-            help="Sets hardware, price, objective and split, and opens the recipe",
-        )
-        st.button(
-            "Compare its splits",
-            key="size-compare",
-            icon=":material/scatter_plot:",
-            on_click=take_device,
-            args=(row, request, "compare.py"),
-            help="Sets the same, and opens the comparison",
+            args=(row, request),
+            help="Sets hardware, price, objective and layout: the plan above is then on it",
         )
         current = common.request()
         common.keep_button(change(current, take_size_row(current, request, row)), "size-keep")
 
 
-def take_device(row: Json, request: SizeRequest, page: str) -> None:
-    """Change the request; the page goes on from its next run, as a callback cannot."""
-    common.apply_changes(take_size_row(common.request(), request, row))
-    if "refused" not in st.session_state:
-        st.session_state["size-goto"] = page
+def take_device(row: Json, request: SizeRequest) -> None:
+    """Make a device the request's own."""
+    common.apply_changes(take_size_row(common.asked(), request, row), undo=view.take_label(row))
 
 
 # --- table -----------------------------------------------------------------------------------
@@ -133,14 +121,6 @@ def draw_device_table(answer: Json, *, selectable: bool) -> None:
     )
     if any(map(view.is_doubtful, rows)):
         st.caption(view.DOUBT_MEANS)
-
-
-def draw_unpriced_devices(answer: Json) -> None:
-    rows = answer.get("unpriced") or []
-    if rows:
-        st.header("Without a price", anchor=False)
-        shown = [column for column in view.UNPRICED if column.key != "key"]
-        columns_of.draw_columns(rows, shown, "Devices that hold the limits and have no price")
 
 
 def draw_refused_devices(answer: Json) -> None:

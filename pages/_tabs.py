@@ -1,16 +1,18 @@
-"""The tabs of the recipe page: deployment, files, provenance, engines, fallbacks, API and CLI."""
+"""The parts of the page Ship: deployment, files, provenance, engines, fallbacks, API and CLI."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
+import _address as address
 import _common as common
 import _deployment as deployment
 import _widgets as widgets
+import _work as work
 import streamlit as st
 
 from recipe_core.base.documents import to_yaml
@@ -34,20 +36,13 @@ SHOWN_PX = 460
 
 
 def draw_deployment(bundle: Bundle) -> None:
-    deployment.fill_in(bundle)
     refused = {name: reason for name, reason in bundle.targets.items() if isinstance(reason, str)}
-    titles = {BY_HAND: ":material/terminal: By hand"}
-    for name in bundle.targets:
-        titles[name] = f":material/block: {TITLES[name]}" if name in refused else TITLES[name]
-    name = st.pills(
-        "Target",
-        list(titles),
-        format_func=titles.get,
-        key="target",
-        default=BY_HAND,
-        required=True,
-        persist_state="session",
+    titles = {BY_HAND: "By hand, on its own machines"}
+    titles |= {name: TITLES[name] for name in bundle.targets}
+    name = st.selectbox(
+        "Target", list(titles), format_func=titles.get, key="target", persist_state="session"
     )
+    deployment.fill_in(bundle, [] if name in (None, BY_HAND) else [name])
     if name is None or name not in titles or name == BY_HAND:
         draw_by_hand(bundle)
     elif name in refused:
@@ -184,9 +179,7 @@ def draw_provenance(bundle: Bundle) -> None:
 @lru_cache(maxsize=64)
 def _cached_engines(text: str, candidate: str, digest: str, may_read: bool) -> list[OtherEngine]:  # noqa: ARG001 - part of the key
     request, split = PlanRequest.parse(json.loads(text)), json.loads(candidate)
-    return common.calculated(
-        "Trying other engines", other_engines, request, split, folders=may_read
-    )
+    return work.calculated("Trying other engines", other_engines, request, split, folders=may_read)
 
 
 def draw_other_engines(
@@ -205,7 +198,7 @@ def draw_other_engines(
     able = [engine for engine in tried if not engine.reasons]
     unable = [engine for engine in tried if engine.reasons]
     if able:
-        common.draw_cells(engine_rows(able, recipe), "The same split on other engines")
+        common.draw_cells(engine_rows(able, recipe), "The same layout on other engines")
         with st.container(horizontal=True):
             for engine in able:
                 common.edit_button(
@@ -215,7 +208,7 @@ def draw_other_engines(
                     ":material/swap_horiz:",
                 )
     else:
-        st.info("No other engine can run this split.", icon=":material/info:")
+        st.info("No other engine can run this layout.", icon=":material/info:")
     if unable:
         st.markdown("**Engines that cannot run it**")
         common.draw_cells(
@@ -223,7 +216,7 @@ def draw_other_engines(
                 "Engine": [common.escape(f"{engine.title} {engine.version}") for engine in unable],
                 "Why not": [common.escape("; ".join(engine.reasons)) for engine in unable],
             },
-            "Engines that cannot run this split",
+            "Engines that cannot run this layout",
         )
 
 
@@ -244,7 +237,7 @@ def engine_rows(able: list[OtherEngine], recipe: Recipe | None) -> list[dict[str
 def draw_fallbacks(bundle: Bundle) -> None:
     recipe = bundle.recipe
     if not recipe.fallbacks:
-        st.info("No other split, device or format can run this.", icon=":material/info:")
+        st.info("No other layout, device or format can run this.", icon=":material/info:")
         return
     st.dataframe(
         columns.column_frame(recipe.fallbacks, overview.fallback_columns(recipe)),
@@ -260,8 +253,8 @@ def draw_fallbacks(bundle: Bundle) -> None:
 
 def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
     """The same question as a request, a link, a command line, an API call."""
-    address = (st.context.url or "http://127.0.0.1:8501/recipe").split("?")[0]
-    base, name = address.rsplit("/", 1)[0], bundle.recipe.name
+    page_url = (st.context.url or "http://127.0.0.1:8501/ship").split("?")[0]
+    base, name = page_url.rsplit("/", 1)[0], bundle.recipe.name
     parameters, body = bundle.recipe.parameters, request.to_json()
     names = ["Request (YAML)", "JSON", "Link", "Command line", "curl", "Python", "MCP"]
     yaml, plain, link, cli, curl, python, agent = st.tabs(names)
@@ -275,7 +268,7 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
         )
         if sentence := link_omissions(request):
             st.caption(common.escape(sentence))
-        widgets.code(f"{address}?{urlencode(common.screen_link_query())}")
+        widgets.code(f"{page_url}?{urlencode(address.screen_link_query())}")
     with cli:
         st.caption("With the request saved as request.yaml:")
         widgets.code("\n".join(exports.command_line(parameters, name)))
@@ -298,10 +291,13 @@ def api_and_cli(bundle: Bundle, request: PlanRequest) -> None:
         widgets.code(exports.tool_call(request, parameters))
 
 
-def draw_bundle_tabs(bundle: Bundle, request: PlanRequest) -> None:
+def draw_bundle_tabs(
+    bundle: Bundle, request: PlanRequest, draw_details: Callable[[], None]
+) -> None:
+    """Draw what the bundle holds and where each part of it is from; ``draw_details``: decisions."""
     recipe = bundle.recipe
     views = {
-        "Deploy": lambda: draw_deployment(bundle),
+        "Decision": draw_details,
         "Files": lambda: draw_bundle_files(bundle),
         "Option provenance": lambda: draw_provenance(bundle),
         "Other engines": lambda: draw_other_engines(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import _bar as bar
 import _common as common
 import streamlit as st
 
-from recipe_core.base.errors import RecipeError
-from recipe_core.request.describe import request_summary
+from recipe_core.request.describe import asked_summary
 
 
 def show_notice() -> None:
@@ -20,26 +18,9 @@ def show_notice() -> None:
 
 
 def draw_page_head(title: str) -> None:
-    """The question of a page and the request in one line.
-
-    On pages on which nothing is edited also what keeps the request from an answer; everywhere the
-    bar at the foot gives the verdict.
-    """
+    """The title of a page, and the request in one line."""
     st.title(title, anchor=False)
-    st.caption(common.escape(request_summary(common.request())))
-    with st.container(key="answer"):  # one place, whatever it says: what follows stays in its own
-        if st.session_state.get("page") in bar.READ_ONLY:
-            answer = bar.current_answer()
-            if isinstance(answer, RecipeError) or (answer and answer[1].state == "nothing"):
-                bar.draw_explanation(answer, "page")
-            elif answer:
-                bar.draw_left_split_note()
-                bar.draw_bundle_refusal(answer[0], "page")
-                bar.draw_price_note(answer[0])
-
-
-def hardware_unknown() -> None:
-    common.page_link("size.py", "Any hardware: find it for me", ":material/shopping_cart:")
+    st.caption(common.escape(asked_summary(common.asked(), hardware=not common.hardware_is_open())))
 
 
 def code(text: str) -> None:

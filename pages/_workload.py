@@ -9,33 +9,32 @@ import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.engines.spec import engine
 from recipe_core.plans import launch_rules
-from recipe_core.request.describe import training_steps_text
 from recipe_core.request.edit import change
-from recipe_core.request.link import START_LOADS
-from recipe_core.request.presets import preset_changes, preset_of, presets
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems
+from recipe_core.request.serving_workload import MEDIA, MediaItems
 from recipe_core.views.glossary import field_help
 
 MODES = {
-    "closed": "Closed loop",
-    "open": "Open loop",
-    "static": "Static batch",
-    "offline": "Offline queue",
+    "closed": "Users at once",
+    "open": "Requests a second",
+    "offline": "A queue, worked off",
+    "static": "A fixed batch, as in benchmarks",
+}
+LOAD_TITLES = {
+    "closed": "Users at once",
+    "open": "Requests a second",
+    "offline": "Requests in the queue",
+    "static": "Requests in the batch",
 }
 MODES_MEAN = {
-    "closed": "A fixed number of requests stays in flight: each answer triggers the next request.",
+    "closed": "So many people wait for an answer at any time: each answer triggers a next request.",
     "open": "Requests arrive at a given rate, whether or not earlier ones are done.",
     "static": "One batch of fixed lengths from start to end, as in benchmarks.",
     "offline": "All requests are queued at once; only total time matters.",
 }
-MOST, FIXED = "most", "fixed"
-LOAD_CHOICES = {MOST: "Most within the limits", FIXED: "A fixed number"}
-SEARCHED_MEANS = (
-    "Each answer triggers the next request; every split gets as many in flight as it does best "
-    "with inside the limits."
-)
+SEARCHED_MEANS = "Every layout gets as many users at once as it does best with inside the limits."
 MEDIA_TITLES = {"images": "Images in every prompt", "audio": "Sound in every prompt"}
 JUDGED_ON = {
     "mean": "All tasks",
@@ -58,6 +57,9 @@ METHODS = {
     "grpo": "GRPO",
     "ppo": "PPO",
 }
+SAMPLERS = {name: engine(name).title for name in ("vllm", "sglang")}
+PLACEMENTS = {"colocated": "The devices that train", "apart": "Devices of their own"}
+REWARDS = {"rule": "A rule", "model": "A model of its size"}
 DATA = {"": "Usual for the method", "text": "Texts", "chat": "Chats", "preference": "Preferences"}
 TARGETS = {"attention": "Attention", "mlp": "Feed-forward", "all": "All linear layers"}
 
@@ -80,23 +82,6 @@ def draw_percentile() -> None:
     )
 
 
-def draw_preset() -> None:
-    request = common.request()
-    presets_by_name = presets(request)
-    common.draw_choice(
-        st.pills,
-        "Example runs" if request.is_training else "Start from",
-        "_preset",
-        preset_of(request),
-        lambda name: preset_changes(request, name),
-        options=list(presets_by_name),
-        format_func=lambda name: presets_by_name[name].title,
-        help="Fills in typical figures; change any of them. "
-        + " ".join(f"{preset.title}: {preset.help}" for preset in presets_by_name.values()),
-        wrap=True,
-    )
-
-
 def draw_workload_number(label: str, field: str, **options: Any) -> None:
     numbers.draw_number(label, f"workload.{field}", **options)
 
@@ -106,34 +91,17 @@ def draw_optional_number(label: str, field: str, empty: str, **options: Any) -> 
     numbers.draw_number(label, f"workload.{field}", optional=True, placeholder=empty, **options)
 
 
-def serving_load() -> None:
-    """Ask how requests arrive, how many and how long they are."""
-    workload = common.request().workload
-    common.edit(
-        st.segmented_control, "Traffic", "workload.mode", options=MODES, required=True, wrap=True
-    )
+def load_sentence(request: PlanRequest) -> str:
+    """Say what the load means, and what lengths of one token do."""
+    workload = request.workload
     searched = workload.mode == "closed" and workload.concurrency is None
-    st.caption(SEARCHED_MEANS if searched else MODES_MEAN[workload.mode])
-    load_choice(searched=searched)
-    with numbers.group_boxes("load"), st.grid(3, min_column_width=150):
-        if workload.mode == "open":
-            draw_workload_number("Requests per second", LOADS["open"])
-        else:
-            names = {"closed": "Requests in flight", "static": "Batch size", "offline": "Requests"}
-            draw_workload_number(
-                names[workload.mode],
-                LOADS[workload.mode],
-                disabled=searched,
-                placeholder="as limits allow" if searched else "",
-            )
-        draw_workload_number("Input tokens", "input_tokens")
-        draw_workload_number("Output tokens", "output_tokens")
-    with st.container(key="lengths-note"):
-        if workload.output_tokens == 1:
-            st.caption(
-                "One output token: prompts are computed and nothing is decoded after them, as in "
-                "scoring or a prefill pool."
-            )
+    sentences = [SEARCHED_MEANS if searched else MODES_MEAN[workload.mode]]
+    if workload.output_tokens == 1:
+        sentences.append(
+            "One output token: prompts are computed and nothing is decoded after them, as in "
+            "scoring or a prefill pool."
+        )
+    return " ".join(sentences)
 
 
 def media() -> None:
@@ -177,30 +145,6 @@ def _media_items(field: str) -> None:
             draw_workload_number("Tokens each", f"{field}.tokens")
 
 
-def load_choice(*, searched: bool) -> None:
-    """Ask whether the load is searched: a choice where a limit on time lets it be.
-
-    The place is there in every state, so that what follows stays where it is.
-    """
-    request = common.request()
-    with st.container(key="load-choice"):
-        if request.workload.mode == "closed" and (searched or searchable(request)):
-            common.draw_choice(
-                st.segmented_control,
-                "Load",
-                "_load",
-                MOST if searched else FIXED,
-                lambda choice: {
-                    "workload.concurrency": None if choice == MOST else START_LOADS["closed"]
-                },
-                options=LOAD_CHOICES,
-                required=True,
-                wrap=True,
-                help="Within limits on time every split can carry a load of its own: the one at "
-                "which it does best. A fixed number is the same for all.",
-            )
-
-
 def searchable(request: PlanRequest) -> bool:
     """Return whether the request may leave its load open."""
     try:
@@ -218,24 +162,3 @@ def several_loads() -> None:
         "options.loads",
         placeholder=f"none, or some such as 16, 64, 256 requests {counted}",
     )
-
-
-def training_run() -> None:
-    """Ask what is trained, on how much, in which steps."""
-    common.edit(
-        st.segmented_control,
-        "Method",
-        "workload.method",
-        options=list(METHODS),
-        format_func=lambda name: launch_choice_text(METHODS[name], "methods", name),
-        required=True,
-        wrap=True,
-    )
-    with numbers.group_boxes("run"), st.grid(3, min_column_width=150):
-        draw_workload_number("Sequence length", "sequence_length")
-        draw_workload_number("Global batch", "global_batch")
-        draw_optional_number("Token budget", "tokens", "one step only")
-    workload = common.request().workload
-    with st.container(key="run-note"):
-        if workload.tokens:
-            st.caption(training_steps_text(workload))

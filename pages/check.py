@@ -1,6 +1,7 @@
 import json
 from typing import Any
 
+import _address as address
 import _check_answer as verdicts
 import _common as common
 import _numbers as numbers
@@ -10,8 +11,10 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import gib, seconds_text, token_rate_text
 from recipe_core.calibration.place import calibration_stamp
+from recipe_core.commands.carry import plan_request_of
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.engines.spec import engine
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.hardware.cluster import device_names
 from recipe_core.plans.remedies import change_label
@@ -19,7 +22,7 @@ from recipe_core.request.describe import hardware_name
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
-from recipe_core.views.commands import idle_devices_text, memory_meant, words_text
+from recipe_core.views.commands import changed_lines, idle_devices_text, memory_meant, words_text
 from recipe_core.views.glossary import term_help
 from recipe_core.views.verdict import changed_figures, percent
 
@@ -41,6 +44,8 @@ LOOK = {
     "cannot start": (st.error, ":material/block:", "It cannot start."),
     "unknown": (st.info, ":material/help:", "It cannot be judged."),
 }
+PLAN_PAGE = "plan.py"
+"""The page that shows the plan of a request."""
 LEVELS = {
     "error": ":material/block: refused",
     "warning": ":material/warning: not as intended",
@@ -107,7 +112,7 @@ def ask_command() -> str:
     go.button(
         "Check",
         key="check",
-        type=common.main_button(),
+        type="primary",
         icon=":material/fact_check:",
         width="stretch",
         shortcut="Ctrl+Enter",
@@ -116,7 +121,7 @@ def ask_command() -> str:
 
 
 def draw_command_cards(answer: dict[str, Any]) -> None:
-    """Show the command's own split; of its memory both figures, and which is which."""
+    """Show the command's own layout; of its memory both figures, and which is which."""
     estimate = answer["estimate"]
     m, serving, cost = estimate["memory"], estimate.get("serving"), estimate.get("cost")
     with st.grid(5, min_column_width=190):
@@ -167,16 +172,16 @@ def draw_findings(answer: dict[str, Any]) -> None:
         )
 
 
-def draw_better_split(answer: dict[str, Any]) -> None:
-    """The best split of the same engine on the same devices, and its commands."""
-    changed_words(answer)
+def draw_better_layout(answer: dict[str, Any]) -> None:
+    """The best layout of the same engine on the same devices, and its commands."""
+    draw_corrections(answer)
     offer = answer["better"]
     if offer is None:
         draw_no_better(answer)
         return
     gain = "" if offer.get("gain") is None else f", {offer['gain']:+.0%}"
     serving = offer["estimate"]["serving"]
-    st.header("A better split", anchor=False)
+    st.header("A better layout", anchor=False)
     speed, tpot = token_rate_text(serving["output_tokens_per_s"]), seconds_text(serving["tpot_s"])
     figures = f"{speed}, {tpot} per token"
     degrees = common.escape(split_degrees_text(offer["candidate"]))
@@ -185,7 +190,7 @@ def draw_better_split(answer: dict[str, Any]) -> None:
     for command in offer["commands"]:
         if several_nodes:
             st.caption(f"On node {command['node']}:")
-        widgets.code(command["command"])
+        draw_changed_command(command, with_difference=not several_nodes)
         for name, text in command["files"].items():
             st.caption(f"with {common.escape(name)}:")
             widgets.code(text)
@@ -193,24 +198,33 @@ def draw_better_split(answer: dict[str, Any]) -> None:
         st.info(common.escape(offer["why_no_command"]), icon=":material/info:")
 
 
-def changed_words(answer: dict[str, Any]) -> None:
+def draw_changed_command(command: dict[str, Any], *, with_difference: bool = True) -> None:
+    """The words that change, and the whole new command to copy."""
+    lines = changed_lines(command["difference"]) if with_difference else []
+    if lines:
+        widgets.code("\n".join(lines))
+    widgets.code(command["command"])
+
+
+def draw_corrections(answer: dict[str, Any]) -> None:
     """The command itself with the fewest words changed so that it starts."""
     changes = [change for change in answer["changes"] if "options" in change]
     if changes:
-        st.header("The same command that starts", anchor=False)
+        st.header("The same command, corrected", anchor=False)
     for change in changes:
         chance = percent(change["start_probability"])
         text = f"It starts {words_text(change)}, with a probability of {chance}."
         st.markdown(f":material/build: {common.escape(text)}")
         if "command" in change:
-            widgets.code(change["command"])
+            draw_changed_command(change)
 
 
 def draw_no_better(answer: dict[str, Any]) -> None:
+    starts = answer["ok"] is not False or any("options" in change for change in answer["changes"])
     st.caption(
-        "No other split of these devices is more than 2 % better."
-        if answer["ok"] is not False
-        else "No other split of these devices can run it."
+        "No other layout on these devices is more than 2 % better."
+        if starts
+        else "No other layout on these devices can run it."
     )
     for change in answer["changes"]:
         if "options" in change:
@@ -219,26 +233,28 @@ def draw_no_better(answer: dict[str, Any]) -> None:
         st.markdown(f":material/build: {common.escape(text)}")
 
 
-def open_in_builder(answer: dict[str, Any]) -> None:
-    if answer.get("model") and "candidate" in answer:
-        changes = {"workload.kind": "serving"} if common.asks_for_training() else {}
-        changes |= {
-            "model": answer["model"],
-            "candidate": None,
-            "options.engines": (answer["engine"]["name"],),
-            "options.hardware": (),
-        }
-        if common.edit_button(
-            "Compare all splits of this model", "to-builder", changes, ":material/scatter_plot:"
-        ):
-            st.switch_page("compare.py", query_params=common.screen_link_query())
+def open_as_plan(answer: dict[str, Any]) -> None:
+    """A way on to the plan of what the command starts, with all that it states."""
+    if "estimate" not in answer:
+        return
+    changes = plan_request_of(answer, common.request())
+    clicked = common.edit_button(
+        "Open as plan",
+        "to-builder",
+        changes,
+        ":material/scatter_plot:",
+        help="Every layout of this model, with the command's engine, formats, longest context, "
+        "limits and devices. The command's own layout is selected.",
+    )
+    if clicked:
+        st.switch_page(PLAN_PAGE, query_params=address.screen_link_query())
 
 
 def draw_command_verdict(answer: dict[str, Any]) -> None:
     draw, icon, verdict = LOOK[answer["verdict"]]
     facts = [
         answer["model"] or "no model",
-        f"{answer['engine']['name']} {answer['engine']['version']}",
+        f"{engine(answer['engine']['name']).title} {answer['engine']['version']}",
         *([split_degrees_text(answer["candidate"])] if "candidate" in answer else []),
         hardware_name(common.request().hardware),
     ]
@@ -248,7 +264,7 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
         st.markdown(common.escape(f"{answer['error']['message']} {hint or ''}"))
     if "estimate" in answer:
         if answer["ok"] is False:
-            st.caption("What its split would deliver:")
+            st.caption("What its layout would deliver:")
         draw_command_cards(answer)
         if changed := changed_figures(answer["estimate"]):
             st.caption(f":material/tune: {common.escape(f'Calibrated by own runs. {changed}.')}")
@@ -257,14 +273,14 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
         draw_findings(answer)
     with better_column:
         if "better" in answer:
-            draw_better_split(answer)
-    open_in_builder(answer)
+            draw_better_layout(answer)
+    open_as_plan(answer)
 
 
 st.title("Does my command work?", anchor=False)
 st.caption(
     "Paste a command that starts vLLM, SGLang or TensorRT-LLM. "
-    "Does it start, what does it waste, and is there a better split?"
+    "Does it start, what does it waste, and is there a better layout?"
 )
 text = ask_command()
 if not text:
@@ -282,5 +298,5 @@ if isinstance(workload, ServingWorkload):
     load = workload.concurrency or 64
     st.caption(
         f"Judged with {workload.input_tokens:,} input tokens, {workload.output_tokens:,} output "
-        f"tokens and {load:,} requests in flight. Change them under Traffic and goals."
+        f"tokens and {load:,} users at once. Change them under Traffic and limits."
     )

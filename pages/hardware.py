@@ -4,6 +4,7 @@ from typing import Any
 import _common as common
 import _numbers as numbers
 import _own_device as own_device
+import _panels as panels
 import _price as price
 import _size_filters as filters
 import _widgets as widgets
@@ -13,6 +14,7 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.provenance import Source
 from recipe_core.base.units import gib, per_second, significant, usd
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.engines.spec import engine
 from recipe_core.estimates.measured.support import device_support
 from recipe_core.hardware.cluster import (
     cluster,
@@ -39,7 +41,6 @@ COLOURS = {
     "aws": "orange",
     "cpu": "gray",
 }
-FIRST = {"nvidia": "h100-sxm", "amd": "mi300x"}
 LEVELS = {
     "measured": ("green", ":material/verified:"),
     "calibrated": ("blue", ":material/tune:"),
@@ -49,11 +50,6 @@ LEVELS = {
 DEFAULT = ""
 request = common.request()
 chip = device_profile(request.hardware.device)
-by_vendor = {
-    vendor: [name for name in device_names(announced=True) if device_profile(name).vendor == vendor]
-    for vendor in filters.VENDORS
-}
-by_vendor = {vendor: names for vendor, names in by_vendor.items() if names}
 
 
 def source_markdown(source: Source) -> str:
@@ -61,37 +57,8 @@ def source_markdown(source: Source) -> str:
     return f"[{title}]({source.url})" if source.url else title
 
 
-def pick_device_model() -> None:
-    common.draw_choice(
-        st.segmented_control,
-        "Vendor",
-        "_vendor",
-        chip.vendor,
-        lambda vendor: (
-            {}
-            if vendor == chip.vendor
-            else {"hardware.device": FIRST.get(vendor, by_vendor[vendor][0])}
-        ),
-        options=list(by_vendor),
-        format_func=filters.VENDORS.get,
-        required=True,
-    )
-    common.pick_device(
-        st.pills, "Device", by_vendor[chip.vendor], short_title, required=True, wrap=True
-    )
-    if chip.announcement:
-        st.info(common.escape(chip.announcement), icon=":material/campaign:")
-
-
-def draw_device_counts() -> None:
-    with numbers.group_boxes("counts"), st.grid(2, min_column_width=150):
-        numbers.draw_number("Devices per node", "hardware.per_node")
-        numbers.draw_number("Nodes", "hardware.nodes")
-    with st.container(key="counts-note"):
-        usual = chip.node.devices
-        st.caption(
-            f"A usual node of these has {usual:,}. Both take {range_of('hardware.nodes').text}."
-        )
+def draw_links() -> None:
+    """Ask for the links inside a node and between nodes, where they are not the usual ones."""
     inside, between = st.columns(2)
     networks = [name for name in fabric_names() if fabric(name).kind == "scale-out"]
     with inside:
@@ -112,9 +79,7 @@ def pick_fabric(label: str, field: str, default: str, alternatives: Sequence[str
         current or DEFAULT,
         lambda name: {f"hardware.{field}": name or None},
         options=names,
-        format_func=lambda name: (
-            fabric(name).title if name else f"Default: {fabric(default).title}"
-        ),
+        format_func=lambda name: fabric(name).title if name else "As usual for the device",
     )
 
 
@@ -131,7 +96,7 @@ def draw_device_evidence() -> None:
         st.caption(common.escape(basis.basis_text))
         joined = cluster(request.hardware)
         rows = {
-            "Engines": ", ".join(basis.engines) or "none",
+            "Engines": ", ".join(engine(name).title for name in basis.engines) or "none",
             "Published runs": f"{basis.runs:,} in this package" if basis.runs else "none",
             **({"Known as": device_profile(chip.known_as).title} if chip.known_as else {}),
             "In a node": joined.fabric.title,
@@ -170,7 +135,6 @@ def add_cluster(name: str) -> dict[str, object]:
 
 
 def draw_other_clusters() -> None:
-    st.header("Compare clusters", anchor=False)
     st.caption("Other clusters are evaluated together with this one; every chart tells them apart.")
     with numbers.group_boxes("clusters"):
         for n, cluster in enumerate(request.options.hardware):
@@ -182,7 +146,7 @@ def draw_other_clusters() -> None:
         "_add",
         None,
         add_cluster,
-        options=device_names(),
+        options=sorted(device_names()),
         index=None,
         format_func=lambda name: device_profile(name).title,
         placeholder="Pick a device to add one standard node of it",
@@ -272,7 +236,7 @@ def draw_detection() -> None:
                 "Use this machine",
                 "use-detected",
                 {f"hardware.{name}": value for name, value in hardware.items()},
-                type=common.main_button(),
+                type="primary",
             )
 
 
@@ -312,18 +276,39 @@ def draw_device_facts(chip: Device) -> None:
         )
 
 
-widgets.draw_page_head("Where will it run?")
+def draw_chosen() -> None:
+    """Draw what is known about the chosen device, its price, and what few need."""
+    draw_device_cards()
+    if chip.announcement:
+        st.info(common.escape(chip.announcement), icon=":material/campaign:")
+    with st.expander("Price", icon=":material/payments:", key="price", expanded=False):
+        price.draw_price()
+    with st.expander("Links between devices", icon=":material/lan:", key="links"):
+        draw_links()
+    with st.expander("Compare with other clusters", icon=":material/compare:", key="clusters"):
+        draw_other_clusters()
+    own_device.draw_profile_upload(chip, short_title(chip))
+    draw_detection()
+    draw_device_facts(chip)
+
+
+widgets.draw_page_head("Hardware")
 choice_column, evidence_column = st.columns([3, 2], gap="large")
 with choice_column:
-    widgets.hardware_unknown()
-    pick_device_model()
-    draw_device_counts()
-    with st.container(key="price"):
-        price.draw_price()
-with evidence_column:
-    draw_device_evidence()
-draw_device_cards()
-own_device.draw_profile_upload(chip, short_title(chip))
-draw_other_clusters()
-draw_detection()
-draw_device_facts(chip)
+    panels.draw_hardware_choice()
+if common.hardware_is_open():
+    with (
+        choice_column,
+        st.expander(
+            "More filters and own machines",
+            icon=":material/filter_alt:",
+            key="size-more",
+            on_change="rerun",
+        ) as more,
+    ):
+        if more.open:
+            filters.draw_size_filters()
+else:
+    with evidence_column:
+        draw_device_evidence()
+    draw_chosen()

@@ -1,61 +1,16 @@
-from collections.abc import Mapping
-from typing import Any
-
 import _common as common
-import _gallery as gallery
 import _layers as layers
+import _model_pick as picker
 import _names as names
-import _tour as tour
-import _upload as upload
 import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import count_text
-from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_profile
-from recipe_core.models.catalog import catalog_ids
 from recipe_core.models.spec import ModelSpec
 from recipe_core.models.variants import model_variants
-from recipe_core.views.glossary import field_help, term_help
-
-
-def model_option_text(model: object) -> str:
-    """The model as an option of the list; a config by its name."""
-    return model if isinstance(model, str) else upload.config_label()
-
-
-def option_change(option: str) -> Mapping[str, Any]:
-    """The change that an option of the list makes; none for a name without a model."""
-    is_uploaded = upload.config_of_request() is not None and option == upload.config_label()
-    return {} if is_uploaded else names.model_change(option.strip())
-
-
-def pick_model() -> None:
-    """The model: of the catalog, by hub id or folder, or a config by upload or paste."""
-    options = catalog_ids()
-    current = model_option_text(common.request().model)
-    listed = options if current in options else [current, *options]
-    common.draw_choice(
-        st.selectbox,
-        "Model",
-        "_model",
-        current,
-        option_change,
-        options=listed,
-        accept_new_options=True,
-        help=field_help("model"),
-    )
-    names.draw_unmatched_name()
-    more = (
-        ", a Hugging Face Hub id, or the path of a folder with a config.json"
-        if folders_allowed()
-        else ""
-    )
-    st.caption(
-        f"{len(options)} models in the catalog. Type any part of a name, such as llama70b{more}."
-    )
-    upload.draw_config_upload()
+from recipe_core.views.glossary import field_help
 
 
 def pick_formats(spec: ModelSpec) -> None:
@@ -102,11 +57,9 @@ def pick_formats(spec: ModelSpec) -> None:
     )
 
 
-widgets.draw_page_head("What do you want to run?")
-tour.draw_tour_offer()
+widgets.draw_page_head("Model")
 common.draw_kind()
-pick_model()
-widgets.hardware_unknown()
+picker.draw_model_search("model")
 try:
     spec = common.model()
 except RecipeError as error:
@@ -116,24 +69,17 @@ except RecipeError as error:
         names.draw_model_ways_out(error, "page")
 
 if spec is not None:
-    pick_formats(spec)
+    st.header(common.escape(names.current_model_name()), anchor=False)
     with st.grid(4, min_column_width=150):
-        st.metric(
-            "Parameters", count_text(spec.parameters), border=True, help=f"{spec.parameters:,}"
-        )
-        st.metric(
-            "Active per token",
-            count_text(spec.active_parameters),
-            border=True,
-            help=f"{spec.active_parameters:,}. {term_help('active-parameters')}",
-        )
-        st.metric(
-            "Stored as",
-            spec.weight_dtype,
-            border=True,
-            help="Number format of the checkpoint's weight matrices",
-        )
-        st.metric("Longest context", f"{spec.max_context:,}", border=True, help="Tokens")
+        st.metric("Parameters", count_text(spec.parameters), border=True)
+        st.metric("Active per token", count_text(spec.active_parameters), border=True)
+        st.metric("Stored as", spec.weight_dtype, border=True)
+        st.metric("Longest context", f"{spec.max_context:,}", border=True)
+    for note in spec.notes:
+        st.caption(common.escape(note))
+if spec is not None:
+    with st.expander("Number formats", key="formats", icon=":material/compress:"):
+        pick_formats(spec)
     with st.expander(
         "Architecture, and parameters by part",
         key="architecture",
@@ -142,6 +88,3 @@ if spec is not None:
     ) as inside:
         if inside.open:  # tables and charts load much: not before somebody looks
             layers.draw_layers(spec)
-    for note in spec.notes:
-        st.info(common.escape(note), icon=":material/info:")
-gallery.draw_gallery()

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import _address as address
 import _common as common
 import _export as export
 import _side_choices as side_choices
@@ -29,11 +31,11 @@ BEST = "★"
 
 def draw_empty_shelf() -> None:
     st.info(
-        "Nothing is kept yet. Pin a split on Compare and press **Keep**, or press it on Recipe or "
-        "Size. What you keep stays while you change model, devices, load or formats.",
+        "Nothing is kept yet. Press **Keep** on the decision of a plan, on a pinned layout or on "
+        "a device. What you keep stays while you change model, devices, load or formats.",
         icon=":material/bookmark_add:",
     )
-    common.page_link("compare.py", "Compare splits", ":material/scatter_plot:")
+    address.page_link("plan.py", "To the plan", ":material/scatter_plot:")
 
 
 # --- what is kept
@@ -43,8 +45,12 @@ def shelf_bar(shelf: Shelf) -> None:
     """A button for each choice that opens its name and what can be done with it."""
     with st.container(horizontal=True):
         for place, entry in enumerate(shelf):
-            with st.popover(common.escape(entry.name), icon=":material/bookmark:"):
-                draw_choice_details(shelf, place, entry)
+            common.draw_opened(
+                common.escape(entry.name),
+                f"choice-{place}",
+                partial(draw_choice_details, shelf, place, entry),
+                icon=":material/bookmark:",
+            )
     st.caption(f"{len(shelf)} of at most {MAX_KEPT} choices. The link to this page holds them all.")
 
 
@@ -60,8 +66,8 @@ def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
     )
     with st.container(horizontal=True):
         for page, label, icon in (
-            ("compare.py", "Open in Compare", ":material/scatter_plot:"),
-            ("recipe.py", "Open its recipe", ":material/inventory_2:"),
+            ("plan.py", "Open its plan", ":material/scatter_plot:"),
+            ("ship.py", "Ship it", ":material/inventory_2:"),
         ):
             if st.button(
                 label,
@@ -69,9 +75,9 @@ def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
                 icon=icon,
                 on_click=common.replace_request,
                 args=(entry.request,),
-                help="Makes it the request of the wizard; what is kept stays",
+                help="Makes it the request; what is kept stays",
             ):
-                st.switch_page(page, query_params=common.screen_link_query())
+                st.switch_page(page, query_params=address.screen_link_query())
         st.button(
             "Remove",
             key=f"remove-{place}",
@@ -253,7 +259,7 @@ def draw_option_differences(choices: Sequence[Choice], words: Sequence[Sequence[
     )
 
 
-st.title("What differs?", anchor=False)
+st.title("Compare", anchor=False)
 kept_choices = common.shelf()
 if kept_choices:
     shelf_bar(kept_choices)

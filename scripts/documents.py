@@ -24,6 +24,7 @@ MODULES = (
     "glossary",
     "life_matrix",
     "not_modelled",
+    "published_evidence",
     "request_reference",
     "restarts",
     "support_table",

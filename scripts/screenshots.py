@@ -24,8 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 CHROMIUM = "/usr/bin/chromium"
 MAX_BYTES = 300_000
 PATIENCE_MS = 90_000
-PINS = "vllm.bf16.bf16.tp8.pp1.dp1.ep1,vllm.bf16.bf16.tp4.pp1.dp2.ep1"
-LLAMA = f"v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40&pins={PINS}"
+LLAMA = (
+    "v=1&model=meta-llama%2FLlama-3.3-70B-Instruct&hardware.device=h100-sxm"
+    "&objective.optimize=cost&objective.limits.tpot_ms=40"
+)
+FOUND = LLAMA.replace("&hardware.device=h100-sxm", "")
 TRAIN = (
     "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&workload.kind=training"
     "&workload.tokens=1e10&hardware.nodes=8"
@@ -34,79 +37,43 @@ SIDE_BY_SIDE = (
     "v=1&model=deepseek-ai%2FDeepSeek-V3&hardware.device=mi300x"
     "&options.hardware=%5B%7B%22device%22%3A%22h200-sxm%22%7D%5D"
 )
-SIZE = (
-    "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&objective.limits.tpot_ms=40"
-    "&objective.limits.ttft_ms=2000"
-)
 OVER_TIME = (
-    f"{SIZE}&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=60"
+    f"{LLAMA}&objective.limits.ttft_ms=2000"
+    "&workload.over_time.shape=azure-conversation&workload.over_time.mean_rate=60"
     "&workload.over_time.days=7"
-)
-FORMATS = (
-    "v=1&model=Qwen%2FQwen3-8B&hardware.per_node=2&workload.concurrency=32"
-    "&objective.optimize=cost&objective.limits.accuracy_recovery=0.95"
-    "&options.weight_dtypes=auto,fp8,int4&options.kv_dtypes=auto,fp8"
 )
 KEPT = (
     "v=1&kept=~1.ePmQfAf8i45WAoakArCk8DAEpfRqkkKd3mFDakCAvQjyX2aeArDc0VHISMxJU8hPUygBtvlI9SwRp"
     "RrR4WFCk_BAdwTO4ABGt68nMINGkBoGeDL6APud-LQA9DywgaOjAKwoSlPB9QqNEr3RQHk0FgAGETvM"
 )
 SHOTS = {
-    "start": ("", "", None),
-    "tour": ("", "", "Take the tour (one minute)"),
-    "glossary": ("compare", LLAMA, "Glossary"),
-    "model": ("", LLAMA, None),
+    "home": ("", "", None),
+    "model": ("model", LLAMA, None),
+    "traffic": ("traffic", LLAMA, None),
     "hardware": ("hardware", LLAMA, None),
-    "objective": ("objective", LLAMA, None),
-    "compare": ("compare", LLAMA, None),
-    "compare-time": ("compare", LLAMA, "Time"),
-    "compare-clusters": ("compare", SIDE_BY_SIDE, "Load"),
-    "compare-accuracy": ("compare", FORMATS, "Accuracy"),
-    "recipe": ("recipe", LLAMA, None),
-    "training": ("compare", TRAIN, "Pipeline"),
-    "size": ("size", SIZE, None),
-    "size-confidence": ("size", SIZE, "Confidence"),
-    "formats": ("formats", FORMATS, None),
-    "over-time": ("over_time", OVER_TIME, "Simulate"),
-    "side": ("side", KEPT, None),
-    "measured": ("measured", "", None),
-    "check": ("check", LLAMA, "SGLang with a misspelt option"),
-    "nothing-fits": (
-        "compare",
+    "plan": ("plan", LLAMA, None),
+    "plan-found": ("plan", FOUND, None),
+    "plan-clusters": ("plan", SIDE_BY_SIDE, None),
+    "plan-training": ("plan", TRAIN, None),
+    "plan-hardware": ("plan", f"{LLAMA}&lens=hardware", None),
+    "plan-formats": ("plan", f"{LLAMA}&lens=formats", None),
+    "plan-over-time": ("plan", f"{OVER_TIME}&lens=over-time", "Simulate"),
+    "plan-why": ("plan", f"{LLAMA}&lens=why", "Time"),
+    "plan-nothing": (
+        "plan",
         "v=1&model=meta-llama%2FLlama-3.1-70B-Instruct&hardware.per_node=1",
         None,
     ),
+    "ship": ("ship", LLAMA, None),
+    "side": ("side", KEPT, None),
+    "check": ("check", LLAMA, "SGLang with a misspelt option"),
+    "evidence": ("evidence", "", None),
+    "glossary": ("plan", LLAMA, "Glossary"),
 }
 """Path, query, and the view or example that is opened."""
-DARK = (
-    "start",
-    "model",
-    "hardware",
-    "objective",
-    "compare",
-    "compare-accuracy",
-    "recipe",
-    "training",
-    "size",
-    "formats",
-    "over-time",
-    "side",
-    "measured",
-    "check",
-)
-NARROW = (
-    "start",
-    "model",
-    "objective",
-    "compare",
-    "compare-accuracy",
-    "size",
-    "formats",
-    "over-time",
-    "side",
-    "check",
-)
-BUTTONS = ("check", "tour", "glossary", "over-time")
+DARK = tuple(name for name in SHOTS if name not in ("glossary", "plan-clusters"))
+NARROW = DARK
+BUTTONS = ("check", "glossary", "plan-over-time")
 """Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390
 

@@ -86,6 +86,23 @@ _NUMBER = re.compile(
 )
 # Spaces and the minus that documents and other programs write.
 _SPACES = str.maketrans(dict.fromkeys("\u00a0\u2007\u2009\u202f\t", " ") | {"\u2212": "-"})
+# Units of time in seconds, and a number with one of them behind it.
+_SECONDS = {
+    "us": Decimal("1e-6"),
+    "\u03bcs": Decimal("1e-6"),  # as casefold writes the micro sign
+    "ms": Decimal("1e-3"),
+    "s": Decimal(1),
+    "min": Decimal(60),
+    "h": Decimal(3600),
+    "day": Decimal(86400),
+    "days": Decimal(86400),
+}
+_TIME = re.compile(r"(?P<number>.*\d\.?)\ ?(?P<unit>us|\u03bcs|ms|s|min|h|days?)")
+# What an amount of money is for, as people write it, by what the field's own unit says of it.
+_PERIODS = {
+    "month": re.compile(r" ?(?:/|a |per )(?:month|mo)$"),
+    "hour": re.compile(r" ?(?:/|an |per )(?:hour|h|device-hour)$"),
+}
 # A power of ten that is too large for every field, and still written out at once.
 _LARGEST_POWER = 40
 # A range that ends so high is said to have no end.
@@ -151,8 +168,9 @@ def read_number(text: str, limits: Range, *, field: str | None = None, unit: str
     """The number that a text means: an ``int`` where the range is of whole numbers.
 
     ``1e9``, ``1,000,000``, ``10 000``, ``64k`` (64,000), ``64Ki`` (65,536), ``10B`` and the field's
-    own ``unit`` behind it (``40 ms``) or before it (``$5``) are understood; a comma is no decimal
-    point.
+    own ``unit`` behind it (``40 ms``) or before it (``$5``) are understood, and so are other units
+    of time (``2 s`` where milliseconds are asked) and the period that an amount of money is for
+    (``$40k/month`` where dollars a month are); a comma is no decimal point.
 
     Raises:
         InputError: says what is wrong with the text, and the range.
@@ -196,8 +214,13 @@ def _parse_decimal(text: str, unit: str) -> Decimal | None:
     if len(text) > LONGEST:
         return None
     plain = re.sub(r" +", " ", text.translate(_SPACES)).strip().casefold()
-    if unit == "$":
+    factor = Decimal(1)
+    if unit.startswith("$"):
         plain = plain.removeprefix("$").lstrip()
+        if period := _PERIODS.get(unit.removeprefix("$/")):
+            plain = period.sub("", plain)
+    elif unit in _SECONDS and (with_unit := _TIME.fullmatch(plain)):
+        plain, factor = with_unit["number"], _SECONDS[with_unit["unit"]] / _SECONDS[unit]
     elif unit:
         plain = plain.removesuffix(unit.casefold()).rstrip()
     match = _NUMBER.fullmatch(plain)
@@ -205,4 +228,4 @@ def _parse_decimal(text: str, unit: str) -> Decimal | None:
         return None
     integer_digits = re.sub(r"\D", "", match["whole"]) or "0"
     digits = Decimal(f"{match['sign']}{integer_digits}{match['part'] or ''}{match['power'] or ''}")
-    return digits * _SUFFIXES[match["suffix"] or ""]
+    return digits * _SUFFIXES[match["suffix"] or ""] * factor

@@ -8,7 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-_WORDS = {"missing": "is missing", "extra_forbidden": "is not a known field"}
+_WORDS = {
+    "missing": "is missing",
+    "extra_forbidden": "is not a known field",
+    "string_pattern_mismatch": "does not have the form of this field",
+}
+# Kinds about the field itself, not about its value.
+_OF_FIELD = ("missing", "extra_forbidden")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Problem:
     @property
     def text(self) -> str:
         """The message, with the value where that is a short one."""
-        if self.kind in _WORDS or isinstance(self.value, Mapping | list | tuple | BaseModel):
+        if self.kind in _OF_FIELD or isinstance(self.value, Mapping | list | tuple | BaseModel):
             return self.message
         return f"{self.message} (got {self.value!r:.80})"
 

@@ -147,12 +147,12 @@ def round_significant(values: Any, digits: int = 3) -> Any:
 
 
 def chance_text(probability: float) -> str:
-    """A probability in percent, without claiming certainty at either end."""
+    """A probability in percent, ``57 %``, without claiming certainty at either end."""
     if 0 < probability < 0.01:
-        return "<1%"
+        return "<1 %"
     if 0.99 < probability < 1:
-        return ">99%"
-    return f"{probability:.0%}"
+        return ">99 %"
+    return f"{probability * 100:.0f} %"
 
 
 def percent_text(share: float) -> str:

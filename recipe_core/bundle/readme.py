@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from recipe_core.base.texts import (
-    quote_command,
     quote_markdown,
     quote_markdown_block,
     quote_markdown_code,
+    quote_shell,
 )
 from recipe_core.base.units import gib, usd
 from recipe_core.hardware.prices import HOURS_PER_MONTH
@@ -149,11 +150,19 @@ def _server_addresses(launch: dict[str, Any]) -> list[str]:
     ]
 
 
+def _shown_word(word: str) -> str:
+    """A word for a shell, in one pair of quotes also where it holds quotes of its own."""
+    if "'" not in word:
+        return quote_shell(word)
+    escaped = re.sub(r'(["\\`])', r"\\\1", word)
+    return f'"{escaped}"'
+
+
 def _process_commands(launch: dict[str, Any]) -> Iterator[str]:
     """Each command once, with the number of processes that run it, or their nodes."""
     places: dict[str, list[int]] = {}
     for process in launch["processes"]:
-        places.setdefault(quote_command(process["argv"]), []).append(process["node"])
+        places.setdefault(" ".join(map(_shown_word, process["argv"])), []).append(process["node"])
     for command, nodes in places.items():
         remarks = []
         if len(nodes) > 1 and len(set(nodes)) == 1:

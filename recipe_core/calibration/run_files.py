@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,12 @@ from recipe_core.calibration.place import NONE, VARIABLE
 from recipe_core.calibration.residuals import Measured, learn_corrections, measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay, machine_corrections
 from recipe_core.estimates.columns.corrections import Corrections
-from recipe_core.estimates.measured.runs import MAX_TABLE_BYTES, Run, column_problem, read_runs
+from recipe_core.estimates.measured.runs import (
+    MAX_TABLE_BYTES,
+    Run,
+    column_problem,
+    parse_rows,
+)
 from recipe_core.hardware.request import with_profiles
 from recipe_core.recipe.figures import Claim, claim_of
 from recipe_core.recipe.schema import Recipe
@@ -132,15 +137,26 @@ def read_measured(path: Path) -> list[Measured]:
         return [_read_bundle_measurement(path)]
     if path.suffix != ".csv":
         raise InputError(f"{path} has an unknown suffix.", field="measured", hint=_HINT)
-    text = read_text(path, field="measured", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")
-    columns = {name.strip() for name in next(csv.reader(text.splitlines()[:1]), [])}
+    text = read_text(path, field="measured", limit=MAX_TABLE_BYTES)
+    return _rows_as_own_runs(serving_rows(text, str(path)))
+
+
+def serving_rows(text: str, path: str) -> list[Run]:
+    """The rows of a CSV of serving runs; ``path`` names it in errors.
+
+    Raises:
+        InputError: for a table of training runs, and as ``read_table``.
+    """
+    columns = {
+        name.strip() for name in next(csv.reader(text.removeprefix("\ufeff").splitlines()[:1]), [])
+    }
     if TRAINING_ONLY & columns:
         raise InputError(
             f"{path} is a table of training runs; own runs correct estimates of serving.",
             field="measured",
             hint="Compare it with estimates: recipe validate --training TABLE.",
         )
-    return _rows_as_own_runs(read_runs(path))
+    return parse_rows(text, path, Run)
 
 
 def _runs_of_foreign_file(path: Path) -> list[Run]:
@@ -171,17 +187,26 @@ def _rows_as_own_runs(runs: Sequence[Run]) -> list[Measured]:
 
 
 def _read_bundle_measurement(path: Path) -> Measured:
-    measurement = parse_json(read_text(path, field="measured"), str(path))
+    return bundle_run(read_text(path, field="measured"), str(path), lambda: _recipe_beside(path))
+
+
+def bundle_run(text: str, path: str, find_recipe: Callable[[], Recipe]) -> Measured:
+    """The run that a bundle's ``measurement.json`` states; ``path`` names it in errors.
+
+    Raises:
+        InputError: for another text, a run of training, or one of another recipe.
+    """
+    measurement = parse_json(text, path)
     if not isinstance(measurement, Mapping):
         raise InputError(f"{path} is not a measurement.", field="measured", hint=_HINT)
-    recipe = _recipe_beside(path)
+    recipe = find_recipe()
     if recipe.kind == "training":
         raise InputError(
             f"{path} was measured in training; own runs correct estimates of serving.",
             field="measured",
             hint="Leave it out.",
         )
-    run = measured_from_claim(str(path), recipe, claim_of(recipe, measurement))
+    run = measured_from_claim(path, recipe, claim_of(recipe, measurement))
     return replace(run, **_measurement_circumstances(measurement))
 
 

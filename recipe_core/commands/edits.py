@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from recipe_core.commands.arguments import Arguments, Part
+from recipe_core.commands.arguments import (
+    SUGGESTIONS,
+    Arguments,
+    Part,
+    is_open,
+    parse_option_value,
+)
 from recipe_core.commands.findings import Finding
+from recipe_core.commands.unknown_words import nearest_word
 from recipe_core.commands.words import Words
-from recipe_core.engines.option_releases import option_successor
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.option_releases import option_successor, release_of_change
 from recipe_core.engines.options import Option, OptionTable
 
 # A flag and its value: a text or a number, a tuple of texts, or True for the flag alone.
@@ -19,16 +27,19 @@ Setting = tuple[str, Any]
 _ABOUT_WORDS = frozenset({"unknown", "key", "value", "switch-value", "no-value", "model-place"})
 
 
-def set_options(arguments: Arguments, values: Mapping[str, Any]) -> Words:
+def set_options(
+    arguments: Arguments, values: Mapping[str, Any], *, without: Collection[str] = ()
+) -> Words:
     """The words with options, by name, set to other values; one that is not there comes last.
 
-    A switch is only turned on, by its flag alone (True).
+    A switch is only turned on, by its flag alone (True). ``without``: options that are left out.
     """
     table, parts = arguments.table.by_name, arguments.parts
     settings = {name: (table[name].flag, value) for name, value in values.items()}
     instead = {
         n: [settings[part.option]] for n, part in enumerate(parts) if part.option in settings
     }
+    instead |= {n: [] for n, part in enumerate(parts) if part.option in without}
     present = {part.option for part in parts}
     new = [setting for name, setting in settings.items() if name not in present]
     return _edit_words(parts, instead, new)
@@ -89,7 +100,7 @@ def _replace_part(arguments: Arguments, part: Part, error: Finding) -> list[Sett
     if error.code == "model-place":
         return [(part.flag, part.words[0])]
     if error.code == "unknown":
-        return _successors(part, table)
+        return _successors(part, table) or _respell_flag(arguments, part)
     option = table.by_name.get(part.option or "")
     if option is None:
         return []
@@ -99,8 +110,21 @@ def _replace_part(arguments: Arguments, part: Part, error: Finding) -> list[Sett
         return [(option.flag, True)] if arguments.values.get(option.name) else []
     if error.code == "value" and len(texts) == 1:
         after = option_successor(table.engine, option.flag, table, value=texts[0])
-        return [] if after is None else [(option.flag, str(after.value(texts[0])))]
+        if after is not None:
+            return [(option.flag, str(after.value(texts[0])))]
+        gone = grammars()[table.engine].gone_word(option.flag, value=texts[0])
+        nearest = None if gone else _misspelt_word(arguments, texts[0], option.choices)
+        return [] if nearest is None else [(option.flag, nearest)]
     return []
+
+
+def _misspelt_word(arguments: Arguments, text: str, names: Sequence[str]) -> str | None:
+    """The known word of which a text is a misspelling; none in a command that is mostly unknown.
+
+    To look for thousands would take minutes.
+    """
+    few = len(arguments.findings.errors) <= SUGGESTIONS
+    return nearest_word(text, names) if few else None
 
 
 def _successors(part: Part, table: OptionTable) -> list[Setting]:
@@ -117,6 +141,28 @@ def _successors(part: Part, table: OptionTable) -> list[Setting]:
     if texts and option.choices and texts[0] not in option.choices:
         return []
     return [(f"{after.flag}.{after.path}" if after.path else after.flag, texts or True)]
+
+
+def _respell_flag(arguments: Arguments, part: Part) -> list[Setting]:
+    """A misspelt flag as the engine spells it, with its values; nothing where none is meant.
+
+    None is where the word was another release's, where the option stands elsewhere in the command,
+    and where it does not take such values.
+    """
+    table, texts = arguments.table, part.texts
+    gone = grammars()[table.engine].gone_word(part.flag) is not None
+    if gone or release_of_change(table.engine, table.version, part.flag):
+        return []
+    flag = _misspelt_word(arguments, part.flag, tuple(table.by_spelling))
+    if flag is None or table.by_spelling[flag].name in {**arguments.values, **arguments.open}:
+        return []
+    option, glued = table.by_spelling[flag], "=" in part.words[0]
+    if option.type == "switch":  # a word after it is none of its own
+        return [] if glued else [(flag, texts or True)]
+    read = (is_open(text) or parse_option_value(option, text) is not None for text in texts)
+    if not texts or not all(read):
+        return []
+    return [(f"{flag}={texts[0]}", True)] if glued else [(flag, texts)]
 
 
 def _other_keys(arguments: Arguments, part: Part, option: Option) -> list[Setting] | None:
@@ -146,8 +192,11 @@ def _succeeding_keys(arguments: Arguments, option: Option, value: dict[str, Any]
     out = {key: inner for key, inner in value.items() if key in option.keys}
     for key in [key for key in value if key not in out]:
         after = option_successor(table.engine, option.flag, table, key=key)
-        if after is None or not after.path or after.option != option.name:
-            continue
-        if (new := after.value(value[key])) is not None:
-            out.setdefault(after.path, new)
+        if after is None and grammars()[table.engine].gone_word(option.flag, key) is None:
+            unused = [name for name in option.keys if name not in value]
+            nearest = _misspelt_word(arguments, key, unused)
+            out |= {} if nearest is None else {nearest: value[key]}
+        elif after is not None and after.path and after.option == option.name:
+            new = after.value(value[key])
+            out |= {} if new is None or after.path in out else {after.path: new}
     return out

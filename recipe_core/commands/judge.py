@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from recipe_core.base.documents import parse_json
@@ -207,6 +208,14 @@ def _reread(case: Case, words: Words) -> Case:
     return _read_case(replace(case.launch, args=words), case.arguments.judged, case.context)
 
 
+def _resettle(case: Case, words: Words, model: ModelSpec) -> Case:
+    """Read a case with other words after its program, with all that is checked of it alone."""
+    changed = _reread(case, words)
+    changed.settle(model)
+    check_rules(changed, model)
+    return changed
+
+
 # Judging
 
 
@@ -216,10 +225,12 @@ def _judge_with_attempts(cases: list[Case], folders: bool) -> list[View | Unknow
     verdicts = _judge_cases(cases, models)
     views = (verdict for verdict in verdicts if isinstance(verdict, View))
     tries = [attempt for view in views for attempt in find_attempts(view, _reread)]
-    changed = _judge_cases([attempt.case for attempt in tries], models, alone=True)
-    for attempt, verdict in zip(tries, changed, strict=True):
-        if isinstance(verdict, View):
-            attempt.keep(verdict)
+    for mends in (True, False):  # layouts are offered for a command without what is refused
+        attempts = [attempt for attempt in tries if attempt.mends == mends]
+        changed = _judge_cases([attempt.case for attempt in attempts], models, alone=not mends)
+        for attempt, verdict in zip(attempts, changed, strict=True):
+            if isinstance(verdict, View):
+                attempt.keep(verdict)
     return verdicts
 
 
@@ -274,7 +285,8 @@ def _prepare_case(case: Case, models: Models) -> View:
         request["options"] = {"kv_offload": case.kv_offload}
     check_rules(case, model)
     problem = _resolve_command(case, request, models)
-    return View(case, problem, *_command_columns(case, problem))
+    columns = _command_columns(case, problem)
+    return View(case, problem, *columns, partial(_resettle, model=model))
 
 
 def _resolve_command(case: Case, request: dict[str, Any], models: Models) -> ServingProblem:

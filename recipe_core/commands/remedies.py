@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.commands.arguments import is_open
 from recipe_core.commands.edits import mend_words, set_options
-from recipe_core.commands.launches import Launch
-from recipe_core.commands.render import Rendered, program_words
+from recipe_core.commands.rewrite import compare_commands, whole_command
 from recipe_core.commands.verdict import OK, Case, View
 from recipe_core.commands.words import Words
 from recipe_core.engines.options import Meaning
@@ -40,15 +38,21 @@ Values = dict[Meaning, float]
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A command with other words, to be judged: ``fields`` of a request, and flags, as they are."""
+    """A command with other words, to be judged: ``fields`` of a request, and flags, as they are.
+
+    ``mends``: whether it is the command without what its engine refuses, and no more.
+    """
 
     view: View
     case: Case
     fields: Mapping[str, Any]
     options: Mapping[str, Any]
+    mends: bool = False
 
     def keep(self, verdict: View) -> None:
         """Add the change to its view, where the changed command starts at least probably."""
+        if self.mends:
+            self.view.mended = verdict
         chance = float(verdict.columns["start_probability"][verdict.row])
         probable = verdict.verdict == "uncertain" and chance >= PROBABLY
         if not OK[verdict.verdict] and not probable:
@@ -62,19 +66,10 @@ class Attempt:
         }
         command = whole_command(self.case.launch, self.case.launch.args)
         if command is not None:
+            difference = compare_commands(self.view.case, command)
             change |= {"command": str(command), "argv": list(command.argv)}
+            change["difference"] = difference
         self.view.changes.append(change)
-
-
-def whole_command(launch: Launch, words: Words) -> Rendered | None:
-    """The user's command with other words after its program, in front of which all stays.
-
-    None where words are left open: a shell would read them otherwise once they are quoted.
-    """
-    before = launch.before or program_words(launch.program)
-    if any(is_open(word) for word in (*before, *words)):
-        return None
-    return Rendered((*before, *words), dict(launch.assigned) if launch.before else {})
 
 
 def find_attempts(view: View, reread: Callable[[Case, Words], Case]) -> list[Attempt]:
@@ -90,8 +85,8 @@ def find_attempts(view: View, reread: Callable[[Case, Words], Case]) -> list[Att
         if mended is None:
             return []  # what is wrong is not in the words alone
         words, options = mended
-        case = view.mended = reread(case, words)
-        out.append(Attempt(view, case, {}, options))
+        case = reread(case, words)
+        out.append(Attempt(view, case, {}, options, mends=True))
     table, means = case.arguments.table.by_name, case.grammar.means
     names = {meaning: name for name, meaning in reversed(means.items())}
     if case.attention_dp:

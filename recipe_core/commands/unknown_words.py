@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
@@ -14,6 +15,11 @@ from recipe_core.engines.option_releases import (
     releases,
 )
 from recipe_core.engines.options import Option, OptionTable, option_table
+
+# Least likeness, 0 to 1, of a word that is taken for another misspelt; of a second one that is
+# less alike by so much.
+MISSPELT, CLEARLY = 0.85, 0.02
+_NUMBERS = re.compile(r"\d+")
 
 # More words than any command has.
 _ALL = 1 << 20
@@ -71,3 +77,20 @@ def closest(text: str, names: Sequence[str]) -> str | None:
     word = text.casefold().replace("_", "-")
     close = difflib.get_close_matches(word, list(folded), n=2, cutoff=0.6)
     return f"Did you mean {' or '.join(folded[match] for match in close)}?" if close else None
+
+
+def nearest_word(text: str, names: Sequence[str]) -> str | None:
+    """The known word of which a text is surely a misspelling; None where there is none, or two.
+
+    Numbers in it are equal: int8 is no misspelt int4.
+    """
+    if len(text) > 100:
+        return None
+    folded = {word.casefold().replace("_", "-"): word for word in names}
+    word = text.casefold().replace("_", "-")
+    matches = difflib.get_close_matches(word, list(folded), n=2, cutoff=MISSPELT)
+    matches = [name for name in matches if _NUMBERS.findall(name) == _NUMBERS.findall(word)]
+    likeness = [difflib.SequenceMatcher(None, name, word).ratio() for name in matches]
+    if not matches or (len(matches) > 1 and likeness[0] - likeness[1] < CLEARLY):
+        return None
+    return folded[matches[0]]

@@ -15,6 +15,7 @@ from recipe_core.commands.context import CommandContext
 from recipe_core.commands.launches import Launch
 from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.render import Rendered, render_commands
+from recipe_core.commands.rewrite import Reread, compare_commands, rewrite_layout
 from recipe_core.compression.required import row_estimate_json
 from recipe_core.engines.option_releases import ReleaseTable
 from recipe_core.engines.options import OPTIONS
@@ -79,8 +80,10 @@ WORTHWHILE = 0.02
 # Splits, best first, of which one is offered that a command can say.
 TRIED = 8
 
-# What other splits keep of a command; limits on a batch are chosen with the split.
-KEPT = tuple(option.name for option in OPTIONS if option.fixed)
+# What other splits keep of a command: its limits are its owner's.
+KEPT = tuple(option.name for option in OPTIONS)
+# Limits of a server, which ranks of data-parallel attention share.
+SHARED = ("max_batched_tokens", "max_num_seqs")
 
 # Whether a command starts, by its verdict; None where estimates do not tell.
 OK = {"fits": True, "tight": True, "uncertain": None, "cannot start": False}
@@ -169,31 +172,49 @@ class View:
 
     ``plan``: where `plan_commands` put it, ``row``: of its own split there, ``splits``: the rows of
     all splits of its devices. ``mended``: the command without what its engine refuses; ``changes``:
-    the fewest words after which it starts.
+    the fewest words after which it starts. ``reread``: see `rewrite_layout`.
     """
 
     case: Case
     problem: ServingProblem
     setting: Setting
     cases: Cases
+    reread: Reread
     plan: Plan = field(init=False)
     row: int = field(init=False)
     splits: slice = field(init=False)
-    mended: Case | None = None
+    mended: View | None = None
     changes: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def splits_key(self) -> tuple[Any, ...]:
         """Commands of one setting with the same key have the same other splits."""
-        limits = tuple(self.case.candidate.get(name) for name in KEPT)
         hardware = self.problem.request.hardware
+        limits = tuple(sorted(self.kept.items()))
         return (self.problem.workload, hardware.per_node, hardware.nodes, limits)
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """Limits and sizes that the command states for a server, which other splits keep."""
+        case = self.case
+        names = (name for name in KEPT if case.candidate.get(name) is not None)
+        limits = {name: case.candidate[name] for name in names}
+        for name in SHARED if case.attention_dp else ():
+            if name in limits:  # which each rank has a share of
+                limits[name] = case.arguments.values[case.by_meaning[name]]
+        return limits
 
     def every_split(self) -> Cases:
         """Every split of the command's devices that keeps what it says beside the split."""
-        candidate = self.case.candidate
-        fixed = {name: candidate[name] for name in KEPT if candidate.get(name) is not None}
-        return every_split(self.problem, self.setting, CandidateRequest.model_validate(fixed))
+        limits = self.kept
+        fixed = CandidateRequest.model_validate(limits)
+        splits = every_split(self.problem, self.setting, fixed)
+        if "attention_dp" in self.case.grammar.means.values():
+            ranks = np.where(splits.shares_experts, splits.dp, 1)
+            for name in SHARED:
+                if name in limits:
+                    getattr(splits, name)[:] = np.maximum(limits[name] // ranks, 1)
+        return splits
 
     def ranked(self, rows: slice) -> Int:
         """The rows among some that can run, the best first."""
@@ -225,13 +246,14 @@ class View:
             **case.head(),
             "hardware": request.hardware.model_dump(mode="json", exclude_none=True),
             "workload": request.workload.model_dump(mode="json", exclude_none=True),
+            "request": request.model_dump(mode="json", exclude_unset=True, exclude_none=True),
             "candidate": self.plan.candidate(self.row),
             "reasons": [*estimate.reasons, *self.refused_words, *doubt],
             "findings": case.findings.to_json(),
             "waste": self.waste(case.context.optimize),
             "estimate": estimate.to_json(),
             "start_bytes": estimate.memory.start_bytes,
-            "better": self.better(case.context.optimize, needed=OK[verdict] is not True),
+            "better": (self.mended or self).better(case.context.optimize, case),
             "changes": self.changes,
             "unread": case.arguments.unread,
         }
@@ -307,13 +329,13 @@ class View:
             return None
         return (after / before if more else before / after) - 1
 
-    def better(self, goal: Goal, needed: bool) -> dict[str, Any] | None:
+    def better(self, goal: Goal, original: Case) -> dict[str, Any] | None:
         """The best split worth the change that a command can state, on the same engine and devices.
 
-        Where the command does not surely start as it is (``needed``), any split that does is worth
-        it.
+        Where the command does not surely start, any split that does is worth it. ``original``: the
+        user's command, which this one may mend.
         """
-        without_command: dict[str, Any] | None = None
+        needed, without_command = OK[self.verdict] is not True, None
         for row in self.ranked(self.splits)[:TRIED]:
             gain = self._gain(goal, row)
             worth = needed or gain is None or gain > WORTHWHILE
@@ -325,7 +347,10 @@ class View:
                 "estimate": self.plan.estimate(row).to_json(),
             }
             try:
-                commands = [command.to_json() for command in self._commands(row)]
+                commands = [
+                    {**command.to_json(), "difference": compare_commands(original, command)}
+                    for command in self._commands(row)
+                ]
             except RecipeError as error:
                 offer |= {"commands": [], "why_no_command": str(error)}
                 without_command = without_command or offer
@@ -334,7 +359,16 @@ class View:
         return without_command
 
     def _commands(self, row: int) -> list[Rendered]:
-        case, problem = self.mended or self.case, self.problem
+        """The commands of a row: in the user's own words where one process can say it."""
+        rendered = self._render(row)
+        if len(rendered) > 1:
+            return rendered
+        candidate = self.plan.candidate(row)
+        rewritten = rewrite_layout(self.case, rendered[0], candidate, self.reread)
+        return rendered if rewritten is None else [rewritten]
+
+    def _render(self, row: int) -> list[Rendered]:
+        case, problem = self.case, self.problem
         model = str(case.model)
         setting, table = self.plan.setting(row), case.arguments.table.version
         spec = setting.engine.with_options_of(table)

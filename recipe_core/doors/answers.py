@@ -52,20 +52,24 @@ def answer_plan(
 
 
 def priced_plan_json(plan: Plan, top: int | None, refused: int | None = None) -> Json:
-    """A plan as JSON, with the prices of its hardware."""
+    """A plan as JSON, with the prices of its hardware, and with limits those of more certainty."""
+    from recipe_core.plans.confidence_prices import price_confidences
     from recipe_core.plans.plan import REFUSED_LISTED
     from recipe_core.views.catalog import price_view
 
     answer = plan.to_json(top, REFUSED_LISTED if refused is None else refused)
-    return {**answer, "prices": [price_view(cluster) for cluster in plan.problem.clusters]}
+    answer["prices"] = [price_view(cluster) for cluster in plan.problem.clusters]
+    if prices := price_confidences(plan):
+        answer["confidence_prices"] = [price.to_json() for price in prices]
+    return answer
 
 
 def answer_estimate(body: Body, folders: bool = False) -> Json:
     """One split: the request's candidate, or the best that matches it."""
-    from recipe_core.plans.plans import plan_candidate
+    from recipe_core.plans.plans import plan_estimated
 
     request, corrections = _with_own_runs(body, folders)
-    matching, row = plan_candidate(request, folders=folders, corrections=corrections)
+    matching, row = plan_estimated(request, folders=folders, corrections=corrections)
     return clean(priced_estimate_json(matching, row, detail_row_estimate(matching, row).to_json()))
 
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from inspect import Parameter, Signature
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, FastAPI, Request
+from fastapi import APIRouter, Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
@@ -318,10 +318,15 @@ def _add_jobs(api: APIRouter, desk: _Desk) -> None:
         return desk.cancel(request, job_id)
 
 
+_SEARCH = "Parts of a name, as people type them: the models that they mean, the best first."
+
+
 def _add_catalog(api: APIRouter) -> None:
     @api.get("/models", summary="The model catalog")
-    def models() -> dict[str, Any]:
-        return catalog.models()
+    def models(
+        search: Annotated[str | None, Query(max_length=256, description=_SEARCH)] = None,
+    ) -> dict[str, Any]:
+        return catalog.models(search=search)
 
     @api.get("/models/{name:path}", summary="One model")
     def model(name: str) -> dict[str, Any]:

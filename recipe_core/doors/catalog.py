@@ -14,11 +14,19 @@ def clean(value: Json) -> Json:
     return cast(Json, finite(value))
 
 
-def models(name: str | None = None, *, folders: bool = False) -> Json:
-    """The ids in the model catalog, or one model by its id or by its dimensions in short."""
+def models(name: str | None = None, *, folders: bool = False, search: str | None = None) -> Json:
+    """The ids in the model catalog, or one model by its id or by its dimensions in short.
+
+    With ``search`` those that a text means, the best first, each with a title and a description.
+    """
     from recipe_core.models.catalog import catalog_entry, catalog_ids, in_catalog, load_model_spec
+    from recipe_core.models.search import search_models
     from recipe_core.views.catalog import model_view
 
+    if search is not None:
+        fields = ("id", "title", "description")
+        rows = [{field: getattr(row, field) for field in fields} for row in search_models(search)]
+        return {"models": [row["id"] for row in rows], "found": rows}
     if name is None:
         return {"models": catalog_ids()}
     entry = catalog_entry(name) if in_catalog(name) else None

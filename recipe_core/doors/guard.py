@@ -26,6 +26,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipe_core.base.resources import shipped_path
+from recipe_core.doors.moved import MOVED
 from recipe_core.doors.sessions import PATH as SIGN_IN
 from recipe_core.doors.sessions import Sessions, Upload, Visitors, address_of
 from recipe_core.doors.settings import ServerSettings, variable
@@ -243,9 +244,9 @@ def _is_page_path(path: str) -> bool:
 
 @cache
 def _page_names() -> frozenset[str]:
-    """Names of pages in addresses: those of their files, and none for the first one."""
+    """Names of pages in addresses: of their files, of earlier pages, and none for the first."""
     files = shipped_path("pages").glob("[!_]*.py")
-    return frozenset({"", *(file.stem for file in files)})
+    return frozenset({"", *(file.stem for file in files), *MOVED})
 
 
 def _for_reading(request: HTTPConnection) -> bool:

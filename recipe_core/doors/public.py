@@ -215,7 +215,7 @@ def estimate(
     """
     corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
-    narrowed, row = plans.plan_candidate(values, folders=folders, corrections=corrections)
+    narrowed, row = plans.plan_estimated(values, folders=folders, corrections=corrections)
     return detail_row_estimate(narrowed, row)
 
 

@@ -204,10 +204,11 @@ class MemoryUse(DataRow):
 
     ``needs_longest``: it refuses to start unless a request of the longest context fits into the
     cache. ``reserves``: whether a request is admitted only if its whole length fits (TensorRT-LLM's
-    guaranteed_no_evict), or if its tokens so far do. ``caches``: whether there is a cache at all
-    (an engine that only embeds keeps none). ``truncates``: whether it cuts a prompt that does not
-    fit into a step, where others refuse to start. ``claim``: what must be free when it starts,
-    where that is a share of the whole memory rather than what it uses. ``row_padding``,
+    guaranteed_no_evict), or if its tokens so far do; ``whole_contexts``: whether each request that
+    runs has room for the longest from the start (llama.cpp's slots). ``caches``: whether there is
+    a cache at all (an engine that only embeds keeps none). ``truncates``: whether it cuts a prompt
+    that does not fit into a step, where others refuse to start. ``claim``: what must be free when
+    it starts, where that is a share of the whole memory rather than what it uses. ``row_padding``,
     ``expert_tiles`` and ``whole_blocks``: where weights take more than the checkpoint's bytes; the
     first tiles for a device count. ``groups``: how caches of several kinds share a pool (None: each
     by itself), ``compressed_pools``: how those of compressed attention lie apart.
@@ -223,6 +224,7 @@ class MemoryUse(DataRow):
     pool: Literal["of-device", "static", "of-free"]
     needs_longest: bool
     reserves: bool = False
+    whole_contexts: bool = False
     caches: bool = True
     truncates: bool = False
     context_single_bytes: Quantity
@@ -275,6 +277,14 @@ def rules_then(memory: MemoryUse, changes: Iterable[Rules]) -> dict[str, Any]:
     for change in changes:
         then |= {name: () if name == "whole_blocks" else None for name in change.without}
     return then
+
+
+def captured_batch(requests: Float) -> Float:
+    """Round up to a batch that vLLM captures: see ``captured_sizes``."""
+    small = 2 ** np.ceil(np.log2(np.clip(requests, 1, 4)))
+    step = np.where(requests > 256, 16, 8)
+    larger: Float = np.ceil(requests / step) * step
+    return np.where(requests > 4, larger, small)
 
 
 def captured_sizes(largest: Float) -> Float:

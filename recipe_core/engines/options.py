@@ -28,7 +28,7 @@ class CandidateOption:
 
     ``usual``: what engines do where it is not stated, which a launch leaves out; None where each
     engine has a default of its own, and launches state it. ``layer``: what sets it where the user
-    does not. ``fixed``: whether other splits for a command have it too.
+    does not.
     """
 
     name: str
@@ -36,12 +36,11 @@ class CandidateOption:
     usual: float | None = None
     integral: bool = True
     layer: Literal["base", "device"] = "base"
-    fixed: bool = True
 
 
 OPTIONS = (
-    CandidateOption("max_batched_tokens", "max_batched_tokens", layer="device", fixed=False),
-    CandidateOption("max_num_seqs", "max_num_seqs", layer="device", fixed=False),
+    CandidateOption("max_batched_tokens", "max_batched_tokens", layer="device"),
+    CandidateOption("max_num_seqs", "max_num_seqs", layer="device"),
     CandidateOption("memory_fraction", "memory_fraction", integral=False),
     CandidateOption("block_size", "block_tokens"),
     CandidateOption("stream_interval", "stream_interval", usual=1),

@@ -157,8 +157,9 @@ class Launches(DataRow):
     evenly. ``expert_checkpoints``: whether it reads the weights of a model with experts.
     ``runtimes``: of devices; others (Gaudi, TPUs, Trainium) are estimated only.
     ``rollout_engines``: those that sample answers for it. ``data``: formats of the data that it
-    learns from, the usual one first; DPO's is always ``preference``. ``full_loss``: whether full
-    logits can be asked for. ``parameters_stay``: methods that keep parameters on the devices, also
+    learns from, the usual one first; DPO's is always ``preference``. ``own_data``: whether it
+    trains for its steps on data of any length. ``full_loss``: whether full logits can be asked for.
+    ``parameters_stay``: methods that keep parameters on the devices, also
     where ``offload`` has ``parameters``; ``quantizes_on_host``: whether a 4-bit base is made in
     host memory and divided there, not whole on every device. ``adapter_engines``: those that sample
     answers while adapters are trained. ``optimizer_stages``: the ZeRO
@@ -170,6 +171,7 @@ class Launches(DataRow):
 
     methods: tuple[str, ...]
     data: tuple[Literal["text", "chat"], ...] = ("text",)
+    own_data: bool = True
     models: Literal["any", "shipped", "words"] = "any"
     precisions: tuple[str, ...]
     optimizers: tuple[str, ...]
@@ -300,9 +302,19 @@ class _Hyper(DataRow):
     reinforcement: _Reinforcement
 
 
+class SmallCards(DataRow):
+    """Frameworks that are preferred on cards of little memory, for some methods."""
+
+    methods: tuple[str, ...]
+    runtimes: tuple[str, ...]
+    memory_at_most_bytes: Amount
+    preferred: tuple[str, ...]
+
+
 class _Facts(DataRow):
     schema_version: Literal[1]
     preferred: tuple[str, ...]
+    small_cards: SmallCards
     engines: dict[str, TrainingEngine]
     torch_builds: dict[str, Install]
     bases: dict[str, dict[str, Base]]

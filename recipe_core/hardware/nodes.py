@@ -99,6 +99,11 @@ class Cluster:
         """
         return self.fabric.spans_nodes
 
+    @property
+    def machine_devices(self) -> int:
+        """Devices of a machine; of a rack whose fabric joins its nodes all that this joins."""
+        return (self.fabric.domain or self.per_node) if self.rack_scale else self.per_node
+
 
 def cluster_beside(hardware: HardwareRequest, first: Cluster) -> HardwareRequest:
     """A cluster that stands beside the first one of a request: priced under the same commitment.

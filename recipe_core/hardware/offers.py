@@ -114,6 +114,10 @@ class Offer(DataRow):
         """Return whether it is older than ``STALE_DAYS``."""
         return self.age_days(today) > STALE_DAYS
 
+    def is_trusted(self, *, older: bool = False) -> bool:
+        """Return whether a price is verified and, unless ``older`` ones do, 90 days old at most."""
+        return self.status != "unverified" and (older or not self.is_stale())
+
     @property
     def doubts(self) -> tuple[str, ...]:
         """Return what to doubt on every day, in short words: ``unverified``, ``second-hand``."""

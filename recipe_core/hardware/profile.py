@@ -49,6 +49,8 @@ RUNTIMES: dict[Vendor, tuple[Runtime, ...]] = {
     "aws": ("neuron",),
     "cpu": ("cpu",),
 }
+# For whom a maker sells a device.
+Segment = Literal["data-centre", "workstation", "consumer", "edge"]
 Dtype = Literal["fp32", "bf16", "fp16", "fp8", "fp8-block", "int8", "int4", "mxfp4", "nvfp4"]
 Family = Literal[
     "gemm",
@@ -192,6 +194,7 @@ class Device(Sourced):
     own, of that of its architecture's other devices.
     ``several_a_node``: the profile of nodes that hold more of it than its own, where they differ.
     ``announced``: of a device that nobody has seen run; searches leave it out unless it is named.
+    ``segment``: for whom its maker sells it; buyers see what is made for data centres.
     """
 
     name: Name
@@ -199,6 +202,9 @@ class Device(Sourced):
     vendor: Vendor
     runtime: Runtime
     architecture: Annotated[str, Field(pattern=r"^[a-z0-9_\-]{1,32}$")]
+    segment: Annotated[Segment, Field(exclude_if=lambda value: value == "data-centre")] = (
+        "data-centre"
+    )
     driven_by: Annotated[Line | None, Field(exclude_if=_is_absent)] = None
     aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     known_as: Name | None = None
@@ -246,7 +252,9 @@ class Device(Sourced):
 
     @property
     def digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Digest of all that an estimate may depend on: of ``segment`` none does."""
+        plain = self.model_dump_json(exclude={"segment"})
+        return hashlib.sha256(plain.encode()).hexdigest()
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Device:

@@ -30,6 +30,7 @@ from recipe_core.models.checkpoint import (
 from recipe_core.models.config.read import WRONG, read_model_config
 from recipe_core.models.config.shorthand import shape_config
 from recipe_core.models.hub import own_config
+from recipe_core.models.search import search_models
 from recipe_core.models.spec import NO_TOWER, ModelSpec
 from recipe_core.models.supplements import (
     Convention,
@@ -46,6 +47,9 @@ _ALIASES = re.compile(r"^aliases:\n((?: *- .+\n)+)", re.MULTILINE)
 
 # Where weights of an inline config can be: an absolute path, or an id of the hub.
 _PLACE = re.compile(r"/[\w./:@%+=,-]{1,510}|\w[\w.-]{0,254}/\w[\w.-]{0,254}")
+
+# Names that the error of an unknown one offers.
+ALIKE_NAMES = 3
 
 # Endings without meaning, which names of quantised copies leave out.
 _LIKE_NOTHING = ("", "-hf", "-bf16")
@@ -123,10 +127,13 @@ def catalog_entry(model_id: str) -> CatalogEntry:
     """
     path = _catalog_files().get(model_id.casefold()) or _by_alias().get(model_id.casefold())
     if path is None:
-        message, hint = unknown("model", model_id, catalog_ids())
-        raise ModelError(
-            message, field="model", hint=f"{hint} Or set it to a folder with a config.json."
-        )
+        message, _ = unknown("model", model_id, ())
+        alike = [model.id for model in search_models(model_id, ALIKE_NAMES)]
+        hint = f"Did you mean {' or '.join(map(repr, alike))}?"
+        if not alike:
+            hint = f"Available: {', '.join(model.id for model in search_models(''))}, …."
+        hint = f"{hint} Or set it to a folder with a config.json."
+        raise ModelError(message, field="model", hint=hint)
     file = DataFile(path, "model", ModelError)
     entry = file.read_as(CatalogEntry)
     _check_entry(entry, file)

@@ -15,11 +15,12 @@ import numpy as np
 
 from recipe_core.accuracy.published import Retained
 from recipe_core.base.units import accuracy_text, chance_text, plain_range_text
+from recipe_core.engines.spec import engine
 from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.measured.support import fitted_engines_for
 from recipe_core.estimates.serving.accuracy import accuracy_of
 from recipe_core.hardware.cluster import short_title
-from recipe_core.plans.confidence import SURE
-from recipe_core.plans.limits import stated_limits
+from recipe_core.plans.limits import limits_phrase, stated_limits
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.rank import is_row_priced, log_score
@@ -27,12 +28,13 @@ from recipe_core.plans.remedies import Change
 from recipe_core.plans.serving_remedies import catalog_formats, online_formats
 from recipe_core.plans.splits import row_key
 from recipe_core.request.edit import select_split, shared_candidate
+from recipe_core.request.objective import SURE
 from recipe_core.request.schema import PlanRequest
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
 
-Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure"]
+Kind = Literal["weights", "checkpoint", "made", "cache", "fewer", "more", "sure", "engine"]
 # Kinds that change number formats.
 FORMATS = ("weights", "checkpoint", "made", "cache")
 AT_MOST = 5
@@ -130,18 +132,23 @@ def find_safer_row(plan: Plan, row: int, least_chance: float = SURE) -> int | No
     return int(sure[0]) if len(sure) else None
 
 
-def find_alternatives(plan: Plan) -> list[Alternative]:
+def find_alternatives(plan: Plan, *, runners_up: bool = False) -> list[Alternative]:
     """Choices beside the best split, the best of each kind; those that improve the goal first.
 
     Empty where nothing is feasible. Limits on percentiles and plans beyond ``MOST_ROWS`` rows leave
-    out what had to be planned anew.
+    out what had to be planned anew. ``runners_up``: with the best other engine and the best other
+    format, also where they improve nothing.
     """
     best = plan.best_row
     if best is None:
         return []
     options = [*_choices_in_plan(plan, best)]
     if plan.request.objective.limits.percentile is None and len(plan) <= MOST_ROWS:
-        options += _plan_edits(plan, best)
+        options += _plan_edits(plan, best, runners_up=runners_up)
+        if any(option.kind in FORMATS and option.gain > 0 for option in options):
+            options = [
+                option for option in options if option.kind not in FORMATS or option.gain > 0
+            ]
     by_kind: dict[Kind, Alternative] = {}
     for option in sorted(options, key=lambda option: -option.gain):
         by_kind.setdefault(option.kind, option)
@@ -165,13 +172,14 @@ def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:
             yield from _compare_choice(plan, best, plan, row, (kind, "", fields))
 
 
-def _plan_edits(plan: Plan, best: int) -> Iterator[Alternative]:
-    """Yield what another request gives: other formats, more devices than there are."""
+def _plan_edits(plan: Plan, best: int, *, runners_up: bool) -> Iterator[Alternative]:
+    """Yield what another request gives: formats, engines, more devices than there are."""
     # the split is left to the ranking again
     shared, without_split = shared_candidate(plan.request), dict[str, Any]()
     if plan.request.candidate is not None:
         without_split["candidate"] = shared.model_dump(exclude_none=True) if shared else None
-    edits = (*_surer_edits(plan, best), *_format_edits(plan, best), *_device_edits(plan, best))
+    edits = [*_surer_edits(plan, best), *_format_edits(plan, best), *_device_edits(plan, best)]
+    edits += _engine_edits(plan, best) if runners_up else []
     for kind, title, edit in edits:
         fields = {**without_split, **edit}
         best_plan = plan.replan_best(fields)
@@ -186,7 +194,9 @@ def _plan_edits(plan: Plan, best: int) -> Iterator[Alternative]:
             after.setting(row).needs_other_checkpoint != (kind == "made")
         ):
             continue
-        yield from _compare_choice(plan, best, after, row, (kind, title, fields))
+        compared = kind == "engine" or (runners_up and kind in FORMATS)
+        narrowed = _narrow_edit((kind, title, fields), after.candidate(row))
+        yield from _compare_choice(plan, best, after, row, narrowed, worse=compared)
 
 
 def row_devices_text(plan: Plan, row: int) -> str:
@@ -204,7 +214,8 @@ def _surer_edits(plan: Plan, best: int) -> Iterator[Edit]:
     Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
     """
     doubtful = bool(stated_limits(plan)) and float(plan.chances[best]) < SURE
-    if doubtful and plan.request.load_searched and plan.request.objective.confidence is None:
+    confidence = plan.request.objective.required_confidence
+    if doubtful and plan.request.load_searched and confidence < SURE:
         yield "sure", f"{SURE * 100:.0f} % sure", {"objective.confidence": SURE}
 
 
@@ -213,12 +224,16 @@ def _format_edits(plan: Plan, best: int) -> Iterator[Edit]:
     if plan.kind != "serving":
         return
     setting = plan.setting(best)
-    for dtype in online_formats(setting):
-        yield "weights", f"{dtype} weights", {"options.weight_dtypes": (dtype,)}
+    if weights := tuple(online_formats(setting)):
+        yield "weights", "", {"options.weight_dtypes": weights}
     yield from _checkpoint_edits(setting, plan.request)
-    for dtype in setting.cluster.device.kv_dtypes:
-        if dtype in setting.engine.kv_dtypes and dtype != setting.kv_dtype:
-            yield "cache", f"{dtype} cache", {"options.kv_dtypes": (dtype,)}
+    caches = tuple(
+        dtype
+        for dtype in setting.cluster.device.kv_dtypes
+        if dtype in setting.engine.kv_dtypes and dtype != setting.kv_dtype
+    )
+    if caches:
+        yield "cache", "", {"options.kv_dtypes": caches}
 
 
 def _checkpoint_edits(setting: Setting, request: PlanRequest) -> Iterator[Edit]:
@@ -241,6 +256,32 @@ def _checkpoint_edits(setting: Setting, request: PlanRequest) -> Iterator[Edit]:
             yield "made", f"{dtype} weights, to be made", {"options.weight_dtypes": (dtype,)}
 
 
+def _engine_edits(plan: Plan, best: int) -> Iterator[Edit]:
+    """Every other engine whose estimates are fitted to measurements on the device."""
+    if plan.kind != "serving":
+        return
+    setting = plan.setting(best)
+    fitted = fitted_engines_for(setting.cluster.device)
+    if other_engines := tuple(name for name in fitted if name != setting.engine.name):
+        yield "engine", "", {"options.engines": other_engines}
+
+
+def _narrow_edit(edit: Edit, candidate: Mapping[str, Any]) -> Edit:
+    """The edit that gives the same best split alone, where one tried several values at once."""
+    kind, title, fields = edit
+    match kind:
+        case "engine":
+            name = candidate["engine"]
+            return kind, engine(name).title, {**fields, "options.engines": (name,)}
+        case "weights":
+            dtype = candidate["weight_dtype"]
+            return kind, f"{dtype} weights", {**fields, "options.weight_dtypes": (dtype,)}
+        case "cache":
+            dtype = candidate["kv_dtype"]
+            return kind, f"{dtype} cache", {**fields, "options.kv_dtypes": (dtype,)}
+    return kind, title, fields
+
+
 def _device_edits(plan: Plan, best: int) -> Iterator[Edit]:
     """The next size of the hardware, where the best split uses all that is there."""
     hardware, place = plan.request.hardware, plan.setting(best).cluster
@@ -252,18 +293,21 @@ def _device_edits(plan: Plan, best: int) -> Iterator[Edit]:
 
 
 def _compare_choice(
-    plan: Plan, best: int, after: Plan, row: int, edit: Edit
+    plan: Plan, best: int, after: Plan, row: int, edit: Edit, *, worse: bool = False
 ) -> Iterator[Alternative]:
-    """The choice with its figures, where it improves the goal or trades it for another figure."""
+    """The choice with its figures, where it improves the goal or trades it for another figure.
+
+    ``worse``: also where it does neither.
+    """
     kind, title, fields = edit
-    name = _goal_measure(plan, best)
+    name = goal_measure(plan, best)
     before, then = float(plan.raw(name)[best]), float(after.raw(name)[row])
     gain, gained = float((log_score(plan, [best]) - log_score(after, [row]))[0]), ""
     if not (math.isfinite(gain) and before > 0 and math.isfinite(then)):
         return
     if kind == "sure":
         gained = _limits_kept(after, row)
-    elif gain < math.log1p(LEAST_GAIN):
+    elif gain < math.log1p(LEAST_GAIN) and not worse:
         traded = _best_trade(plan, best, after, row, name)
         if traded is None or kind not in ("fewer", "more"):
             return
@@ -283,12 +327,10 @@ def _compare_choice(
 
 
 def _limits_kept(after: Plan, row: int) -> str:
-    chance = chance_text(float(after.chances[row])).replace("%", " %")
-    several = len(stated_limits(after)) > 1
-    return f"keeps the limit{'s' if several else ''} with {chance}"
+    return f"holds {limits_phrase(after)} with {chance_text(float(after.chances[row]))}"
 
 
-def _goal_measure(plan: Plan, best: int) -> str:
+def goal_measure(plan: Plan, best: int) -> str:
     """The measure of the first goal; where its price is unknown, what stands for it."""
     goal = next(iter(plan.request.objective.goals))
     column = plan.spec.goals[goal][0]

@@ -23,13 +23,11 @@ from recipe_core.base.units import chance_text
 from recipe_core.estimates.bands import Uncertain, narrow_interval
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.plans.evaluation import EvaluatedCases
-from recipe_core.plans.limits import LIMITS, bounded_values
+from recipe_core.plans.limits import LIMITS, bounded_codes, bounded_values
+from recipe_core.request.objective import SURE as SURE
 from recipe_core.request.objective import Limits, Objective
 
 Cases = EvaluatedCases[Any, Any, Any]
-
-# Probability of keeping the limits from which a split is called safe.
-SURE = 0.8
 
 # Normal score from which a probability is 0 or 1 in floating point.
 CERTAIN = 37.0
@@ -39,12 +37,17 @@ TAIL = 4.0
 NODES = 24
 # Points of a Halton sequence for three limits and more: errors of about 0.1 %.
 DRAWS = 4096
+# Cases that are held against them together: their bits stay in the processor's cache.
+AT_ONCE = 32
 
 
 def confidence(cases: Cases, limits: Limits) -> Float:
-    """The probability that each case keeps every limit; NaN where it cannot run at all."""
-    if cases.chances is not None:
-        return cases.chances
+    """The probability that each case keeps every limit of its request; NaN where it cannot run."""
+    return limit_chances(cases, limits) if cases.chances is None else cases.chances
+
+
+def limit_chances(cases: Cases, limits: Limits) -> Float:
+    """As ``confidence``, with limits that need not be those of the request."""
     rows = np.flatnonzero(cases.runs)
     chance = np.full(len(cases), np.nan)
     chance[rows] = moved_confidence(cases, limits, rows, {})[0][:, 0]
@@ -54,17 +57,18 @@ def confidence(cases: Cases, limits: Limits) -> Float:
 def refuse_unsure(cases: Cases, objective: Objective) -> Cases:
     """With the rule that refuses what keeps the limits with less than the objective's confidence.
 
-    Of cases that keep them by the estimate: the others are refused already.
+    Of cases that keep them by the estimate: the others are refused already. No rule where the
+    estimates themselves are asked for, or nothing is limited.
     """
-    target = objective.confidence
-    if target is None:
+    target = objective.required_confidence
+    if objective.judges_by_estimate or not bounded_codes(objective.limits):
         return cases
     chance = confidence(cases, objective.limits)
 
     def say(i: int) -> str:
         return (
             f"holds the limits with a probability of {below_text(float(chance[i]), target)}; "
-            f"{target:.0%} is asked for"
+            f"{chance_text(target)} is asked for"
         )
 
     rule = Refusal("confidence", cases.feasible & (chance < target), say)
@@ -74,7 +78,7 @@ def refuse_unsure(cases: Cases, objective: Objective) -> Cases:
 def below_text(chance: float, threshold: float) -> str:
     """A probability below another, with as many digits as tell them apart."""
     text = chance_text(chance)
-    return f"{chance:.1%}" if text == f"{threshold:.0%}" else text
+    return f"{chance * 100:.1f} %" if text == chance_text(threshold) else text
 
 
 def moved_confidence(
@@ -167,11 +171,15 @@ def joint_probability(scores: Float, correlation: Float) -> Float:
         return _cdf(scores[0])
     if len(scores) == 2:
         return _both(scores[0], scores[1], float(correlation[0, 1]))
-    drawn = _draws(len(scores)) @ _correlation_root(correlation).T
-    out = _cdf(scores.min(axis=0))  # what the least likely of them allows
-    open_question = (scores.min(axis=0) > -TAIL) & (scores.min(axis=0) < TAIL)
-    for i in np.flatnonzero(open_question).tolist():
-        out[i] = min(out[i], float(np.mean((drawn <= scores[:, i]).all(axis=1))))
+    drawn = _correlation_root(correlation) @ _draws(len(scores)).T
+    lowest = scores.min(axis=0)
+    out = _cdf(lowest)  # what the least likely of them allows
+    open_question = np.flatnonzero((lowest > -TAIL) & (lowest < TAIL))
+    for some in np.array_split(open_question, -(-len(open_question) // AT_ONCE) or 1):
+        below = np.ones((len(some), DRAWS), dtype=np.bool_)
+        for points, score in zip(drawn, scores[:, some], strict=True):
+            below &= points <= score[:, None]
+        out[some] = np.minimum(out[some], np.count_nonzero(below, axis=1) / DRAWS)
     return out
 
 

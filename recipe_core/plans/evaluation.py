@@ -161,8 +161,8 @@ class EvaluatedCases(Generic[S, C, E]):
             refused = chunk[~self.feasible[chunk]]
             inside: list[list[str]] = []
             if len(refused):
-                estimates: Any = self._estimate(refused)
-                inside = estimates.reasons_of(np.arange(len(refused)))
+                estimates, places = self.details(refused)
+                inside = estimates.reasons_of(places)
             by_case = {
                 i: [*rules, *added]
                 for i, rules, added in zip(

@@ -162,9 +162,14 @@ def able_frameworks(
     setting: TrainingSetting, offload: str = "none", in_pieces: bool = False
 ) -> tuple[str, ...]:
     """The frameworks that can launch what is asked, the preferred ones first."""
+    facts, device = program_facts(), setting.cluster.device
+    cards, names = facts.small_cards, facts.preferred
+    small = device.memory_bytes.value <= cards.memory_at_most_bytes
+    if small and device.runtime in cards.runtimes and setting.method in cards.methods:
+        names = (*cards.preferred, *(name for name in names if name not in cards.preferred))
     return tuple(
         name
-        for name in program_facts().preferred
+        for name in names
         if not any(launch_lacks(on_framework(setting, name), offload, in_pieces))
     )
 

@@ -5,6 +5,7 @@ Of quantities by their means, of times also by a simulated percentile.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,12 @@ def limit_excess(rule: Limit, values: Float, limits: Limits) -> Float:
 
 
 def stated_limits(plan: Plan) -> list[str]:
-    """Codes of the limits that the objective states."""
-    limits = plan.request.objective.limits
+    """Codes of the limits that the objective of a plan states."""
+    return bounded_codes(plan.request.objective.limits)
+
+
+def bounded_codes(limits: Limits) -> list[str]:
+    """Codes of the limits that are stated."""
     return [code for code, rule in LIMITS.items() if rule.bound(limits) is not None]
 
 
@@ -73,6 +78,31 @@ def limit_texts(limits: Limits) -> list[str]:
         percentile = f"p{limits.percentile:g} of " if rule.timed and limits.percentile else ""
         out.append(f"{percentile}{rule.label} {rule.direction} {rule.show(bound)}")
     return out
+
+
+# Limits that a phrase names one by one.
+NAMED = 2
+
+
+def limits_phrase(plan: Plan) -> str:
+    """The limits of a plan in few words: ``40 ms per token and 800 ms to first token``.
+
+    ``40 ms per token at p95`` where they are of a percentile; ``all 3 limits`` of more than two.
+    """
+    limits = plan.request.objective.limits
+    rules = [LIMITS[code] for code in stated_limits(plan)]
+    if len(rules) > NAMED:
+        return f"all {len(rules)} limits"
+    texts = [
+        f"{_TRAILING.sub('', rule.show(rule.bound(limits) or 0.0))} {rule.metric.per}".rstrip()
+        for rule in rules
+    ]
+    timed = limits.percentile is not None and any(rule.timed for rule in rules)
+    return " and ".join(texts) + (f" at p{limits.percentile:g}" if timed else "")
+
+
+# Zeros that a round limit needs not: ``40.0 ms``.
+_TRAILING = re.compile(r"(?<!\$)(?<=\d)\.0+(?= |$)")
 
 
 def add_limit_rules(cases: Cases, limits: Limits, *, timed: bool | None = None) -> Cases:

@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import round_significant
 from recipe_core.estimates.columns.serving import Cases
-from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
+from recipe_core.plans.limits import LIMITS, bounded_codes, bounded_figures, limit_excess
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.request.objective import GAIN_FROM_LOAD
@@ -166,15 +166,15 @@ def missed_by(plan: Plan) -> Float:
     0 where it holds within the limits, infinite where it cannot run. Whether a row starts is not
     for its load to say: one that may not start has the best load that it holds if it does.
     """
-    limits = plan.request.objective.limits
+    objective, limits = plan.request.objective, plan.request.objective.limits
     missed = np.asarray(plan.columns["load"] / np.maximum(plan.columns["held_requests"], 1e-9))
     with np.errstate(invalid="ignore", divide="ignore"):
         for code, rule in LIMITS.items():
             if rule.bound(limits) is not None:
                 missed = np.maximum(missed, limit_excess(rule, bounded_figures(plan, code), limits))
-        if (least_confidence := plan.request.objective.confidence) is not None:
-            chance = plan.chances
-            missed = np.maximum(missed, least_confidence / np.maximum(chance, LEAST_CHANCE))
+        if not objective.judges_by_estimate and bounded_codes(limits):
+            chance = np.maximum(plan.chances, LEAST_CHANCE)
+            missed = np.maximum(missed, objective.required_confidence / chance)
     missed = np.where(plan.runs & np.isfinite(missed), missed, np.inf)
     return np.where(plan.feasible & ~plan.spec.overloaded(plan), 0.0, missed)
 

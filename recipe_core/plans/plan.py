@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from recipe_core.estimates.results import Estimate
     from recipe_core.plans.flips import Flip
+    from recipe_core.plans.own_runs import OwnRunsEffect
     from recipe_core.plans.remedies import Change
 
 # Candidates that an answer lists unless more are asked for, and refused ones; ``counts`` says how
@@ -304,6 +305,13 @@ class Plan:
         from recipe_core.plans.flips import find_flips
 
         return find_flips(self)
+
+    @cached_property
+    def own_runs_effect(self) -> OwnRunsEffect | None:
+        """Return how own runs changed the best split; None where they did not."""
+        from recipe_core.plans.own_runs import find_own_runs_effect
+
+        return find_own_runs_effect(self)
 
     def label(self, row: int) -> str:
         """The degrees of a row, and what else it is where the plan has several."""

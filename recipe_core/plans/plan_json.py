@@ -49,7 +49,8 @@ def plan_document(plan: Plan, top: int, refused: int) -> dict[str, Any]:
     places = plan.problem.clusters
     unpriced = [place.device.name for place in places if place.usd_per_device_hour is None]
     corrections = plan.problem.corrections
-    own_runs = {} if corrections is None else {"own_runs": corrections.to_json()}
+    effect = plan.own_runs_effect and {"effect": plan.own_runs_effect.to_json()}
+    own_runs = {} if corrections is None else {"own_runs": corrections.to_json() | (effect or {})}
     return {
         "schema_version": 1,
         "candidates": [

@@ -14,13 +14,15 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster, is_own
+from recipe_core.plans.confidence import limit_chances
 from recipe_core.plans.kind import Kind
-from recipe_core.plans.limits import LIMITS, breaks_limit
+from recipe_core.plans.limits import LIMITS, bounded_codes, breaks_limit
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import Problem, resolve_problem
 from recipe_core.plans.rank import nearest_row
 from recipe_core.request.candidate import CandidateRequest
-from recipe_core.request.metrics import limits_by_name
+from recipe_core.request.edit import change
+from recipe_core.request.objective import BY_ESTIMATE
 from recipe_core.request.schema import PlanRequest
 
 
@@ -72,33 +74,26 @@ def plan_cases(problem: Problem[Any], setting: Any, cases: Any) -> Plan:
     return Plan(kind, problem, kind.judge_cases(kind, problem, setting, cases))
 
 
-def plan_least_loads(plan: Plan) -> Plan:
-    """The plan with every split at its smallest load where loads are searched, else itself.
-
-    Limits that more load helps to keep do not count there.
-    """
-    if not plan.request.load_searched:
-        return plan
-    from recipe_core.plans.serving_search import judge_least_loads
-
-    return Plan(plan.spec, *judge_least_loads(plan))
-
-
 def count_keeping(plan: Plan, name: str, bound: float | None) -> int:
     """Return how many splits keep a bound on a metric (in its limit's unit) and all other limits.
 
-    ``bound``: None is no bound. Where the load is searched it follows the limits on time: then
-    those splits keep another bound on a time than the plan's that keep it at their smallest load.
+    ``bound``: None is no bound. Where the load is searched it follows the limits, so that another
+    bound than the plan's is planned anew.
     """
-    moved, limits = limits_by_name()[plan.measures[name].limit or ""], plan.request.objective.limits
-    if moved.timed and bound != getattr(limits, moved.name):
-        plan = plan_least_loads(plan)
-    limits = plan.request.objective.limits.model_copy(update={moved.name: bound})
+    field, objective = plan.measures[name].limit or "", plan.request.objective
+    if plan.request.load_searched:
+        if bound == getattr(objective.limits, field):
+            return len(plan.order)
+        return len(plan.replan(change(plan.request, {f"objective.limits.{field}": bound})).order)
+    limits = objective.limits.model_copy(update={field: bound})
     keep = plan.runs.copy()
-    for rule in LIMITS.values():
-        if rule.bound(limits) is not None:
-            broken = [breaks_limit(rule, block, limits) for block in plan.blocks]
-            keep &= ~np.concatenate(broken)
+    for code in bounded_codes(limits):
+        broken = [breaks_limit(LIMITS[code], block, limits) for block in plan.blocks]
+        keep &= ~np.concatenate(broken)
+    if not objective.judges_by_estimate and bounded_codes(limits):
+        chances = [limit_chances(block, limits) for block in plan.blocks]
+        with np.errstate(invalid="ignore"):
+            keep &= np.concatenate(chances) >= objective.required_confidence
     return int(keep.sum())
 
 
@@ -140,6 +135,26 @@ def plan_candidate(
     return narrowed, row
 
 
+def plan_estimated(
+    request: PlanRequest, *, folders: bool = True, corrections: Corrections | None = None
+) -> tuple[Plan, int]:
+    """As ``plan_candidate``, judged as an estimate is (``judge_estimated``)."""
+    return plan_candidate(judge_estimated(request), folders=folders, corrections=corrections)
+
+
+def judge_estimated(request: PlanRequest) -> PlanRequest:
+    """The request as an estimate takes it.
+
+    An estimate under a stated load says what is expected: whether that keeps the limits is its own
+    to say, unless a confidence is asked for.
+    """
+    objective = request.objective
+    if objective.confidence is not None or request.load_searched:
+        return request
+    by_estimate = objective.model_copy(update={"confidence": BY_ESTIMATE})
+    return request.model_copy(update={"objective": by_estimate})
+
+
 def _require_rows(plan: Plan) -> Plan:
     if not len(plan):
         raise RecipeError(
@@ -177,7 +192,7 @@ def estimate_batch(
         try:
             if isinstance(value, RecipeError):  # a line that was no document
                 raise value
-            request = PlanRequest.parse(value)
+            request = judge_estimated(PlanRequest.parse(value))
             problem = resolve_problem(request, corrections=corrections)
             pair = find_stated_case(problem, problem.candidate)
             if pair is None or request.options.compression is not None:

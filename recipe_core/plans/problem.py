@@ -42,7 +42,8 @@ class Problem(Generic[W]):
     """A request with its names looked up. The first of ``clusters`` is the request's own.
 
     ``corrections``: what runs of one's own teach; None without any. ``assumed``: whether number
-    formats are taken as given (``Setting.assumed``).
+    formats are taken as given (``Setting.assumed``). ``on_one_machine``: whether a search
+    of serving leaves out servers that span machines.
     """
 
     request: PlanRequest
@@ -51,6 +52,7 @@ class Problem(Generic[W]):
     clusters: tuple[Cluster, ...]
     corrections: Corrections | None = None
     assumed: bool = False
+    on_one_machine: bool = False
 
     @property
     def cluster(self) -> Cluster:

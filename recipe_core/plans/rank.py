@@ -192,17 +192,18 @@ def beats(table: Plan, rows: Sequence[int] | Int, beside: int) -> list[float | N
 
 
 def beats_elsewhere(
-    table: Plan, row: int, beside: Plan, row_beside: int, *, dearer: float = 1.0
+    table: Plan, row: int, beside: Plan, row_beside: int, *, gain: float | None = None
 ) -> float | None:
     """The probability that a row is better than one of another plan of the same objective.
 
-    As ``beats``; None where only one of the two has a price, and the goals count it. ``dearer``:
-    what else makes its score so many times the other's.
+    As ``beats``; None where only one of the two has a price, and the goals count it. ``gain``: by
+    how much the logarithm of its score is better; None: as the plans count it.
     """
     if counts_cost(table) and is_row_priced(table, row) != is_row_priced(beside, row_beside):
         return None
-    gain = log_score(beside, [row_beside]) - log_score(table, [row]) - np.log(dearer)
-    score = _gain_scores(table, np.array([row]), gain, beside, row_beside)
+    plain = log_score(beside, [row_beside]) - log_score(table, [row])
+    gains = plain if gain is None else np.array([gain])
+    score = _gain_scores(table, np.array([row]), gains, beside, row_beside)
     return float(normal_probability(score)[0])
 
 
@@ -286,7 +287,10 @@ def refused_rows(table: Plan) -> Int:
 
 
 def rows_beyond_limits(table: Plan) -> list[int]:
-    """Rows that only break limits of the objective, the smallest relative excess first."""
+    """Rows that only break limits of the objective, the smallest relative excess first.
+
+    Those that may not start come after those that do.
+    """
     if not len(table):
         return []
     objective = table.request.objective
@@ -302,12 +306,12 @@ def rows_beyond_limits(table: Plan) -> list[int]:
         elif code == "confidence":
             by_limits |= broken
             chances = np.maximum(np.nan_to_num(table.chances), 1e-3)
-            times = (objective.confidence or 1.0) / chances
+            times = objective.required_confidence / chances
             excess = np.where(broken, np.maximum(excess, times), excess)
         elif code == "unsimulated":  # its percentile is unknown, so no limit would let it in
             curable &= ~broken
     rows = np.flatnonzero(by_limits & curable)
-    return [int(row) for row in rows[np.argsort(excess[rows], kind="stable")]]
+    return [int(row) for row in rows[np.lexsort((excess[rows], table.uncertain[rows]))]]
 
 
 def nearest_row(table: Plan) -> int | None:

@@ -18,19 +18,18 @@ from recipe_core.base.units import significant
 from recipe_core.engines.options import COLUMNS
 from recipe_core.plans.kind import DEGREES, Fields
 from recipe_core.plans.launch_facts import DATA_TITLES, METHODS
-from recipe_core.plans.limits import LIMITS, bounded_figures, stated_limits
+from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess, stated_limits
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.plans.splits import broken_rules, row_key, row_request
 from recipe_core.request.edit import change
 from recipe_core.request.metrics import limits_by_name
+from recipe_core.request.objective import BY_ESTIMATE
 from recipe_core.request.split_key import split_name
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
 
 AT_MOST = 3
-# The lowest confidence that a request may ask for.
-LEAST_CONFIDENCE = 0.5
 # Feasible rows with the nearest degrees whose other choices are compared.
 CLOSE = 50
 
@@ -138,24 +137,47 @@ def looser_limits(plan: Plan) -> list[Change]:
         if len(codes[row]) == 1:
             alone[next(iter(codes[row]))] = row
     nearest = [alone[code] for code in (*LIMITS, "confidence") if code in alone] or rows[:1]
-    changes = [
-        Change(_loosened_limits(plan, row, codes[row]), plan.candidate(row), row_key(plan, row))
-        for row in nearest
-    ]
-    if plan.request.objective.confidence is None:
-        return changes
-    # what a limit has to be so that it holds with the confidence is only close to what is computed
-    planned = (_best_after(plan, change.fields) for change in changes)
-    return [change for change in planned if change]
+    if plan.request.objective.judges_by_estimate:
+        return [
+            Change(_loosened_limits(plan, row, codes[row]), plan.candidate(row), row_key(plan, row))
+            for row in nearest
+        ]
+    # what limits have to be so that they hold with the confidence is only close to what is computed
+    for loosened in (_loosened_limits, _together_loosened):
+        planned = (_best_after(plan, loosened(plan, row, codes[row])) for row in nearest)
+        if changes := [change for change in planned if change]:
+            return changes
+    return []
 
 
-def _loosened_limits(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
+def _together_loosened(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, float]:
+    """The limits that a row must have so that all hold together with the confidence asked for.
+
+    Those among ``codes``, and those that it keeps too narrowly: of n limits each holds with
+    1 − (1 − c) / n, which is enough whatever their errors share (Bonferroni).
+    """
+    bounded, limits = stated_limits(plan), plan.request.objective.limits
+    needed = 1 - (1 - plan.request.objective.required_confidence) / len(bounded)
+    narrow = {
+        code
+        for code in bounded
+        if limit_excess(LIMITS[code], bounded_figures(plan, code)[[row]], limits)[0]
+        * _limit_margin(plan, code, row, needed) ** (-1 if LIMITS[code].at_least else 1)
+        > 1
+    }
+    return _loosened_limits(plan, row, (codes - {"confidence"}) | narrow, needed)
+
+
+def _loosened_limits(
+    plan: Plan, row: int, codes: frozenset[str], needed: float | None = None
+) -> dict[str, float]:
     """The limits among ``codes`` at the row's own figures, or as it holds them with confidence.
 
-    Without those that are unknown.
+    ``needed``: the confidence of each; the one asked for by default. Without those that are
+    unknown.
     """
     figures = {
-        code: float(bounded_figures(plan, code)[row]) * _limit_margin(plan, code, row)
+        code: float(bounded_figures(plan, code)[row]) * _limit_margin(plan, code, row, needed)
         for code in sorted(codes & set(LIMITS))
     }
     out = {
@@ -165,21 +187,22 @@ def _loosened_limits(plan: Plan, row: int, codes: frozenset[str]) -> dict[str, f
     }
     if "confidence" in codes:
         chance = math.floor(float(plan.chances[row]) * 100) / 100
-        if chance >= LEAST_CONFIDENCE:
+        if chance >= BY_ESTIMATE:
             return {**out, "objective.confidence": chance}
         return _loosened_limits(plan, row, frozenset(stated_limits(plan)))
     return out
 
 
-def _limit_margin(plan: Plan, code: str, row: int) -> float:
-    """Return how many times a row's figure a limit must be to hold with the confidence asked for.
+def _limit_margin(plan: Plan, code: str, row: int, needed: float | None = None) -> float:
+    """Return how many times a row's figure a limit must be to hold with a confidence.
 
-    1 where none is.
+    The ``needed`` one, else the one asked for; 1 where none is.
     """
-    confidence, block = plan.request.objective.confidence, plan.at(row)[0]
+    objective, block = plan.request.objective, plan.at(row)[0]
     errors = block.physics.uncertain(block.setting, LIMITS[code].column)
-    if confidence is None or errors is None:
+    if objective.judges_by_estimate or errors is None:
         return 1.0
+    confidence = objective.required_confidence if needed is None else needed
     score = NORMAL.inv_cdf(1 - confidence if LIMITS[code].at_least else confidence)
     return float(factor_at(errors.factors, score))
 

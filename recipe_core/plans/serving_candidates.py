@@ -66,6 +66,9 @@ def every_split(
     keep = np.ones(len(splits["tp"]), dtype=np.bool_)
     if options.nodes == "all":
         keep &= splits["tp"] * splits["pp"] * splits["dp"] * copies + pool == place.devices
+    if problem.on_one_machine:
+        ranks = np.where(splits["ep"] > 1, splits["dp"], 1)
+        keep &= splits["tp"] * splits["pp"] * ranks <= place.machine_devices
     for name in DEGREES:
         if (degree := getattr(candidate, name)) is not None:
             keep &= splits[name] == degree

@@ -12,8 +12,9 @@ from typing import Any, get_args
 import numpy as np
 from pydantic import BaseModel
 
-from recipe_core.base.arrays import Int
+from recipe_core.base.arrays import Bool, Int
 from recipe_core.engines.grammar import option_meanings
+from recipe_core.engines.memory import captured_batch
 from recipe_core.engines.options import OPTIONS, STATED, USUAL
 from recipe_core.engines.release import BatchLimits
 from recipe_core.engines.spec import Engine, Interval
@@ -24,8 +25,15 @@ from recipe_core.hardware.profile import Device
 from recipe_core.models.spec import ModelSpec
 from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.problem import ServingProblem, refuse_field
-from recipe_core.plans.serving_settings import mode_load, offload_of, served_context
+from recipe_core.plans.serving_settings import (
+    admits_by_limits,
+    load_context,
+    mode_load,
+    offload_of,
+    served_context,
+)
 from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.objective import Objective
 from recipe_core.request.serving_workload import Speculative
 
 INTERVALS: tuple[str, ...] = get_args(Interval)
@@ -182,7 +190,8 @@ def setting_columns(
         "nodes": place.nodes,
         "input_tokens": workload.prompt_tokens,
         "output_tokens": workload.output_tokens,
-        "max_context": served_context(workload, model),
+        "max_context": load_context(workload, model),
+        "told_context": served_context(workload, model),
         "load": load,
         "prefix_hit": workload.prefix_hit,
         "length_spread": workload.input_spread or 0.0,
@@ -227,8 +236,32 @@ def with_intervals(
     return replace(columns, **out)
 
 
+def admit_requests(cases: Cases, keeping: Bool) -> Cases:
+    """The cases whose engines admit what the limits hold for, in whole captured batches.
+
+    At most the engine's own number, which stays where no load keeps the limits.
+    """
+    batch = captured_batch(np.ceil(cases.load / cases.replicas))
+    fewer = np.where(keeping, np.minimum(batch, cases.max_num_seqs), cases.max_num_seqs)
+    return replace(cases, max_num_seqs=fewer)
+
+
+def admit_any(problem: ServingProblem, setting: Setting, cases: Cases) -> Cases:
+    """The cases whose engines admit their own number again, where limits narrowed it."""
+    if not admits_by_limits(problem.request, problem.request.candidate):
+        return cases
+    usual = _usual_limits(setting.engine, setting.cluster.device).max_num_seqs
+    return replace(cases, max_num_seqs=np.full_like(cases.max_num_seqs, usual))
+
+
 # Goals for which nothing waits; limits on the first token or the whole answer are like them.
 _WAITED_FOR = ("latency", "ttft", "tpot")
+
+
+def counts_waiting(objective: Objective) -> bool:
+    """Return whether an objective is about what intervals lengthen: by a goal or a limit."""
+    limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
+    return any(goal in objective.goals for goal in _WAITED_FOR) or limits != (None, None)
 
 
 def _usual_intervals(
@@ -238,11 +271,9 @@ def _usual_intervals(
 
     Else 1.
     """
-    objective, workload, intervals = problem.request.objective, problem.workload, spec.intervals
-    limits = objective.limits.ttft_ms, objective.limits.request_latency_ms
-    waited_for = any(goal in objective.goals for goal in _WAITED_FOR) or limits != (None, None)
-    usual = None
-    if intervals and workload.mode in ("closed", "open") and not waited_for:
+    workload, intervals, usual = problem.workload, spec.intervals, None
+    waits = counts_waiting(problem.request.objective)
+    if intervals and workload.mode in ("closed", "open") and not waits:
         # a rate does not say how many are in flight
         requests = load if workload.mode == "closed" else 0.0
         usual = intervals.usual(place.device.architecture, workload.output_tokens, requests)

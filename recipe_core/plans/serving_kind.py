@@ -232,12 +232,20 @@ def explain_estimate(table: Plan, row: int) -> ServingEstimate:
 
 
 def count_cache_tokens(table: Plan, row: int) -> int:
-    """Tokens of cache that a replica needs for a row's load, each request at full length."""
+    """Tokens of cache that a replica needs for a row's load, each request at full length.
+
+    And for the longest that the engine accepts, alone or in every slot that has room for it.
+    """
     block, i = table.at(row)
     (estimates, k), tokens = block.detail(i), block.cases.block_tokens[i]
     memory = estimates.memory
     sequences = max(1.0, memory.kv_needed_bytes[k] / max(memory.sequence_bytes[k], 1.0))
-    full = np.ceil(sequences) * np.ceil(block.cases.max_context[i] / tokens) * tokens
+    load, longest = (
+        np.ceil(length[i] / tokens) * tokens
+        for length in (block.cases.max_context, block.cases.accepted_tokens)
+    )
+    in_each_slot = block.setting.engine.memory.whole_contexts
+    full = max(np.ceil(sequences) * (longest if in_each_slot else load), longest)
     return int(min(full, max(memory.kv_cache_tokens[k], tokens)))
 
 

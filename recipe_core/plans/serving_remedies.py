@@ -16,8 +16,10 @@ from recipe_core.estimates.serving.starts import longest_context, start_errors
 from recipe_core.models.tensors import bytes_per_value
 from recipe_core.models.variants import model_variants
 from recipe_core.plans.kind import DEGREES, Cures, Fields
+from recipe_core.plans.rank import nearest_row
 from recipe_core.plans.serving_columns import INTERVALS
-from recipe_core.plans.serving_settings import cached_as
+from recipe_core.plans.serving_settings import cached_as, served_context
+from recipe_core.plans.splits import broken_rules
 from recipe_core.request.serving_workload import LOADS
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ def _serving_remedies(table: Plan) -> Iterator[tuple[str, Fields]]:
     online = {dtype for block in table.blocks for dtype in online_formats(block.setting)}
     for dtype in sorted(online - {*request.options.weight_dtypes}):
         yield "weights", {"options.weight_dtypes": (dtype,)}
-    shortest = workload.prompt_tokens + workload.output_tokens
-    if workload.max_context is not None and workload.max_context > shortest:
+    shortest = workload.longest_tokens
+    if served_context(workload, table.problem.model) > shortest:
         longest = _longest_sure_context(table, shortest)
         yield "context", {"workload.max_context": longest or shortest}
     per_node, nodes, full = (
@@ -52,10 +54,11 @@ def _serving_remedies(table: Plan) -> Iterator[tuple[str, Fields]]:
 
 
 def _longest_sure_context(table: Plan, shortest: int) -> int | None:
-    """The longest context, in tokens, with which the first uncertain row surely starts."""
-    if not len(table.order) or not table.uncertain[table.order[0]]:
+    """The longest context, in tokens, with which the first uncertain or refused row starts."""
+    row = int(table.order[0]) if len(table.order) else nearest_row(table)
+    if row is None or not (table.uncertain[row] or "memory" in broken_rules(table, row)):
         return None
-    block, i = table.at(int(table.order[0]))
+    block, i = table.at(row)
     case = block.cases.take(np.array([i]))
     return longest_context(block.setting, case, shortest, start_errors().sure)
 
@@ -64,7 +67,7 @@ def _cure_serving_row(table: Plan, row: int, codes: frozenset[str]) -> Iterator[
     """By the rules that a row breaks; against those of divisibility only another split helps."""
     (block, i), workload, setting = table.at(row), table.problem.workload, table.setting(row)
     if "memory" in codes:  # a shorter context, or weights that the engine converts itself
-        case, shortest = block.cases.take([i]), workload.prompt_tokens + workload.output_tokens
+        case, shortest = block.cases.take([i]), workload.longest_tokens
         longest = longest_context(setting, case, shortest, start_errors().sure)
         if longest is not None:
             yield {"workload.max_context": longest}

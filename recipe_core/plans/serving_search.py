@@ -42,12 +42,13 @@ from recipe_core.plans.load import STEPS, best_loads, bisect_loads, least_loads
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.problem import ServingProblem
 from recipe_core.plans.serving_candidates import every_serving_case, stated_serving_case
-from recipe_core.plans.serving_columns import with_intervals
-from recipe_core.plans.serving_settings import workload_spread
+from recipe_core.plans.serving_columns import admit_any, admit_requests, with_intervals
+from recipe_core.plans.serving_settings import admits_by_limits, mode_load, workload_spread
 from recipe_core.plans.size import check_loads
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits
+from recipe_core.request.serving_workload import LOADS
 
 Block = EvaluatedCases[Setting, Cases, Estimates]
 
@@ -168,6 +169,47 @@ def search_serving(
         return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED, rows=rows)
 
 
+def search_pairs(
+    problem: ServingProblem, candidate: CandidateRequest | None
+) -> list[tuple[Setting, Cases]]:
+    """Every case that a search of a stated load looks at, by setting."""
+    if candidate is not None:
+        problem = _narrow_options(problem, candidate)
+    return every_serving_case(problem, candidate)
+
+
+def load_pairs(
+    problem: ServingProblem,
+    candidate: CandidateRequest | None,
+    pairs: Sequence[tuple[Setting, Cases]],
+) -> list[tuple[Setting, Cases]]:
+    """Cases of another load's search, under the load of a problem that is otherwise the same."""
+    candidate, load = candidate or CandidateRequest(), mode_load(problem.workload)
+    return [
+        (
+            setting,
+            with_intervals(
+                problem, setting, candidate, replace(cases, load=np.full(len(cases), load))
+            ),
+        )
+        for setting, cases in pairs
+    ]
+
+
+def evaluate_pairs(
+    problem: ServingProblem, pairs: Sequence[tuple[Setting, Cases]], *, searching: bool
+) -> list[Block]:
+    """Cases of some settings, evaluated; ``searching``: whether the rules of a search count."""
+    physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
+    return [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
+
+
+def judge_evaluated(problem: ServingProblem, blocks: Sequence[Block]) -> list[Block]:
+    """Evaluated cases within the limits of a problem, which are on means."""
+    objective = problem.request.objective
+    return [refuse_unsure(add_limit_rules(block, objective.limits), objective) for block in blocks]
+
+
 def find_serving_case(
     spec: Kind, problem: ServingProblem, candidate: CandidateRequest
 ) -> tuple[Setting, Cases] | None:
@@ -189,21 +231,23 @@ def judge_serving_cases(
     return _judge_pairs(spec, problem, [(setting, cases)], at_most=None)
 
 
-def judge_least_loads(table: Plan) -> tuple[ServingProblem, list[Block]]:
-    """Every split of a table at its smallest load, judged by means.
+def search_loads_again(table: Plan, rows: Int, confidence: float) -> Plan:
+    """Some splits of a table whose loads are searched, under their best loads at a confidence.
 
-    Limits that more load helps to keep do not count there.
+    Args:
+        table: with every split under its best load at the confidence asked for.
+        rows: of it, ascending.
+        confidence: with which the limits must hold instead.
     """
-    spec, objective = table.spec, table.request.objective
-    times = {name: getattr(objective.limits, name) for name in timed_limits()}
-    timed = objective.model_copy(update={"limits": Limits(**times), "confidence": None})
-    request = table.request.model_copy(update={"objective": timed})
+    objective = table.request.objective.model_copy(update={"confidence": confidence})
+    request = table.request.model_copy(update={"objective": objective})
+    spec, problem = table.spec, replace(table.problem, request=request)
     pairs = [
-        (block.setting, replace(block.cases, load=least_loads(block.cases)))
-        for block in table.blocks
+        (block.setting, admit_any(problem, block.setting, block.cases.take(inside)))
+        for block, _, inside in table.split_rows(rows)
     ]
-    problem = replace(table.problem, request=request)
-    return problem, _judge_pairs(spec, problem, pairs, at_most=SIMULATED)
+    pairs, simulated = _find_best_loads(spec, problem, CandidateRequest(), pairs, SIMULATED)
+    return Plan(spec, problem, _judge_pairs(spec, problem, pairs, SIMULATED, simulated))
 
 
 def _narrow_options(problem: ServingProblem, candidate: CandidateRequest) -> ServingProblem:
@@ -268,6 +312,7 @@ def _find_best_loads(
     lowered until their percentiles keep it.
     """
     means = replace(problem, request=without_percentile(problem.request))
+    by_limits = admits_by_limits(problem.request, candidate)
     total = sum(len(columns) for _, columns in pairs)
 
     def count(loads: int) -> None:
@@ -284,7 +329,10 @@ def _find_best_loads(
         def judge(cases: Cases, at: Any = at) -> Plan:
             return Plan(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
 
-        out.append(at(replace(columns, load=best_loads(judge, columns, count))))
+        loaded = replace(columns, load=best_loads(judge, columns, count))
+        if by_limits:
+            loaded = admit_requests(loaded, judge(loaded).feasible)
+        out.append(at(loaded))
     if problem.request.objective.limits.percentile is None:
         return out, None
     first = Plan(spec, means, _judge_within_limits(spec, means, out, at_most))
@@ -303,14 +351,37 @@ def _find_best_loads(
             judged = Plan(spec, problem, blocks)
             return judged.feasible & ~judged.spec.overloaded(judged)
 
-        bisection, load = (
-            bisect_loads(keeps, some.load, whole_requests=True),
-            np.array(columns.load),
-        )
-        load[inside] = np.where(np.isnan(bisection), least_loads(some), bisection)
-        load[inside] = np.maximum(load[inside], least_loads(some))
-        out[k] = shared, with_intervals(problem, shared, candidate, replace(columns, load=load))
+        bisection = bisect_loads(keeps, some.load, whole_requests=True)
+        load = np.array(columns.load)
+        load[inside] = np.fmax(bisection, least_loads(some))  # NaN where none keeps them
+        keeping = np.zeros(len(load), dtype=np.bool_)
+        keeping[inside] = ~np.isnan(bisection) & by_limits
+        columns = admit_requests(replace(columns, load=load), keeping)
+        out[k] = shared, with_intervals(problem, shared, candidate, columns)
     return out, rows
+
+
+def find_kept_load(table: Plan, row: int) -> float | None:
+    """The most requests in flight with which a row keeps its limits on time, by means.
+
+    Those of all its replicas, whatever load is stated; None where one request breaks the limits.
+    """
+    (block, i), objective = table.at(row), table.request.objective
+    times = {name: getattr(objective.limits, name) for name in timed_limits()}
+    goal: dict[str, Any] = {"optimize": "throughput", "orientation": None, "weights": {}}
+    objective = objective.model_copy(update={"limits": Limits(**times), **goal})
+    loads = dict.fromkeys(LOADS.values()) | {"mode": "closed"}
+    workload = table.problem.workload.model_copy(update=loads)
+    request = table.request.model_copy(update={"objective": objective, "workload": workload})
+    problem = replace(table.problem, request=request, workload=workload)
+    setting, case = replace(block.setting, mode="closed"), block.cases.take(np.array([i]))
+
+    def judge(cases: Cases) -> Plan:
+        pairs = [(setting, cases)]
+        return Plan(table.spec, problem, _judge_within_limits(table.spec, problem, pairs, None))
+
+    load = best_loads(judge, case, lambda _: None)
+    return float(load[0]) if judge(replace(case, load=load)).feasible[0] else None
 
 
 def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager[object]:
@@ -330,12 +401,10 @@ def _judge_within_limits(
     alone: bool = True,
 ) -> list[Block]:
     """All cases judged; ``alone``: whether their simulations are a task of their own."""
-    limits, searching = problem.request.objective.limits, at_most is not None
-    physics = WORKED_OFF if problem.workload.mode == "offline" else PHYSICS
-    blocks = [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
-    objective = problem.request.objective
+    objective, limits = problem.request.objective, problem.request.objective.limits
+    blocks = evaluate_pairs(problem, pairs, searching=at_most is not None)
     if limits.percentile is None:
-        return [refuse_unsure(add_limit_rules(block, limits), objective) for block in blocks]
+        return judge_evaluated(problem, blocks)
     blocks = [add_limit_rules(block, limits, timed=False) for block in blocks]
     if rows is None:
         rows = _worth_simulating(Plan(spec, problem, blocks), at_most)

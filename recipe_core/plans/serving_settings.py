@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from recipe_core.accuracy.choice import weight_dtypes
 from recipe_core.accuracy.technique import Making
@@ -24,10 +23,17 @@ from recipe_core.models.spec import ModelSpec
 from recipe_core.models.towers import Media
 from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.size import HALVES, model_on_device
-from recipe_core.request.serving_workload import LOADS, KvOffload, KvStore, ServingWorkload
-
-CONTEXT_STEP = 1024
-
+from recipe_core.request.candidate import CandidateRequest
+from recipe_core.request.metrics import timed_limits
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import (
+    LOADS,
+    WAITED_FOR,
+    KvOffload,
+    KvStore,
+    ServingWorkload,
+    whole_steps,
+)
 
 # What a workload means to an engine
 
@@ -61,16 +67,32 @@ def cached_as(dtype: str, shared: Setting) -> str:
     return kv_dtype(dtype, shared.weight_dtype, shared.model)
 
 
-def served_context(workload: ServingWorkload, model: ModelSpec) -> int:
+class Positions(Protocol):
+    """Whatever says how many tokens a model takes."""
+
+    @property
+    def max_context(self) -> int: ...
+
+
+def served_context(workload: ServingWorkload, model: Positions) -> int:
     """The longest request, in tokens, that the engine is told to accept.
 
-    As requested, else input + output rounded up to a multiple of 1,024 within the model's context.
+    As requested, else the usual one of such traffic within the model's context.
+    """
+    if workload.max_context is not None:
+        return workload.max_context
+    return max(workload.longest_tokens, min(workload.usual_longest, model.max_context))
+
+
+def load_context(workload: ServingWorkload, model: ModelSpec) -> int:
+    """The longest request of the load itself, in tokens, on which times and the cache are counted.
+
+    As requested, else the mean request, or with spreads the longest, in whole steps.
     """
     if workload.max_context is not None:
         return workload.max_context
     longest = workload.longest_tokens
-    rounded = math.ceil(longest / CONTEXT_STEP) * CONTEXT_STEP
-    return max(longest, min(rounded, model.max_context))
+    return max(longest, min(whole_steps(longest), model.max_context))
 
 
 def workload_spread(workload: ServingWorkload) -> Spread:
@@ -87,6 +109,21 @@ def mode_load(workload: ServingWorkload) -> float:
     1 where the load is searched.
     """
     return float(getattr(workload, LOADS[workload.mode]) or 1)
+
+
+def admits_by_limits(request: PlanRequest, candidate: CandidateRequest | None) -> bool:
+    """Return whether engines admit no more requests than keep the limits on time.
+
+    So they do for users who wait, unless the request or a candidate says how many are admitted.
+    """
+    workload, limits = request.workload, request.objective.limits
+    if not isinstance(workload, ServingWorkload) or workload.mode not in WAITED_FOR:
+        return False
+    if workload.pooled or request.options.admit != "limits":
+        return False
+    if candidate is not None and candidate.max_num_seqs is not None:
+        return False
+    return any(getattr(limits, name) is not None for name in timed_limits())
 
 
 # Settings: what all cases of an estimate share

@@ -29,7 +29,7 @@ from recipe_core.plans.problem import MAX_DEVICES
 from recipe_core.plans.training_candidates import describe_training_cases, stated_training_case
 from recipe_core.plans.training_search import judge_training_cases, search_training
 from recipe_core.plans.training_settings import launch_needs
-from recipe_core.request.edit import TRAINING_TOKENS
+from recipe_core.request.edit import usual_run
 from recipe_core.request.metrics import goals_of, metrics_of, time_to_finish
 from recipe_core.request.split_key import TRAINING_FIELDS
 
@@ -134,7 +134,9 @@ def _launch_cures(table: Plan) -> Iterator[Fields]:
     """Changes after which a bundle can be made, where none can: the fewest first."""
     if training_launch_note(table) is None:
         return
-    tokens = {"workload.tokens": TRAINING_TOKENS} if table.problem.workload.tokens is None else {}
+    workload = table.problem.workload
+    usual = usual_run(workload.method)["tokens"]
+    tokens = {"workload.tokens": usual} if workload.tokens is None else {}
     bare = _without_launch(table)
     if not bare:
         yield dict(tokens)

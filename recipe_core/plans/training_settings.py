@@ -25,9 +25,10 @@ from recipe_core.plans.size import with_device_note
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.objective import Objective
 from recipe_core.request.phases import ramp_of
+from recipe_core.request.rollout import Rollout
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
-from recipe_core.request.training_workload import Loading, Rollout, TrainingWorkload
+from recipe_core.request.training_workload import Loading, TrainingWorkload
 
 SECONDS_PER_HOUR = 3600.0
 # Number format in which the engine of a rollout is sent the trained weights.
@@ -35,7 +36,7 @@ ROLLOUT_WEIGHTS: Final = "bf16"
 # Fields of a workload that a setting has too.
 SHARED_FIELDS: tuple[str, ...] = (
     *("method", "attention", "fused_loss", "lora_rank", "lora_targets", "evaluation"),
-    *("data_format", "document_tokens", "packed", "mtp_layers"),
+    *("data_format", "data", "document_tokens", "packed", "mtp_layers"),
     *("gradient_dtype", "state_dtype", "moment_dtype", "activation_dtype"),
 )
 
@@ -222,20 +223,26 @@ def training_settings(problem: TrainingProblem) -> list[TrainingSetting]:
     ]
 
 
-def framework_labels(request: PlanRequest, *, folders: bool = True) -> dict[str, str]:
-    """Frameworks to choose among by name, the default first with an empty one.
+def framework_choices() -> dict[str, str]:
+    """Frameworks to choose among by name, the choice that is made for one first, with no name."""
+    frameworks = training_data().frameworks.items()
+    return {"": "Automatic", **{name: program.title for name, program in frameworks}}
 
-    ``torchtitan (cannot launch LoRA)``.
+
+def framework_limits(request: PlanRequest, *, folders: bool = True) -> str:
+    """Say which framework is taken where none is chosen, and which cannot launch what is asked.
+
+    Empty where the request has no answer, which is said elsewhere.
     """
-    labels = {name: program.title for name, program in training_data().frameworks.items()}
     try:
         problem = resolve_problem(request, folders=folders)
-    except RecipeError:  # said elsewhere; without a model nothing is known of any of them
-        return {"": "Automatic", **labels}
-    candidate, needs = problem.candidate, launch_needs(problem)
-    usual = training_setting(problem, None, candidate.precision, problem.cluster)
-    for name, title in labels.items():
+        needs = launch_needs(problem)
+        usual = training_setting(problem, None, problem.candidate.precision, problem.cluster)
+    except RecipeError:
+        return ""
+    sentences = [f"Automatic: {usual.framework.title}."]
+    for name, program in training_data().frameworks.items():
         lacks = launch_lacks(on_framework(usual, name), *needs)
         if phrases := " and ".join(lack.phrase.split(",")[0] for lack in lacks):
-            labels[name] = f"{title} (cannot launch {phrases})"
-    return {"": f"Automatic: {usual.framework.title}", **labels}
+            sentences.append(f"{program.title} cannot launch {phrases}.")
+    return " ".join(sentences)

@@ -13,6 +13,7 @@ from recipe_core.hardware.cluster import device_profile, device_values
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.launch.process import Launch
 from recipe_core.models.catalog import in_catalog
+from recipe_core.plans.serving_settings import served_context
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.fallbacks import fallbacks, without_load
 from recipe_core.recipe.figures import Claim, claim_of, is_calibrated
@@ -23,6 +24,7 @@ from recipe_core.recipe.schema import DeviceFacts, EngineFacts, ModelFacts, Reci
 from recipe_core.recipe.secrets import refuse_secrets
 from recipe_core.recipe.variants import Variant
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.scaling.summary import rented_replicas
 
@@ -221,7 +223,7 @@ def with_image_digest(recipe: Recipe) -> Recipe:
 def recipe_request(recipe: Recipe) -> PlanRequest:
     """The request with the recipe's split, readable on any machine.
 
-    A model folder is replaced by the config it held.
+    A model folder is replaced by the config it held; the longest request is the recipe's own.
 
     Raises:
         InputError: for a request that cannot be read, and for one that leaves its load open.
@@ -239,7 +241,14 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
             field="request.workload.concurrency",
             hint="State it, or build the recipe again.",
         )
-    return parsed
+    workload = parsed.workload
+    if not isinstance(workload, ServingWorkload) or recipe.max_context is None:
+        return parsed
+    if served_context(workload, recipe.model) == recipe.max_context:
+        return parsed
+    # made when another longest request was usual
+    workload = workload.model_copy(update={"max_context": recipe.max_context})
+    return parsed.model_copy(update={"workload": workload})
 
 
 def rebuild_recipe(recipe: Recipe, *, folders: bool = True) -> Recipe:

@@ -14,6 +14,7 @@ from recipe_core.hardware.cluster import Cluster
 from recipe_core.launch.process import Candidate, Deployment, Launch
 from recipe_core.launch.start import launch_deployment, launch_reasons, training_launch
 from recipe_core.models.spec import ModelSpec
+from recipe_core.plans.admission import admit_row
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import split_label
@@ -87,6 +88,7 @@ def decide(request: PlanRequest, *, folders: bool = True, fast_enough: bool = Fa
     if len(plan) == 1:  # the request states the split already, in its own words
         if plan.request.load_searched:  # what is built holds the load that it was judged under
             request = request.model_copy(update={"workload": row_request(plan, row).workload})
+        plan, row = admit_row(plan, row)
         return _DECISIONS[plan.kind](plan, row, request)
     return decision_of(plan, _startable(plan, row))
 
@@ -107,6 +109,7 @@ def decision_of(plan: Plan, row: int) -> Decision:
     """Return what a recipe is made from, for a feasible row: one replica where it scales."""
     if _scales(plan.request):
         plan, row = one_replica(plan, row)
+    plan, row = admit_row(plan, row)
     return _DECISIONS[plan.kind](plan, row, row_request(plan, row))
 
 

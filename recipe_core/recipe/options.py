@@ -19,6 +19,7 @@ from recipe_core.launch.process import Launch
 from recipe_core.launch.serving.rules import Rule, rules_for
 from recipe_core.launch.user_options import FIELD, wrapped_engine
 from recipe_core.models.checkpoint import split_revision
+from recipe_core.plans.serving_settings import admits_by_limits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 
@@ -99,7 +100,7 @@ def _typed_value(option: Option, text: str) -> Any:
 
 
 # What a value was set by; a later one goes before an earlier one.
-Layer = Literal["base", "model", "architecture", "device", "objective", "user"]
+Layer = Literal["base", "model", "architecture", "device", "objective", "traffic", "limits", "user"]
 LAYERS: tuple[Layer, ...] = get_args(Layer)
 
 # What sets a field of a candidate where the user does not; the rest is the objective's choice.
@@ -126,7 +127,7 @@ _MEANT: dict[Meaning, str] = {
 }
 
 # Meanings that are no field of a candidate: the load sizes the cache, the device the runtime.
-_WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "objective", "runtime": "architecture"}
+_WITHOUT_FIELD: dict[Meaning | None, Layer] = {"cache_size": "traffic", "runtime": "architecture"}
 
 # Fields that a search may vary: then they are the objective's choice.
 _VARIED = {
@@ -147,6 +148,10 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
     for name in started.options:
         layer = _option_layer(means.get(name), request, decision.candidate)
         layers[f"options.{name}"] = layer
+    if _admits_less(decision, request):
+        words = [name for name, meaning in means.items() if meaning == "max_num_seqs"]
+        paths = ["candidate.max_num_seqs", *(f"options.{name}" for name in words)]
+        layers |= {path: "limits" for path in paths if path in layers}
     for field, usual in USUAL.items():  # not as usual only where the objective allows it
         if decision.candidate.get(field, usual) != usual:
             paths = [f"{part}.{field}" for part in ("candidate", "options")]
@@ -163,6 +168,16 @@ def provenance(decision: Decision, started: Launch, request: PlanRequest) -> dic
     for name in passed.environment:
         layers[f"environment.{name}"] = "user"
     return layers
+
+
+def _admits_less(decision: Decision, request: PlanRequest) -> bool:
+    """Return whether the limits on time lowered how many requests the engine admits."""
+    if decision.deployment is None or not admits_by_limits(decision.request, request.candidate):
+        return False
+    setting = decision.deployment.setting
+    device = setting.cluster.device
+    usual = setting.engine.batch_limits(device.usable_memory_bytes, device.architecture)
+    return decision.deployment.candidate.max_num_seqs < usual.max_num_seqs
 
 
 def _rule_layer(rule: Rule) -> Layer:
@@ -189,7 +204,7 @@ def _option_layer(
     if meaning == "max_context":
         workload = request.workload
         by_user = isinstance(workload, ServingWorkload) and workload.max_context is not None
-        return "user" if by_user else "objective"
+        return "user" if by_user else "traffic"
     if meaning in _WITHOUT_FIELD:
         return _WITHOUT_FIELD[meaning]
     field = _MEANT.get(meaning, str(meaning)) if meaning else ""

@@ -278,7 +278,7 @@ class Recipe(DescribedModel):
     provenance: dict[str, Layer] = {}
     """Layer that set each field of the candidate, option and variable, by dotted name
     (``options.max_num_seqs``); a later layer goes before an earlier one: base, model, architecture,
-    device, objective, user."""
+    device, objective, traffic, limits, user."""
 
     max_context: int | None = None
     """Longest request that the engine accepts, in tokens; null for training."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count_text, significant
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
@@ -49,10 +49,10 @@ def load_name(workload: ServingWorkload) -> str:
     match workload.mode:
         case "closed":
             if workload.concurrency is None:
-                return "most requests in flight within the limits"
-            return f"{workload.concurrency:,} requests in flight"
+                return "as many users as the limits allow"
+            return f"{workload.concurrency:,} users at once"
         case "open":
-            return f"{significant(workload.request_rate or 0.0)} requests/s"
+            return f"{significant(workload.request_rate or 0.0)} requests a second"
         case "static":
             return f"batches of {workload.batch:,}"
         case "offline":
@@ -63,6 +63,9 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     """A workload in a few words."""
     if isinstance(workload, TrainingWorkload):
         step = f"{workload.global_batch:,} × {workload.sequence_length:,} tokens per step"
+        if (work := workload.rollout) is not None:
+            answers = f"{work.samples:,} answers of {work.response_tokens:,} tokens"
+            step = f"{work.prompts:,} prompts × {answers} per step"
         budget = f", {count_text(workload.tokens)} tokens" if workload.tokens else ""
         adapters = " with LoRA" if workload.adapters else ""
         return f"{METHODS[workload.method]}{adapters}, {step}{budget}"
@@ -82,34 +85,41 @@ def media_name(workload: ServingWorkload) -> str:
 
 def request_summary(request: PlanRequest) -> str:
     """Model, hardware, workload and aim."""
+    return asked_summary(request, hardware=True)
+
+
+def asked_summary(request: PlanRequest, *, hardware: bool) -> str:
+    """The same; without ``hardware`` that is to be found."""
     clusters = (request.hardware, *request.options.hardware)
-    where = " or ".join(hardware_name(hardware) for hardware in clusters)
+    where = " or ".join(hardware_name(cluster) for cluster in clusters)
+    where = where if hardware else "hardware to be found"
     aim = request_aim(request)
     goal = aims(request)[aim].title if aim else "weighted goals"
     return f"{model_name(request)} · {where} · {workload_name(request.workload)} · {goal.lower()}"
 
 
+def limits_summary(request: PlanRequest) -> str:
+    """The limits in a few words, ``TPOT ≤ 40.0 ms``, or that there are none."""
+    limits = request.objective.limits
+    texts = [
+        f"{limit.metric.abbreviation} {'≥' if limit.at_least else '≤'} {limit.show(bound)}"
+        for limit in limits_by_name().values()
+        if (bound := limit.bound(limits)) is not None
+    ]
+    return ", ".join(texts) or "none stated"
+
+
 def training_steps_text(workload: TrainingWorkload) -> str:
     """The budget in steps."""
-    per_step = workload.global_batch * workload.sequence_length
-    if workload.tokens is None:
-        return f"A step takes {count_text(per_step)} tokens."
+    per_step, steps = count_text(workload.step_tokens), workload.steps
+    if workload.tokens is None or steps is None:
+        return f"A step takes {per_step} tokens."
     if workload.phases:
-        steps = sum(
-            math.ceil(
-                phase.tokens
-                / (phase.global_batch or workload.global_batch)
-                / (phase.sequence_length or workload.sequence_length)
-            )
-            for phase in workload.phases
-        )
         n = len(workload.phases)
-        phases = f"{n} phases" if n > 1 else "one phase"
-        return f"{count_text(workload.tokens)} tokens in {phases}: {steps:,} steps."
-    steps = math.ceil(workload.tokens / per_step)
-    return (
-        f"{count_text(workload.tokens)} tokens in steps of {count_text(per_step)}: {steps:,} steps."
-    )
+        parts = f"{n} phases" if n > 1 else "one phase"
+    else:
+        parts = f"steps of {per_step}"
+    return f"{count_text(workload.tokens)} tokens in {parts}: {steps:,} steps."
 
 
 def model_short_name(model: str) -> str:

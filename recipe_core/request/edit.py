@@ -29,11 +29,11 @@ from recipe_core.request.link import (
     searches_load,
 )
 from recipe_core.request.metrics import goals_of, kind_limits, run_limits
-from recipe_core.request.presets import preset_of, presets
+from recipe_core.request.presets import longest_positions, preset_file, preset_of, presets
+from recipe_core.request.rollout import REINFORCED
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
 from recipe_core.request.split_key import key_cluster, key_load, key_split
-from recipe_core.request.training_workload import REINFORCED
 
 _ENDS = {"ge": "minimum", "gt": "above", "le": "maximum", "lt": "below"}
 
@@ -68,11 +68,28 @@ def _type_bounds(parts: list[Any]) -> Iterator[Any]:
             yield from _type_bounds([*getattr(part, "__metadata__", ()), *get_args(part)])
 
 
-# The budget that a run starts with when a request turns from serving to training.
+# The budget of a run that states neither another one nor a method with a usual one.
 TRAINING_TOKENS = 10e9
 
 # The rollout that a request starts with when its method turns to one that samples answers.
 START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
+# Its fields in the order that a page asks for them: what is asked, what answers, what rewards.
+ROLLOUT_FIELDS = (
+    *("prompts", "samples", "prompt_tokens", "response_tokens", "max_response_tokens"),
+    *("engine", "placement", "devices", "tp"),
+    *("reward", "reward_file", "reward_s"),
+)
+
+
+def rollout_values(request: PlanRequest) -> dict[str, Any]:
+    """Return what a page asks about the answers of a run, by dotted field: as stated or usual.
+
+    Nothing where the method samples none. None stands for what is left to the plan.
+    """
+    rollout = getattr(request.workload, "rollout", None)
+    if rollout is None:
+        return {}
+    return {f"workload.rollout.{name}": getattr(rollout, name) for name in ROLLOUT_FIELDS}
 
 
 def value_of(request: PlanRequest, field: str) -> Any:
@@ -86,11 +103,12 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Another kind of workload starts from its usual one and drops what only the old kind has; a new
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
-    a longer prompt or answer stretches the longest context; phases bring their tokens, and another
-    budget stretches them; another method drops a framework that does not launch it, and data that
-    it does not learn from. The load of a closed loop becomes
-    searched where that becomes possible and the load is not one's own (the first limit on a time is
-    set while it is the usual one), and a usual one again where it is no longer possible.
+    a model with fewer positions shortens the longest request, and lengths beyond it leave it open;
+    phases bring their tokens, and another budget stretches them; another method brings the budget
+    and the step that are usual for it where the old one had its usual ones, and drops a framework
+    that does not launch it, and data that it does not learn from; other answers of a step bring its
+    length and batch, unless those are one's own. The load of a closed loop becomes searched where
+    that becomes possible and it is the usual one, and a usual one again where it no longer is.
 
     Raises:
         RecipeError: when the changed request is not valid; the message names the field.
@@ -132,6 +150,8 @@ def _keep_consistent(
         fields["hardware.offer"] = None
     if "workload.method" in changes:
         _swap_rollout(fields, changes)
+        _swap_run(fields, getattr(request.workload, "method", "pretrain"), changes)
+    _keep_step(fields, request, changes)
     endless = changes.get("workload.mode", "offline") != "offline"
     if endless or ("workload.tokens" in changes and changes["workload.tokens"] is None):
         fields |= dict.fromkeys(f"objective.limits.{name}" for name in run_limits())
@@ -141,11 +161,18 @@ def _keep_consistent(
     if "model" in changes:
         _keep_media(fields)
     _search_load(fields, request, changes)
-    longest, prompt, answer = (
-        fields.get(f"workload.{name}") for name in ("max_context", "input_tokens", "output_tokens")
-    )
-    if longest and prompt and answer and "workload.max_context" not in changes:
-        fields["workload.max_context"] = max(longest, prompt + answer + _media_tokens(fields))
+    if fields.get("workload.max_context") and "workload.max_context" not in changes:
+        _keep_longest(fields)
+
+
+def _keep_longest(fields: dict[str, Any]) -> None:
+    """Shorten the longest request to the model's positions, or leave it open for longer lengths."""
+    longest = min(fields["workload.max_context"], longest_positions(fields["model"]))
+    needed = float(_media_tokens(fields))
+    for name in ("input", "output"):
+        mean, spread = (fields.get(f"workload.{name}_{part}") or 0 for part in ("tokens", "spread"))
+        needed += round(mean * (1 + spread))
+    fields["workload.max_context"] = longest if longest >= needed else None
 
 
 def _keep_budget(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -176,6 +203,26 @@ def _keep_method(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
         fields["workload.data_format"] = None
 
 
+def usual_run(method: str) -> dict[str, Any]:
+    """The budget that a run of a method starts with, and its step where that has no rollout."""
+    runs = preset_file().training
+    # a critic beside it changes nothing of how much is trained on
+    return dict((runs.get(method) or runs["grpo"]).workload)
+
+
+def _swap_run(fields: dict[str, Any], old: str, changes: Mapping[str, Any]) -> None:
+    """The budget and the step that are usual for a new method, where they were so for the old."""
+    before, after = usual_run(old), usual_run(fields["workload.method"])
+    for name in ("tokens", "sequence_length", "global_batch"):
+        field = f"workload.{name}"
+        untouched = field not in changes and not fields.get("workload.phases")
+        if untouched and name in after and fields.get(field) in (before.get(name), None):
+            fields[field] = after[name]
+    if fields.get("workload.sequence_length"):
+        longest = longest_positions(fields["model"])
+        fields["workload.sequence_length"] = min(fields["workload.sequence_length"], longest)
+
+
 def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """A usual rollout for a method that samples answers, and none for another one.
 
@@ -187,9 +234,17 @@ def _swap_rollout(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
         fields["workload.adapters"] = None
     elif not sampled:
         _set_field(fields, "workload.rollout", START_ROLLOUT)
-        for name in ("workload.sequence_length", "workload.global_batch"):
-            if name not in changes:
-                fields[name] = None
+        sizes = ("workload.sequence_length", "workload.global_batch")
+        fields |= {name: changes.get(name) for name in sizes}
+
+
+def _keep_step(fields: dict[str, Any], request: PlanRequest, changes: Mapping[str, Any]) -> None:
+    """Let length and batch of a step follow its answers, unless they are one's own."""
+    rollout = getattr(request.workload, "rollout", None)
+    if rollout is not None and any(name.startswith("workload.rollout") for name in changes):
+        for name, value in rollout.step_sizes.items():
+            if f"workload.{name}" not in changes and fields.get(f"workload.{name}") == value:
+                fields[f"workload.{name}"] = None
 
 
 def _keep_media(fields: dict[str, Any]) -> None:
@@ -241,17 +296,9 @@ def _other_kind(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
         load = None if searches_load(out) else START_LOADS["closed"]
         return {**out, "workload.kind": kind, f"workload.{LOADS['closed']}": load}
     run = TRAINING.model_dump(exclude_none=True)
-    run["tokens"] = TRAINING_TOKENS
-    run["sequence_length"] = min(run["sequence_length"], _positions(fields["model"]))
+    run["tokens"] = usual_run(run["method"])["tokens"]
+    run["sequence_length"] = min(run["sequence_length"], longest_positions(fields["model"]))
     return {**out, **leaves({"workload": run})}
-
-
-def _positions(model: Any) -> int:
-    """The longest sequence a model takes; the usual one where the model is unknown."""
-    try:
-        return load_model_spec(model, folders=False).max_context
-    except RecipeError:
-        return TRAINING.sequence_length
 
 
 def _swap_load(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:

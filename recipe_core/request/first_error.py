@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from recipe_core.base.documented import models_at
+from recipe_core.base.documented import description_of, models_at
 from recipe_core.base.errors import InputError
 from recipe_core.base.problems import Problem, first_problem
 
@@ -39,7 +39,18 @@ def _first_error(problem: Problem, value: Mapping[str, Any], model: type[BaseMod
         hint = "Add it; see docs/reference/request.md for an example."
     elif problem.kind == "extra_forbidden":
         hint = f"Known here: {', '.join(_known_fields(path[:-1], value, model))}."
+    elif problem.kind == "string_pattern_mismatch":
+        hint = _described_form(model, ".".join(path))
     return InputError(f"{problem.text}.", field=".".join(path) or None, hint=hint)
+
+
+def _described_form(model: type[BaseModel], field: str) -> str | None:
+    """Say what a field holds, as its description begins; None where it has none."""
+    try:
+        described = description_of(model, field)
+    except LookupError:
+        return None
+    return f"{described.partition(': ')[0].partition('. ')[0]}."
 
 
 # Steps of an error's place that name a choice of the schema.

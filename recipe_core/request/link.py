@@ -59,8 +59,8 @@ DEFAULT = PlanRequest.parse(
 TRAINING = TrainingWorkload(kind="training", sequence_length=4096, global_batch=256)
 
 # Parameters that are no field of a request: version, pinned splits, the market to choose from,
-# choices that are kept.
-_BESIDE = ("v", "pins", "any", "kept")
+# choices that are kept, the view of the plan.
+_BESIDE = ("v", "pins", "any", "kept", "lens")
 # Fields that no link carries: what people pass on to an engine may hold paths and addresses.
 PRIVATE = ("options.engine_options", "options.environment", "options.kv_offload")
 # Fields that are one value, although it may be a mapping: a config, a profile, engine options.

@@ -25,6 +25,12 @@ JudgedOn = Literal[
 
 Orientation = Literal["latency", "balanced", "throughput"]
 
+# The probability with which limits must hold unless a request states another, and the one from
+# which a run is said to start.
+SURE = 0.8
+# The confidence at which estimates themselves are held against limits.
+BY_ESTIMATE = 0.5
+
 # Goals that more requests in flight are good for.
 GAIN_FROM_LOAD: frozenset[Goal] = frozenset({"throughput", "cost", "energy"})
 
@@ -108,16 +114,29 @@ class Objective(DescribedModel):
     ``code``, ``commonsense``, ``reasoning``, ``instruction`` (following), ``long-context`` or
     ``perplexity`` (which rises much sooner than tasks suffer). Serving only."""
 
-    confidence: Annotated[float, Field(ge=0.5, le=0.99)] | None = None
+    confidence: Annotated[
+        Annotated[float, Field(ge=BY_ESTIMATE, le=0.99)] | None,
+        Field(json_schema_extra={"default": SURE}),
+    ] = None
     """Probability with which all limits must hold, if the plan were measured; by the calibrated
-    intervals of the estimates. Left out, estimates themselves are held against the limits, which
-    is a coin toss where one just keeps them."""
+    intervals of the estimates. Left out, 0.8. With 0.5, estimates themselves are held against the
+    limits, about the median of what is measured: a coin toss where one just keeps them."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
         if self.weights and self.orientation is not None:
             raise ValueError("takes weights or an orientation, not both")
         return self
+
+    @property
+    def required_confidence(self) -> float:
+        """Return the probability with which limits must hold: the one stated, or the usual one."""
+        return SURE if self.confidence is None else self.confidence
+
+    @property
+    def judges_by_estimate(self) -> bool:
+        """Return whether estimates themselves are held against the limits, however unsure."""
+        return self.required_confidence <= BY_ESTIMATE
 
     @property
     def goals(self) -> dict[Goal, float]:

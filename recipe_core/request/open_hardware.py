@@ -18,14 +18,23 @@ from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.link import MAX_VALUE, START_LOADS
 from recipe_core.request.metrics import Goal
-from recipe_core.request.objective import Objective
+from recipe_core.request.objective import SURE, Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.size import AnyHardware, Market, SizeRequest
 from recipe_core.request.split_key import split_key
 
-# The probability with which limits must hold unless the wizard's request states another.
-CONFIDENCE = 0.9
+# What a form shows of a request that states no confidence.
+CONFIDENCE = SURE
+
+
+def sized_goal(request: PlanRequest) -> Goal:
+    """Return what counts of hardware: what the request optimises where sizing knows it, else cost.
+
+    Throughput says nothing of hardware that is open: more of it always gives more.
+    """
+    optimize = request.objective.optimize
+    return optimize if optimize in ("gpus", "energy") else "cost"
 
 
 def size_request(
@@ -48,7 +57,7 @@ def size_request(
     objective = Objective(
         optimize=goal,
         limits=request.objective.limits,
-        confidence=request.objective.confidence or CONFIDENCE,
+        confidence=request.objective.required_confidence,
     )
     workload = request.workload
     if request.load_searched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -11,12 +12,14 @@ from pydantic import Field
 
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.base.documents import read_shipped
+from recipe_core.base.errors import RecipeError
 from recipe_core.base.provenance import Sourced
 from recipe_core.base.types import Positive
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.request.metrics import Goal
 from recipe_core.request.objective import Orientation
 from recipe_core.request.schema import PlanRequest, no_search
-from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.request.serving_workload import LOADS, ServingWorkload
 
 Line = Annotated[str, Field(min_length=3, max_length=120, pattern=r"^[^\n]+$")]
 Slug = Annotated[str, Field(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
@@ -24,11 +27,15 @@ EXAMPLES_FILE = Path(__file__).with_name("examples.yaml")
 
 
 class Example(DataRow):
-    """A case: what runs where (``text``), what one wants to know, and the request that asks it."""
+    """A case: what runs where (``text``), what one wants to know, and the request that asks it.
+
+    ``answer`` is what this version answers, held by a test; empty where the start page has none.
+    """
 
     title: Annotated[Line, Field(max_length=40)]
     text: Line
     question: Line
+    answer: Annotated[str, Field(max_length=120)] = ""
     request: dict[str, Any]
 
     @property
@@ -83,6 +90,9 @@ def published_time_limits() -> dict[str, TimeLimits]:
     """
     return DataFile(FILE, "objective.limits").read_as(_File).limits
 
+
+# The field that a model's positions bound.
+_LONGEST = "max_context"
 
 # Fields that a serving preset takes out unless it states them.
 _CLEARED = ("max_context", "input_spread", "output_spread")
@@ -139,9 +149,19 @@ def preset_changes(request: PlanRequest, name: str) -> dict[str, Any]:
         changes |= dict.fromkeys(f"workload.{field}" for field in _CLEARED)
     for field, value in presets(request)[name].workload.items():
         changes[f"workload.{field}"] = value
+    if (longest := changes.get(f"workload.{_LONGEST}")) is not None:
+        changes[f"workload.{_LONGEST}"] = min(longest, longest_positions(request.model))
     if _stays_searched(request, changes):
         changes["workload.concurrency"] = None
     return changes
+
+
+def longest_positions(model: Any) -> int:
+    """The positions of a model, in tokens; without an end where the model is unknown."""
+    try:
+        return load_model_spec(model, folders=False).max_context
+    except RecipeError:  # an unknown model is refused by its own name
+        return sys.maxsize
 
 
 def _stays_searched(request: PlanRequest, changes: Mapping[str, Any]) -> bool:
@@ -153,14 +173,23 @@ def _stays_searched(request: PlanRequest, changes: Mapping[str, Any]) -> bool:
     return searchable and workload.concurrency is None
 
 
-def preset_of(request: PlanRequest) -> str | None:
-    """The preset whose numbers the request has now; a load that is searched may be any."""
+def preset_of(request: PlanRequest, *, any_load: bool = False) -> str | None:
+    """The preset whose numbers the request has now.
+
+    A load that is searched may be any (``any_load``: one that is stated too), and a longest request
+    may be left out.
+    """
     workload = request.workload.model_dump()
     cleared = dict.fromkeys(field for field in _CLEARED if field in workload)
     for name, preset in presets(request).items():
         values = {**cleared, **preset.workload}
         if request.load_searched:
             values["concurrency"] = None
+        if any_load:
+            any_field = {"mode", *LOADS.values()} & values.keys()
+            values |= {field: workload[field] for field in any_field}
+        if (longest := values.get(_LONGEST)) is not None:
+            values[_LONGEST] = workload[_LONGEST] and min(longest, longest_positions(request.model))
         if all(workload[field] == value for field, value in values.items()):
             return name
     return None

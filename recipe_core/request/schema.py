@@ -96,6 +96,12 @@ class Options(DescribedModel):
     it; left out, what is evicted from a device is computed again. What it finds depends on
     ``workload.prefix_reuse``. Serving only."""
 
+    admit: Literal["limits", "engine"] = "limits"
+    """How many requests an engine admits at once where ``objective.limits`` bounds a time: those
+    for which the ``limits`` hold, so that more users wait in front of it and those inside keep
+    their pace; or as many as the ``engine`` takes by itself. Without such a limit, and where
+    ``candidate.max_num_seqs`` is stated, it changes nothing. Serving only."""
+
     start: Start = Start()
     """What a new replica finds when it starts; no plan depends on it."""
 

@@ -134,8 +134,20 @@ MEDIA: dict[str, Literal["image", "audio"]] = {"images": "image", "audio": "audi
 # Tasks of which a result is pooled from a prompt: nothing is decoded.
 POOLED: tuple[Task, ...] = ("embed", "score")
 
+# Modes in which users wait for answers.
+WAITED_FOR = ("closed", "open")
+
+# How many times the mean request the longest one of users who wait is, where nothing is stated, and
+# its least tokens; lengths are rounded up to steps.
+TAIL, LEAST_LONGEST, CONTEXT_STEP = 4, 8192, 1024
+
 # The field of a workload that says the load, by its mode.
 LOADS = {"closed": "concurrency", "open": "request_rate", "static": "batch", "offline": "requests"}
+
+
+def whole_steps(tokens: int) -> int:
+    """Tokens rounded up to whole steps of a context."""
+    return math.ceil(tokens / CONTEXT_STEP) * CONTEXT_STEP
 
 
 class ServingWorkload(DescribedModel):
@@ -185,9 +197,11 @@ class ServingWorkload(DescribedModel):
     take and cost is in the answer; ``objective.limits`` bounds it by ``wall_hours`` and ``usd``."""
 
     max_context: Tokens | None = None
-    """Longest request that the engine must accept, prompt and answer together, in tokens; left out,
-    the workload's longest request, rounded up to a multiple of 1,024 tokens as far as the model's
-    context allows."""
+    """Longest request that the engine must accept, prompt and answer together, in tokens: it is
+    told so, and has to hold one such request; times and cost follow the mean lengths. Left out,
+    where texts are generated for users who wait (``mode: closed`` and ``open``), four times the
+    mean request and at least 8,192, as real traffic has a tail; else the workload's longest
+    request. Either is rounded up to a multiple of 1,024 as far as the model's context allows."""
 
     prefix_hit: Share = 0.0
     """Share of a prompt's tokens found in the prefix cache, 0 to below 1."""
@@ -309,3 +323,15 @@ class ServingWorkload(DescribedModel):
         lengths = ((self.input_tokens, self.input_spread), answer)
         text = sum(round(mean * (1 + (spread or 0.0))) for mean, spread in lengths)
         return text + self.media_tokens
+
+    @property
+    def usual_longest(self) -> int:
+        """Tokens of the longest request of such traffic, where ``max_context`` is not stated.
+
+        What users send has a tail that no mean shows, and an engine refuses what is longer than
+        it was told.
+        """
+        longest = self.longest_tokens
+        if self.mode in WAITED_FOR and not self.pooled:
+            longest = max(longest, LEAST_LONGEST, TAIL * (self.prompt_tokens + self.output_tokens))
+        return whole_steps(longest)

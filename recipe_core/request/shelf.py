@@ -62,7 +62,7 @@ def keep_choice(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
         raise InputError(
             f"{MAX_KEPT} choices are kept, the most that may be.",
             field=_PARAMETER,
-            hint="Remove one on the page “Side by side”.",
+            hint="Remove one on the page “Compare”.",
         )
     if request.candidate is None or candidate_key(request.candidate.model_dump()) is None:
         raise InputError(

@@ -43,7 +43,10 @@ class Owned(DescribedModel):
 
 
 class Market(DescribedModel):
-    """The hardware to choose from. What is left out does not narrow the choice."""
+    """The hardware to choose from: what a company can rent, unless a switch lets more in.
+
+    A device, a vendor or a provider that is named is never left out by a switch.
+    """
 
     devices: Annotated[tuple[Text | dict[str, Any], ...], Field(max_length=64)] = ()
     """Devices to choose from, by name or as whole profiles; none named: every shipped one."""
@@ -67,6 +70,25 @@ class Market(DescribedModel):
 
     unverified: bool = True
     """Whether a device may be priced by an offer that nothing verifies, where it has no other."""
+
+    consumer_cards: bool = False
+    """Whether cards for consumers and workstations and devices for the edge count; left out, those
+    made for data centres do."""
+
+    market_places: bool = False
+    """Whether offers of market places count, which rent out machines of others."""
+
+    several_machines: bool = False
+    """Whether a replica may span several machines; left out, only where no device holds the load
+    with each replica on one."""
+
+    older_prices: bool = False
+    """Whether prices more than 90 days old count as newer ones do; left out, only of a device that
+    has no newer verified one, and behind devices that have one."""
+
+    unpriced: bool = False
+    """Whether devices count that nobody is known to offer: each with the price below which it would
+    be the best."""
 
     most_devices: Annotated[int, Field(ge=1, le=65_536)] = MOST_DEVICES
     """Most devices that a choice may rent or use."""
@@ -268,6 +290,24 @@ class SizeRequest(DescribedModel):
         if isinstance(self.hardware, AnyHardware):
             return self.hardware.any
         return Market(devices=(self.hardware.device,), most_devices=self.hardware.devices)
+
+    def letting_in(self, **switches: bool) -> SizeRequest:
+        """Return the request with switches of its market on, by their fields; none turns one off.
+
+        Raises:
+            InputError: where the hardware is one cluster, of which a switch lets nothing in.
+        """
+        on = {name: True for name, value in switches.items() if value}
+        if not on:
+            return self
+        if not isinstance(self.hardware, AnyHardware):
+            raise InputError(
+                f"is one cluster, which {' and '.join(on)} would not change.",
+                field="hardware",
+                hint="Set hardware: any.",
+            )
+        market = self.market.model_copy(update=on)
+        return self.model_copy(update={"hardware": AnyHardware(any=market)})
 
     @property
     def is_training(self) -> bool:

@@ -10,8 +10,9 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError
-from recipe_core.base.types import Count, Degree, Positive, Text, Tokens
+from recipe_core.base.types import Count, Positive, Text, Tokens
 from recipe_core.request.phases import Evaluation, Phases
+from recipe_core.request.rollout import REINFORCED, NodeFile, Rollout
 
 
 class Loading(DescribedModel):
@@ -37,110 +38,6 @@ class Loading(DescribedModel):
 
 # Attention kernels by name; ``flash`` is the framework's own choice among the fused ones.
 Attention = Literal["flash", "flash2", "flash3", "cudnn", "eager"]
-# Methods that learn from answers which the model gives while it is trained.
-REINFORCED = ("grpo", "ppo")
-
-
-class Rollout(DescribedModel):
-    """The sampling of answers in every step of reinforcement learning, and their scoring."""
-
-    prompts: Count
-    """Prompts of a step."""
-
-    samples: Count = 8
-    """Answers sampled for each prompt."""
-
-    prompt_tokens: Tokens = 512
-    """Mean length of a prompt, in tokens."""
-
-    response_tokens: Tokens
-    """Mean length of an answer, in tokens."""
-
-    max_prompt_tokens: Tokens | None = None
-    """Longest prompt that is kept, in tokens; left out, twice the mean."""
-
-    max_response_tokens: Tokens | None = None
-    """Longest answer, at which sampling stops, in tokens; left out, twice the mean."""
-
-    placement: Literal["colocated", "apart"] = "colocated"
-    """Where answers are sampled: on the devices that train, which wait meanwhile (``colocated``),
-    or on ``devices`` of their own, one step ahead of the training (``apart``)."""
-
-    devices: Count | None = None
-    """Devices of the cluster that only sample; needed by ``placement: apart``, and only there."""
-
-    engine: Text = "vllm"
-    """Serving engine that samples, by name."""
-
-    tp: Degree | None = None
-    """Tensor-parallel ranks of a copy of the engine; left out, the fastest that fits."""
-
-    memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Share of a device's memory that the engine takes, above 0 up to 1; left out, its default, or
-    what the states of the training leave of it."""
-
-    offload: bool | None = None
-    """Whether states of the training and frozen models wait in the host's memory while they are
-    not used, so that what works has the device; left out, only where all does not fit."""
-
-    epochs: Annotated[int, Field(ge=1, le=64)] = 1
-    """Times that the answers of a step are trained on."""
-
-    reference: bool = True
-    """Whether a frozen copy of the model scores every answer (for the KL divergence)."""
-
-    old_log_probs: bool = True
-    """Whether the model scores its own answers again before they are trained on, as its engine's
-    numbers are not exact enough."""
-
-    reward: Literal["rule", "model"] = "rule"
-    """What rewards an answer: a program (``rule``), or a frozen model of the size of the trained
-    one (``model``)."""
-
-    reward_s: Annotated[float, Field(ge=0, le=86_400)] = 0.0
-    """Time that a step waits for rewards besides such a model, in seconds."""
-
-    @model_validator(mode="after")
-    def _devices_fit_placement(self) -> Self:
-        if self.placement == "apart" and self.devices is None:
-            raise ValueError("placement apart needs devices: how many only sample")
-        if self.placement == "colocated" and self.devices is not None:
-            raise ValueError(
-                f"placement colocated samples on all devices; leave devices {self.devices} out or "
-                "set placement: apart"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _longest_is_longest(self) -> Self:
-        for name in ("prompt", "response"):
-            longest, mean = getattr(self, f"max_{name}_tokens"), getattr(self, f"{name}_tokens")
-            if longest is not None and longest < mean:
-                raise ValueError(
-                    f"max_{name}_tokens {longest} is shorter than the mean, {name}_tokens {mean}; "
-                    "raise it"
-                )
-        return self
-
-    @property
-    def longest_prompt(self) -> int:
-        return self.max_prompt_tokens or 2 * self.prompt_tokens
-
-    @property
-    def longest_response(self) -> int:
-        return self.max_response_tokens or 2 * self.response_tokens
-
-    @property
-    def longest_tokens(self) -> int:
-        return self.longest_prompt + self.longest_response
-
-    @property
-    def sequences(self) -> int:
-        return self.prompts * self.samples
-
-    @property
-    def mean_tokens(self) -> int:
-        return self.prompt_tokens + self.response_tokens
 
 
 class TrainingWorkload(DescribedModel):
@@ -189,6 +86,11 @@ class TrainingWorkload(DescribedModel):
     """What the data holds: running ``text``, conversations of which only the answers are learnt
     (``chat``), or prompts with a better and a worse answer (``preference``, of ``dpo``). Left out,
     what the framework's launch trains on."""
+
+    data: NodeFile | None = None
+    """File on the nodes that the run learns from, by its absolute path: rows of JSON as those of
+    ``data/`` in the bundle, chats, preferences or tasks with their answers. Left out, a small
+    sample that the bundle brings, to try it with."""
 
     document_tokens: Tokens | None = None
     """Mean length of the documents that fill the sequences, in tokens; left out, a document is as
@@ -313,6 +215,37 @@ class TrainingWorkload(DescribedModel):
     loading: Loading | None = None
     """How data reaches the devices; left out, as its fields say."""
 
+    @property
+    def step_tokens(self) -> float:
+        """Tokens that a step counts in the budget: all answers at their mean, no padding."""
+        if self.rollout is not None:
+            return float(self.rollout.sequences * self.rollout.mean_tokens)
+        return self.global_batch * self._useful_tokens(self.sequence_length)
+
+    @property
+    def steps(self) -> int | None:
+        """Steps of the whole run, as an estimate, a launch and a page count them; None without end.
+
+        With a ``rollout`` a step samples all its answers and trains on them.
+        """
+        if self.tokens is None:
+            return None
+        if self.phases is None:
+            return math.ceil(self.tokens / self.step_tokens)
+        return sum(
+            math.ceil(
+                phase.tokens
+                / (phase.global_batch or self.global_batch)
+                / self._useful_tokens(phase.sequence_length or self.sequence_length)
+            )
+            for phase in self.phases
+        )
+
+    def _useful_tokens(self, sequence_length: int) -> float:
+        """Tokens of a sequence that are not padding."""
+        short = self.document_tokens is not None and not self.packed
+        return min(self.document_tokens or 0, sequence_length) if short else sequence_length
+
     @model_validator(mode="before")
     @classmethod
     def _phases_have_the_tokens(cls, value: Any) -> Any:
@@ -353,11 +286,7 @@ class TrainingWorkload(DescribedModel):
             sampled = Rollout.model_validate(rollout)
         except ValidationError:
             return value  # said once, of the field itself
-        sizes = {
-            "sequence_length": sampled.longest_tokens,
-            "global_batch": sampled.sequences,
-        }
-        return {**sizes, **value}
+        return {**sampled.step_sizes, **value}
 
     @model_validator(mode="after")
     def _rollout_fits_method(self) -> Self:

@@ -188,7 +188,9 @@ def _build_over_time_answer(
     bounds: Bounds,
 ) -> OverTimeAnswer:
     fleet, attainment = simulation.fleet, deployment.attainment
-    ordered = sorted(replays.values(), key=lambda pair: pair[1].order(attainment))
+    objective = deployment.request.objective
+    confidence = 0.0 if objective.judges_by_estimate else objective.required_confidence
+    ordered = sorted(replays.values(), key=lambda pair: pair[1].order(attainment, confidence))
     best = _pick_scaling_policy(ordered, attainment)
     policies = []
     for scaling, replay in ordered:
@@ -214,6 +216,7 @@ def _build_over_time_answer(
         load=load_answer(simulation.load),
         limits=dict(fleet.limits_s),
         attainment_wanted=attainment,
+        confidence_wanted=confidence,
         best=best,
         policies=tuple(_compare_bounds(policy, bounds) for policy in policies),
         bounds=bounds,

@@ -231,6 +231,9 @@ class PolicyAnswer(_Part):
     attainment: Band
     """Share of requests that keep every limit on time."""
 
+    confidence: Share = 1.0
+    """Share of the repetitions in which that is at least the wanted one."""
+
     replica_hours: Amount
     """Hours of replicas that are paid, starting ones included."""
 
@@ -318,8 +321,12 @@ class OverTimeAnswer(_Part):
     attainment_wanted: Share
     """Share of all requests that must keep the limits."""
 
+    confidence_wanted: Share = 0.0
+    """Share of the repetitions that must reach it: the objective's confidence."""
+
     best: str | None
-    """Name of the cheapest policy that reaches the wanted share; null where none does."""
+    """Name of the cheapest policy that reaches the wanted share in so many repetitions; where none
+    does, of the cheapest that reaches it; null where none reaches it at all."""
 
     policies: tuple[PolicyAnswer, ...]
     """Every policy with its best parameters, the best first."""

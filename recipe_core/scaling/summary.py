@@ -20,7 +20,7 @@ from recipe_core.request.scaling import Scaling
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.scaling.fleet import Fleet
-from recipe_core.scaling.outcome import HOUR_S, MONTH_S, Outcome, Series, rank_outcome
+from recipe_core.scaling.outcome import HOUR_S, MONTH_S, SLACK, Outcome, Series, rank_outcome
 from recipe_core.scaling.policies.rows import policy_row, replica_bounds_of
 from recipe_core.scaling.result import (
     Against,
@@ -208,14 +208,30 @@ class Replays:
         """Seconds of devices that were paid."""
         return self.outcome.rented_s
 
-    def order(self, attainment: float) -> tuple[float, ...]:
-        return rank_outcome(self.attainment, self.rented_s, attainment)
+    def order(self, attainment: float, confidence: float = 0.0) -> tuple[float, ...]:
+        """Return what sorts the better first: surely reaching a share, reaching it, missing it."""
+        missed, *rest = rank_outcome(self.attainment, self.rented_s, attainment)
+        return (2 * missed + (self.chance(attainment) < confidence), *rest)
+
+    def chance(self, attainment: float) -> float:
+        """Share of the repetitions, the whole time's own among them, that reach a share."""
+        shares = self._repeated()
+        return sum(share >= attainment - SLACK for share in shares) / len(shares)
 
     def shares(self) -> Band:
         """The share with its range: what chances change on the hardest day, in proportion.
 
         Where nothing is missed on that day, it alone changes.
         """
+        shares = self._repeated()
+        return Band(
+            value=_clip_share(shares[0]),
+            low=_clip_share(min(shares)),
+            high=_clip_share(max(shares)),
+        )
+
+    def _repeated(self) -> list[float]:
+        """The share of the whole time, then as it were with the chances of each repetition."""
         value, shares = self.attainment, [self.attainment]
         if self.day is not None:
             missed = 1 - self.day.attainment
@@ -226,9 +242,7 @@ class Replays:
                 else:
                     missed_overall = 1 - value + change * self.day.requests / self.outcome.requests
                 shares.append(1 - min(missed_overall, 1 - value + max(change, 0.0)))
-        return Band(
-            value=_clip_share(value), low=_clip_share(min(shares)), high=_clip_share(max(shares))
-        )
+        return shares
 
 
 def policy_answer(
@@ -249,6 +263,7 @@ def policy_answer(
         scaling=scaling,
         meets=replays.attainment >= attainment,
         attainment=replays.shares(),
+        confidence=replays.chance(attainment),
         replica_hours=first.replica_s / HOUR_S,
         gpu_hours=first.device_hours,
         usd=first.usd(price),

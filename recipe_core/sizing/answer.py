@@ -9,22 +9,26 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, lru_cache, reduce
 from typing import Any
 
 import numpy as np
 
+from recipe_core.estimates.measured.support import is_timed
+from recipe_core.hardware import offers
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.limits import LIMITS, stated_limits
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.size import SizeRequest
 from recipe_core.request.split_key import split_name
+from recipe_core.sizing.decision import decide_hardware
 from recipe_core.sizing.device_sizing import SizedDevice
+from recipe_core.sizing.evaluated import paused_collection
 from recipe_core.sizing.growth import Choices, ladder_steps
 from recipe_core.sizing.lifetime import availability_of, grow_choices, purchase_of
-from recipe_core.sizing.market import iter_device_choices
+from recipe_core.sizing.market import Choice, iter_device_choices, left_out_devices
 from recipe_core.sizing.sensitivity import winning_limits, winning_loads
 from recipe_core.sizing.size import (
     LargestLoad,
@@ -34,6 +38,7 @@ from recipe_core.sizing.size import (
     row_plan_request,
     simulate_best_devices,
     size_devices,
+    span_machines,
 )
 
 SCHEMA_VERSION = 1
@@ -93,6 +98,8 @@ class Answer:
             "idle": rented - used - spare * device.replicas_of(row)[1],
             "per_node": machine.hardware.per_node,
             "owned": machine.owned,
+            "spans": bool(int(device.server[row]) > place.machine_devices),
+            "doubted": device.choice.doubted,
             "split": split,
             "label": split_name(split),
             "engine": split["engine"],
@@ -191,7 +198,8 @@ class Answer:
         if workload.kind == "training" or not ladders:
             return {}
         field = next(iter(self.loads.values())).field
-        return winning_loads(ladders, float(getattr(workload, field)))
+        tiers = {self._key(device): device.tier for device in self.sizing.devices}
+        return winning_loads(ladders, float(getattr(workload, field)), tiers)
 
     def device(self, device: SizedDevice, *, ladder: bool = True) -> Json:
         """The best row of a device with its ladder, and what would make it win."""
@@ -199,8 +207,7 @@ class Answer:
         key = self._key(device)
         load = self.loads.get(key)
         return {
-            **self.rows(device, [device.best])[0],
-            "request": row_plan_request(device, device.best).to_json()["hardware"],
+            **self._taken(device, device.best),
             "largest_load": {**asdict(load), "limited_by": list(load.limited_by)} if load else None,
             "beats_best": self.sizing.beats_best(device),
             "usd_per_device_hour_to_win": self.sizing.price_to_win(device),
@@ -208,6 +215,20 @@ class Answer:
             **({"ladder": self.ladder(device)} if ladder else {}),
             **self._afterwards(device, device.best, load),
         }
+
+    def _taken(self, device: SizedDevice, row: int) -> Json:
+        """A row with the hardware that a plan takes for it, and whether its device was timed."""
+        return {
+            **self.rows(device, [row])[0],
+            "request": row_plan_request(device, row).to_json()["hardware"],
+            "timed": is_timed(device.profile),
+        }
+
+    @property
+    def decision(self) -> Json:
+        """The cheapest, the safest and the smallest hardware, each as its row; None where none."""
+        decisions = decide_hardware(self.sizing.devices)
+        return {name: at and self._taken(*at) for name, at in decisions.items()}
 
     def _wins_at(self, device: SizedDevice) -> Json:
         """Return what would make a device win, each moved alone; of the best its price only."""
@@ -278,6 +299,16 @@ class Answer:
             "devices": devices,
             "unpriced": [self.device(device) for device in sizing.unpriced],
             "refused": [*map(self.refusal, sizing.refused), *barred],
+            "left_out": [
+                {
+                    "device": profile.name,
+                    "title": profile.title,
+                    "segment": profile.segment,
+                    "switch": switch,
+                }
+                for profile, switch in left_out_devices(sizing.request)
+            ],
+            "decision": self.decision,
             **({"growth": self.growth.to_json()} if self.growth else {}),
             **own_runs,
         }
@@ -342,31 +373,45 @@ def answer_in_parts(
     Raises:
         RecipeError: as ``size``.
     """
-    request = SizeRequest.parse(values)
+    with paused_collection():
+        return _answer_parts(SizeRequest.parse(values), parts, digest, folders)
+
+
+def _answer_parts(request: SizeRequest, parts: int, digest: str, folders: bool) -> Json:
     means = request_by_means(request).model_copy(update=dict.fromkeys(AFTERWARDS))
-    all_choices = list(iter_device_choices(request))
-    part_size = TRAINING_PART if request.is_training else PART
-    some = [all_choices[n : n + part_size] for n in range(0, len(all_choices), part_size)] or [[]]
-    sized = _latest_parts(
-        json.dumps(means.model_dump(mode="json"), sort_keys=True), digest, folders
-    )
+    text = json.dumps(means.model_dump(mode="json"), sort_keys=True)
+    parts_sized = _latest_parts(text, digest, folders, offers.current_day())
+    if parts_sized.choices is None:
+        parts_sized.choices = list(iter_device_choices(request))
+    part_size, count = TRAINING_PART if request.is_training else PART, len(parts_sized.choices)
+    some = [parts_sized.choices[n : n + part_size] for n in range(0, count, part_size)] or [[]]
     for n, part in enumerate(some[:parts]):
-        if n not in sized:
-            sized[n] = size_devices(means, folders=folders, among=part)
-    sizing = reduce(Sizing.merged, [sized[n] for n in range(len(some[:parts]))])
-    sizing = replace(sizing, request=request)
-    count = {"sized": sum(map(len, some[:parts])), "of": len(all_choices)}
+        if n not in parts_sized.sized:
+            parts_sized.sized[n] = size_devices(means, folders=folders, among=part)
+    sizing = reduce(Sizing.merged, [parts_sized.sized[n] for n in range(len(some[:parts]))])
+    shares = {"sized": sum(map(len, some[:parts])), "of": count}
     if parts < len(some):
-        return {**_best_rows_json(sizing), **count}
+        return {**_best_rows_json(replace(sizing, request=request)), **shares}
+    if parts_sized.merged is None:
+        parts_sized.merged = span_machines(replace(sizing, request=means), folders=folders)
+    sizing = replace(parts_sized.merged, request=request)
     if request.objective.limits.percentile is not None:
         sizing = simulate_best_devices(sizing)
-    return {**Answer(sizing).to_json(), **count}
+    return {**Answer(sizing).to_json(), **shares}
+
+
+@dataclass(slots=True)
+class _Parts:
+    """The parts of a request that this process has sized, by number, and all of them together."""
+
+    choices: list[Choice] | None = None
+    sized: dict[int, Sizing] = field(default_factory=dict)
+    merged: Sizing | None = None
 
 
 @lru_cache(maxsize=1)
-def _latest_parts(text: str, digest: str, folders: bool) -> dict[int, Sizing]:  # noqa: ARG001 - the key
-    """The parts of a request that this process has sized, by number; the caller adds to them."""
-    return {}
+def _latest_parts(text: str, digest: str, folders: bool, day: datetime.date) -> _Parts:  # noqa: ARG001 - the key
+    return _Parts()
 
 
 def _best_rows_json(sizing: Sizing) -> Json:

@@ -14,23 +14,24 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.intervals import BAND, Ends
 from recipe_core.base.numbers import LARGEST_COUNT
 from recipe_core.base.units import chance_text, round_significant
-from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.measured.support import fitted_engines_for
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.plans.confidence import below_text
 from recipe_core.plans.limits import LIMITS, bounded_figures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import queue_text
-from recipe_core.plans.plans import plan_cases, search_plan
+from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.problem import resolve_problem
 from recipe_core.plans.rank import TIE_DIGITS
 from recipe_core.plans.replicas import replicas_of
 from recipe_core.plans.serving_kind import prefill_pools
 from recipe_core.plans.splits import broken_rules, row_reasons
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.size import AvailabilityRequest, SizeRequest
+from recipe_core.request.size import AnyHardware, AvailabilityRequest, SizeRequest
+from recipe_core.sizing.evaluated import search_again
 from recipe_core.sizing.market import Choice, Machine
 from recipe_core.sizing.spares import Upkeep
 
@@ -43,13 +44,15 @@ class SizedDevice:
     """A device with the plan over all of its machines; rows are those of the plan.
 
     ``unknown``: why nothing is said to hold though it may; empty where it is known.
-    ``availability``: how often enough replicas have to be up, where that is asked.
+    ``availability``: how often enough replicas have to be up, where that is asked. ``spans``:
+    whether replicas span machines because none holds the load on one.
     """
 
     choice: Choice
     plan: Plan
     unknown: str = ""
     availability: AvailabilityRequest | None = None
+    spans: bool = False
 
     @property
     def profile(self) -> Device:
@@ -58,6 +61,16 @@ class SizedDevice:
     @property
     def priced(self) -> bool:
         return self.choice.priced
+
+    @property
+    def tier(self) -> tuple[bool, bool]:
+        """Return what devices rank by before their score: replicas that span, prices to doubt."""
+        return self.spans, self.choice.doubted
+
+    @property
+    def by_month(self) -> bool:
+        """Return whether cost is that of the devices by the hour: serving goes on, jobs end."""
+        return self.plan.kind == "serving" and self.plan.problem.workload.mode != "offline"
 
     def machine(self, row: int) -> Machine:
         return self.choice.machines[int(self.plan.clusters_of_rows[row])]
@@ -110,9 +123,22 @@ class SizedDevice:
 
     @cached_property
     def scores(self) -> Float:
-        """Return what rows are ranked by, less is better: as the plan's, with what spares cost."""
+        """Return what rows are ranked by, less is better: as the plan's, with what spares cost.
+
+        Cost is that of all rented devices by the hour, where the workload goes on; devices without
+        a price are counted.
+        """
         goals = self.plan.request.objective.goals
         weight = sum(goals.get(goal, 0.0) for goal in ("cost", "gpus"))
+        if self.by_month and "cost" in goals:
+            hour = self.dearer * self.plan.columns["usd_per_hour"] if self.priced else self.rented
+            if len(goals) == 1:
+                return np.asarray(hour, dtype=float)
+            tokens = self.plan.columns[self.plan.spec.goals["cost"][0]]
+            if self.priced:
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    by_month = goals["cost"] * np.log(hour / self.dearer / tokens)
+                return np.asarray(self.plan.score + by_month + weight * np.log(self.dearer))
         if len(goals) == 1:
             return np.asarray(self.plan.score * (self.dearer if weight else 1.0))
         return np.asarray(self.plan.score + weight * np.log(self.dearer))
@@ -151,13 +177,13 @@ class SizedDevice:
     def _in_last(self, most_devices: Int, per_node: Int) -> Bool:
         """Mark whether servers fit where the last of the machines that one has is not full."""
         owned = np.array([machine.owned for machine in self.choice.machines])[self._machine_of]
-        server = self._server
+        server = self.server
         room = most_devices // per_node * (per_node // server) + most_devices % per_node // server
         used = np.nan_to_num(self.plan.columns["gpus"])
         return np.asarray(~owned | (server > per_node) | (room * server >= used))
 
     @cached_property
-    def _server(self) -> Int:
+    def server(self) -> Int:
         """Devices of one server (serving), or of the whole job (training), by row."""
         columns = self.plan.columns
         if self.plan.kind == "training":
@@ -169,8 +195,8 @@ class SizedDevice:
     def _joined(self) -> Int:
         """Devices that send each other what a request needs, by row: a server, or both pools."""
         if self.plan.kind == "training":
-            return self._server
-        return np.where(prefill_pools(self.plan), self.plan.columns["gpus"], self._server)
+            return self.server
+        return np.where(prefill_pools(self.plan), self.plan.columns["gpus"], self.server)
 
     @cached_property
     def holds(self) -> Bool:
@@ -183,11 +209,13 @@ class SizedDevice:
 
     @cached_property
     def order(self) -> Int:
-        """Rows that hold, best first."""
+        """Rows that hold, best first; of equally dear ones those that leave the fewest idle."""
         order = np.asarray(self.plan.order[self.holds[self.plan.order]])
-        if (self.dearer == 1).all():
-            return order
-        return order[np.argsort(round_significant(self.scores[order], TIE_DIGITS), kind="stable")]
+        score = round_significant(self.scores[order], TIE_DIGITS)
+        counts_money = self.by_month and "cost" in self.plan.request.objective.goals
+        idle = self.working - np.nan_to_num(self.plan.columns["gpus"]) if counts_money else None
+        keys = (np.arange(len(order)), *(() if idle is None else (idle[order],)), score)
+        return np.asarray(order[np.lexsort(keys)])
 
     @property
     def best(self) -> int | None:
@@ -217,16 +245,26 @@ class SizedDevice:
     def band_factors(self, column: str, row: int) -> Ends:
         """The ends of the 80 % band of a column, as factors of a row's estimate."""
         block, i = self.plan.at(row)
+        if self.plan.problem.corrections is None:  # the same for all of a block
+            return self._common_factors(id(block.setting), column, block)
         band = block.physics.uncertain(block.setting, column)
         if band is None:
             return 1.0, 1.0
-        if self.plan.problem.corrections is None:
-            return band.factors[BAND]
         estimates, place = block.detail(i)
         width_left = block.physics.left(estimates, band.metric)
         return narrow_interval(
             band.factors[BAND], 1.0 if width_left is None else float(width_left[place])
         )
+
+    @cached_property
+    def _bands(self) -> dict[tuple[int, str], Ends]:
+        return {}
+
+    def _common_factors(self, setting: int, column: str, block: Any) -> Ends:
+        if (setting, column) not in self._bands:
+            band = block.physics.uncertain(block.setting, column)
+            self._bands[setting, column] = (1.0, 1.0) if band is None else band.factors[BAND]
+        return self._bands[setting, column]
 
     @cached_property
     def nearest(self) -> int | None:
@@ -347,11 +385,12 @@ class SizedDevice:
         if self.nearest is None:
             return self._cannot_run()
         row, most_devices = self.nearest, int(self.rented[self.allowed].max())
-        confidence, chance = self.plan.request.objective.confidence, float(self.confidence[row])
-        if confidence is not None and broken_rules(self.plan, row) == {"confidence"}:
+        confidence = self.plan.request.objective.required_confidence
+        chance = float(self.confidence[row])
+        if broken_rules(self.plan, row) == {"confidence"}:
             return (
                 f"with up to {most_devices} devices the limits hold with "
-                f"{below_text(chance, confidence)} at best; {confidence:.0%} is asked for"
+                f"{below_text(chance, confidence)} at best; {chance_text(confidence)} is asked for"
             )
         if queueing := queue_text(self.plan, row):
             broken = "; ".join([f"the likeliest split {queueing}", *row_reasons(self.plan, row)])
@@ -376,21 +415,6 @@ class SizedDevice:
         fewest = -np.nan_to_num(np.asarray(served, dtype=float))
         row = int(rows[np.lexsort((fewest, np.maximum(lacking, 0), problems))[0]])
         return "; ".join(row_reasons(self.plan, row))
-
-
-def fitted_engines_for(profile: Device) -> tuple[str, ...]:
-    """Engines whose times are fitted on the device's runtime and that split tensors.
-
-    The usual engine alone where there is none.
-    """
-    fitted_engines = []
-    for name in engine_names():
-        spec = engine(name)
-        overhead = spec.overheads.get(profile.runtime)
-        fitted = overhead is not None and overhead.status == "fitted"
-        if fitted and spec.split.tensor and spec.wraps is None:
-            fitted_engines.append(name)
-    return tuple(fitted_engines) or (default_engine(profile.runtime).name,)
 
 
 def device_plan_request(request: SizeRequest, choice: Choice) -> PlanRequest:
@@ -437,13 +461,33 @@ def size_device(
 ) -> SizedDevice:
     """Every split on every machine of a device, judged.
 
+    Replicas stay on one machine, unless the request lets them span, or none holds the load there on
+    a device that it names.
+
     Raises:
         InputError: for names that are not known, as a plan does.
     """
     device_request = device_plan_request(request, choice)
     problem = resolve_problem(device_request, folders=folders, corrections=corrections)
-    plan = search_plan(problem, request.candidate)
-    return SizedDevice(choice, plan, availability=request.availability)
+    together = not may_span(request)
+
+    def sized(on_one_machine: bool) -> SizedDevice:
+        problem_there = replace(problem, on_one_machine=on_one_machine)
+        plan = search_again(problem_there, request.candidate)
+        spans = together and not on_one_machine
+        return SizedDevice(choice, plan, availability=request.availability, spans=spans)
+
+    alone = sized(together)
+    if alone.best is not None or not together or not choice.by_name:
+        return alone
+    apart = sized(on_one_machine=False)
+    return alone if apart.best is None and len(alone.plan) else apart
+
+
+def may_span(request: SizeRequest) -> bool:
+    """Return whether replicas may span machines: where asked for, in training, on one cluster."""
+    is_open = isinstance(request.hardware, AnyHardware)
+    return request.is_training or not is_open or request.market.several_machines
 
 
 def _rented_with_spares(upkeep: Upkeep, replicas: int, devices: int) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.hardware.cluster import cluster, device_names, device_profile, fabric
+from recipe_core.hardware.market_places import is_on_market_place
 from recipe_core.hardware.offers import Offer
 from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of
-from recipe_core.hardware.profile import Device
+from recipe_core.hardware.profile import Device, Vendor
 from recipe_core.hardware.request import FIELD, HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
 
@@ -37,13 +38,19 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A device to choose from, with the kinds of machines it comes in."""
+    """A device to choose from, with the kinds of machines it comes in.
+
+    ``why``: why there is no machine, or no price. ``doubted``: whether its prices are old or
+    unverified, as nothing better is known. ``by_name``: whether the request asks for it by name,
+    or has it.
+    """
 
     profile: Device
     machines: tuple[Machine, ...]
     priced: bool
     why: str = ""
-    """Why there is no machine, or no price."""
+    doubted: bool = False
+    by_name: bool = False
 
 
 def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
@@ -71,11 +78,53 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
             and profile.memory_bytes.value < market.memory_bytes_at_least
         ):
             continue
-        yield _offered_choice(profile, name, market)
+        if _is_left_out(profile, market):
+            continue
+        choice = replace(_offered_choice(profile, name, market), by_name=bool(market.devices))
+        if choice.priced or not _lacks_offers(choice, market):
+            yield choice
     for k, owned in enumerate(market.owned):
         yield _owned_choice(
             owned, _find_profile(owned.device, f"hardware.any.owned.{k}.device"), market
         )
+
+
+def _is_left_out(profile: Device, market: Market) -> bool:
+    """Return whether only a switch would let a device in; named ones and vendors' only ones are."""
+    if market.devices or market.consumer_cards or profile.segment == "data-centre":
+        return False
+    return profile.vendor not in market.vendors or any(
+        other.segment == "data-centre" for other in _devices_of(profile.vendor)
+    )
+
+
+def _lacks_offers(choice: Choice, market: Market) -> bool:
+    """Return whether a device without a price is left out; of a vendor that has none it is not."""
+    if market.unpriced or choice.by_name:
+        return False
+    vendor = choice.profile.vendor
+    return vendor not in market.vendors or any(map(offers_of, _devices_of(vendor)))
+
+
+def _devices_of(vendor: Vendor) -> Iterator[Device]:
+    profiles = (device_profile(name) for name in device_names())
+    return (profile for profile in profiles if profile.vendor == vendor)
+
+
+def left_out_devices(request: SizeRequest) -> list[tuple[Device, str]]:
+    """Devices that only a switch of the market would let in, by name, each with that switch."""
+    market = request.market
+    if not isinstance(request.hardware, AnyHardware) or market.devices:
+        return []
+    switches = {"consumer_cards": True, "unpriced": True}
+    wide = AnyHardware(any=market.model_copy(update=switches))
+    out = []
+    for choice in iter_device_choices(request.model_copy(update={"hardware": wide})):
+        if _is_left_out(choice.profile, market):
+            out.append((choice.profile, "consumer_cards"))
+        elif not choice.priced and _lacks_offers(choice, market):
+            out.append((choice.profile, "unpriced"))
+    return out
 
 
 def _check_providers(market: Market) -> None:
@@ -106,7 +155,7 @@ def _named_cluster_choice(hardware: HardwareRequest) -> Choice:
     machine = Machine(hardware, hardware.devices, is_full_node or hardware.nodes > 1)
     priced = place.usd_per_device_hour is not None
     why = "" if priced else f"no price of {place.device.title} is known"
-    return Choice(place.device, (machine,), priced, why)
+    return Choice(place.device, (machine,), priced, why, by_name=True)
 
 
 def _owned_choice(owned: Owned, profile: Device, market: Market) -> Choice:
@@ -122,7 +171,10 @@ def _owned_choice(owned: Owned, profile: Device, market: Market) -> Choice:
         usd_per_device_hour=price,
     )
     return Choice(
-        profile, (Machine(hardware, most_devices, networked=True, owned=True),), priced=True
+        profile,
+        (Machine(hardware, most_devices, networked=True, owned=True),),
+        priced=True,
+        by_name=True,
     )
 
 
@@ -133,7 +185,9 @@ def _offered_choice(profile: Device, name: Named, market: Market) -> Choice:
         machine = _machine_of_offer(profile, name, None, market)
         why = f"no {commitments} price of {profile.title} is known"
         return Choice(profile, (machine,) if machine else (), priced=False, why=why)
-    passing_offers = [offer for offer in device_offers if _passes_filters(offer, market)]
+    passing_offers = _preferred_offers(
+        [offer for offer in device_offers if _passes_filters(offer, market)], market
+    )
     best_offers = _drop_beaten_offers(passing_offers, profile, market)
     machines = [
         offered_machine
@@ -141,7 +195,8 @@ def _offered_choice(profile: Device, name: Named, market: Market) -> Choice:
         if (offered_machine := _machine_of_offer(profile, name, offer, market))
     ]
     if machines:
-        return Choice(profile, tuple(machines), priced=True)
+        doubted = not any(offer.is_trusted(older=market.older_prices) for offer in best_offers)
+        return Choice(profile, tuple(machines), priced=True, doubted=doubted)
     return Choice(profile, (), priced=True, why=_no_offer_text(profile, device_offers, market))
 
 
@@ -165,14 +220,34 @@ def _passes_filters(offer: Offer, market: Market) -> bool:
     return market.unverified or offer.status != "unverified"
 
 
+def _preferred_offers(offers: Sequence[Offer], market: Market) -> list[Offer]:
+    """Offers that are verified and new, else verified ones, else all.
+
+    Those of market places where these are let in, named, or all that offer a named device.
+    """
+    counted_offers = [
+        offer
+        for offer in offers
+        if market.market_places
+        or not is_on_market_place(offer)
+        or any(_sells(offer, name) for name in market.providers)
+    ]
+    left = counted_offers or list(offers if market.devices else ())
+    for older in (market.older_prices, True):
+        if trusted := [offer for offer in left if offer.is_trusted(older=older)]:
+            return trusted
+    return left
+
+
 def _drop_beaten_offers(offers: Sequence[Offer], profile: Device, market: Market) -> list[Offer]:
     """Offers that no other one beats: as cheap, in units as small, of machines as large, networked.
 
-    Unverified ones only where there are no others.
+    A network counts where a replica may span machines, or a rack's fabric joins these.
     """
-    sure = [offer for offer in offers if offer.status != "unverified"] or list(offers)
+    spans = market.several_machines or bool(market.devices)
+    spans |= fabric(profile.node.fabric).spans_nodes
     ranked = sorted(
-        sure,
+        offers,
         key=lambda offer: (
             offer.usd_per_device_hour,
             offer.devices_per_node,
@@ -185,7 +260,10 @@ def _drop_beaten_offers(offers: Sequence[Offer], profile: Device, market: Market
         if not any(
             better.devices_per_node <= offer.devices_per_node
             and better.largest >= offer.largest
-            and _is_networked(better, profile, market) >= _is_networked(offer, profile, market)
+            and (
+                not spans
+                or _is_networked(better, profile, market) >= _is_networked(offer, profile, market)
+            )
             for better in out
         ):
             out.append(offer)
@@ -239,7 +317,14 @@ def _fabric_joins(profile: Device, per_node: int) -> bool:
 
 
 def _no_offer_text(profile: Device, device_offers: Sequence[Offer], market: Market) -> str:
-    providers = ", ".join(sorted({offer.provider for offer in device_offers}))
+    providers = ", ".join(
+        sorted(
+            {
+                f"{offer.provider} (market place)" if is_on_market_place(offer) else offer.provider
+                for offer in device_offers
+            }
+        )
+    )
     smallest = min(offer.devices_per_node for offer in device_offers)
     most_devices = min(market.largest_node or market.most_devices, market.most_devices)
     if smallest > most_devices:

@@ -34,7 +34,8 @@ def winning_limits(devices: Sequence[SizedDevice]) -> list[dict[str, float]]:
         if bound is None or rule.column == "gpus":
             continue
         scores = np.stack([_scores_by_limit(device, rule.name, factors) for device in devices])
-        for k, factor in enumerate(_winning_factors(scores, factors)):
+        tiers = [device.tier for device in devices]
+        for k, factor in enumerate(_winning_factors(scores, factors, tiers)):
             if factor is not None and factor != 1.0:
                 moved_limit = float(getattr(limits, rule.name)) * factor
                 out[k][rule.name] = float(significant(moved_limit, 3).replace(",", ""))
@@ -57,21 +58,26 @@ def _scores_by_limit(device: SizedDevice, name: str, factors: Float) -> Float:
         chance, holds = moved_confidence(
             block, objective.limits, inside - ends[k] + len(block), {name: factors}
         )
-        if objective.confidence is not None:
-            holds = holds & (chance >= objective.confidence)
+        if not objective.judges_by_estimate:
+            holds = holds & (chance >= objective.required_confidence)
         score = np.where(holds, device.scores[inside][:, None], np.inf)
         best = np.minimum(best, score.min(axis=0))
     return best
 
 
-def _winning_factors(scores: Float, factors: Float) -> list[float | None]:
-    """For each device the factor nearest to 1 at which its score is the least."""
+def _winning_factors(
+    scores: Float, factors: Float, tiers: Sequence[tuple[bool, ...]]
+) -> list[float | None]:
+    """For each device the factor nearest to 1 at which it is first: by its tier, then its score."""
+    ranks = np.array([sorted(set(tiers)).index(tier) for tier in tiers])
+    rank_of = np.where(np.isfinite(scores), ranks[:, None], len(ranks))
+    first = rank_of.min(axis=0)
     out: list[float | None] = []
     for k, device_scores in enumerate(scores):
-        rest = np.delete(scores, k, axis=0)
-        wins = np.isfinite(device_scores) & (
-            device_scores < (rest.min(axis=0) if len(rest) else np.inf)
-        )
+        rivals = np.where(rank_of == first, scores, np.inf)
+        rivals[k] = np.inf
+        wins = np.isfinite(device_scores) & (rank_of[k] == first)
+        wins &= device_scores < rivals.min(axis=0)
         if not wins.any():
             out.append(None)
             continue
@@ -81,11 +87,12 @@ def _winning_factors(scores: Float, factors: Float) -> list[float | None]:
 
 
 def winning_loads(
-    ladders: Mapping[str, tuple[Float, Float]], now: float
+    ladders: Mapping[str, tuple[Float, Float]], now: float, tiers: Mapping[str, tuple[bool, ...]]
 ) -> dict[str, float | None]:
     """For each device the load nearest to ``now`` at which its rungs cost the least an hour.
 
     ``ladders``: by device the loads that its rungs carry, rising, and their prices an hour.
+    ``tiers``: by device what ranks before money.
     """
     loads = now * np.geomspace(1 / FARTHEST, FARTHEST, STEPS)
     names = list(ladders)
@@ -95,7 +102,7 @@ def winning_loads(
         for j, load in enumerate(loads):
             carrying = usd_per_hour[capacity >= load]
             costs[k, j] = carrying.min() if len(carrying) else np.inf
-    factors = _winning_factors(costs, loads / now) if names else []
+    factors = _winning_factors(costs, loads / now, [tiers[name] for name in names]) if names else []
     return {
         name: None if factor is None else float(significant(now * factor, 3).replace(",", ""))
         for name, factor in zip(names, factors, strict=True)

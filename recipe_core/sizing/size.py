@@ -24,17 +24,23 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.plans.limits import without_percentile
 from recipe_core.plans.load import bisect_loads
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.plans.splits import row_request
 from recipe_core.request.schema import PlanRequest, asks_for_any
 from recipe_core.request.serving_workload import LOADS
-from recipe_core.request.size import SizeRequest
-from recipe_core.sizing.device_sizing import SizedDevice, hourly_price_limit, size_device
+from recipe_core.request.size import AnyHardware, SizeRequest
+from recipe_core.sizing.device_sizing import (
+    SizedDevice,
+    hourly_price_limit,
+    may_span,
+    size_device,
+)
+from recipe_core.sizing.evaluated import judge_loads_again
 from recipe_core.sizing.market import Choice, iter_device_choices
 
-# Loads of one scan.
-POINTS = 129
+# Loads of the first scan, and of those inside a gap that it leaves: two scans are nearly always
+# enough.
+POINTS, CLOSER = 129, 181
 # The largest load that is looked at, and the most requests of a queue.
 LARGEST, MOST_QUEUED = float(1 << 20), 1e12
 # The smallest arrival rate that is looked at, in requests per second and replica.
@@ -78,7 +84,7 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
         high = MOST_QUEUED
     limits = plan.request.objective.limits
     mean = without_percentile(plan.request)
-    holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral))
+    holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral, POINTS))
     monotone = _is_one_range(holds)
     start, end = _range_of_load(loads, holds, now)
     if start is None:
@@ -87,7 +93,8 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
         return LargestLoad(None, field, False, (), monotone)
     low, high, codes_at = loads[end], loads[end + 1], codes[end + 1]
     while not _is_close(low, high, integral):
-        holds, codes, loads = _judge_loads(mean, plan, row, _load_grid(low, high, integral))
+        grid = _load_grid(low, high, integral, CLOSER)
+        holds, codes, loads = _judge_loads(mean, plan, row, grid)
         monotone &= _is_one_range(holds)
         last = int(np.argmin(holds)) - 1 if not holds.all() else len(loads) - 1
         last = max(last, 0)
@@ -98,8 +105,8 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
     return LargestLoad(value, field, True, codes_at, monotone)
 
 
-def _load_grid(low: float, high: float, integral: bool) -> Float:
-    loads = np.geomspace(low, high, POINTS)
+def _load_grid(low: float, high: float, integral: bool, points: int) -> Float:
+    loads = np.geomspace(low, high, points)
     return np.unique(np.round(loads)) if integral else loads
 
 
@@ -112,9 +119,8 @@ def _judge_loads(
 ) -> tuple[Bool, list[tuple[str, ...]], Float]:
     """Return which of some loads hold, and the codes of the rules that each breaks."""
     block, i = plan.at(row)
-    cases = block.cases.take(np.full(len(loads), i))
     problem = replace(plan.problem, request=request)
-    judged = plan_cases(problem, block.setting, replace(cases, load=loads))
+    judged = judge_loads_again(problem, block.setting, block.cases.take([i]), loads)
     rules = {**judged.rules, QUEUE: judged.queues}
     rules["memory"] = rules.get("memory", np.zeros(len(judged), dtype=np.bool_)) | judged.uncertain
     codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
@@ -183,7 +189,12 @@ class Sizing:
         devices = [device for device in self.sized if device.priced and device.best is not None]
         return sorted(
             devices,
-            key=lambda device: (device.score, device.rented[device.best], device.profile.name),
+            key=lambda device: (
+                device.tier,
+                device.score,
+                device.rented[device.best],
+                device.profile.name,
+            ),
         )
 
     @cached_property
@@ -230,7 +241,8 @@ class Sizing:
         )
         prices = []  # of a million tokens, as of a device-hour
         if set(goals) == {"cost"} and rivals:
-            prices.append(rivals[0].score / 1e6 * per_s * 3600.0)
+            by_hour = 1 / device.rented[rows] if device.by_month else per_s * 3600.0 / 1e6
+            prices.append(rivals[0].score * by_hour)
         if limits.usd_per_million_output_tokens is not None:
             prices.append(limits.usd_per_million_output_tokens / 1e6 * per_s * 3600.0)
         if hourly_limit is not None:
@@ -242,18 +254,20 @@ class Sizing:
     def beats_best(self, device: SizedDevice) -> float | None:
         """The probability that a device is better than the best, if both were measured.
 
-        None for the best itself, and without a price.
+        None for the best itself, without a price, and where another price or several machines
+        decide.
         """
         best = self.best
         if best is None or device is best or best.best is None or device.best is None:
             return None
-        dearer = self._weighed(device.dearer[device.best] / best.dearer[best.best])
-        return beats_elsewhere(device.plan, device.best, best.plan, best.best, dearer=dearer)
-
-    def _weighed(self, dearer: float) -> float:
-        """Return what a price so many times higher makes of the score that devices rank by."""
-        goals = self.request.objective.goals
-        return float(dearer ** sum(goals.get(goal, 0.0) for goal in ("cost", "gpus")))
+        if device.priced and device.tier != best.tier:
+            return None
+        first, second = best.scores[best.best], device.scores[device.best]
+        weights = self.request.objective.goals.values()
+        gain = first - second
+        if len(weights) == 1:
+            gain = np.sign(first) * np.log(first / second) * abs(*weights)
+        return beats_elsewhere(device.plan, device.best, best.plan, best.best, gain=float(gain))
 
     @property
     def choice(self) -> PlanRequest:
@@ -326,15 +340,48 @@ def size_devices(
     """
     device_choices = list(iter_device_choices(request) if among is None else among)
     means = request_by_means(request)
+    sizing = replace(_size_choices(means, device_choices, folders, corrections), request=request)
+    if among is None:
+        sizing = span_machines(sizing, folders=folders, corrections=corrections)
+    return sizing if means is request else simulate_best_devices(sizing)
+
+
+def _size_choices(
+    request: SizeRequest,
+    device_choices: Sequence[Choice],
+    folders: bool,
+    corrections: Corrections | None,
+) -> Sizing:
     sized = []
     with budget.track_task(len(device_choices)):
         for choice in (choice for choice in device_choices if choice.machines):
             budget.spend()
-            sized.append(size_device(means, choice, folders=folders, corrections=corrections))
+            sized.append(size_device(request, choice, folders=folders, corrections=corrections))
             budget.count_step()
     barred = tuple(choice for choice in device_choices if not choice.machines)
-    sizing = Sizing(request, tuple(sized), barred)
-    return sizing if means is request else simulate_best_devices(sizing)
+    return Sizing(request, tuple(sized), barred)
+
+
+def span_machines(
+    sizing: Sizing, *, folders: bool = True, corrections: Corrections | None = None
+) -> Sizing:
+    """The sizing itself, or with replicas that span machines where none holds the load on one.
+
+    Args:
+        sizing: every device of a request.
+        folders: as ``size_devices``.
+        corrections: as ``size_devices``.
+    """
+    request = sizing.request
+    market = request.market
+    if sizing.devices or may_span(request) or market.devices:
+        return sizing
+    wide = AnyHardware(any=market.model_copy(update={"several_machines": True}))
+    spanning = request_by_means(request).model_copy(update={"hardware": wide})
+    apart = _size_choices(spanning, list(iter_device_choices(spanning)), folders, corrections)
+    sized = tuple(replace(device, spans=True) for device in apart.sized)
+    spread = replace(apart, request=request, sized=sized)
+    return spread if spread.devices else sizing
 
 
 def request_by_means(request: SizeRequest) -> SizeRequest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,10 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.targets.context import Context
 from recipe_core.targets.layout import port_values
 from recipe_core.targets.node_script import (
-    IN_SHELL,
+    PLAIN,
+    Syntax,
     Values,
+    Variable,
     fill_placeholders,
     visible_devices_setting,
     wrap_words,
@@ -66,6 +69,10 @@ def target_uses(paths: Iterable[str], name: str, kind: str, key: str | None = No
     return uses
 
 
+# What stands in double quotes: text with a backslash before what a shell reads there.
+_IN_QUOTES = Syntax(lambda text: re.sub(r'([\\"$`])', r"\\\1", text), lambda name: f"${name}")
+# A field and its value in one word, as Hydra reads them.
+_SETTING = re.compile(r"\"?[a-z_][\w.]*=")
 # Columns of a command's line.
 WIDTH = 96
 _ADDRESSES = TypeAdapter(tuple[Address, ...])
@@ -173,30 +180,39 @@ def _process_values(
         "head": addresses[first_node],
         **{f"node{n}": address for n, address in enumerate(addresses)},
         **port_values(launch, parameters.port),
-        "root": ".",
-        "run": "run",
+        # absolute, as programs look for some paths beside their own files
+        "root": Variable("PWD"),
+        "run": Variable("PWD/run"),
     }
 
 
 def _process_words(
     process: Process, values: Values, device_settings: Sequence[str] = ()
 ) -> list[str]:
-    settings = [
-        f"{name}={fill_placeholders(value, values, IN_SHELL)}"
-        for name, value in process.env.items()
-    ]
-    return [
-        *settings,
-        *device_settings,
-        *_join_flag_values([fill_placeholders(word, values, IN_SHELL) for word in process.argv]),
-    ]
+    settings = [f"{name}={_typed_word(value, values)}" for name, value in process.env.items()]
+    typed = [_typed_word(word, values) for word in process.argv]
+    return [*settings, *device_settings, *_join_flag_values(typed)]
+
+
+def _typed_word(template: str, values: Values) -> str:
+    """A word for a shell: as it is, or with variables and what is quoted in one pair of quotes."""
+    word = fill_placeholders(template, values, _IN_QUOTES)
+    plain = fill_placeholders(template, values, PLAIN)
+    has_variable = any(
+        is_name and isinstance(values[name], Variable) for is_name, name in texts.pieces(template)
+    )
+    return f'"{word}"' if has_variable or "'" in plain else texts.quote_shell(plain)
 
 
 def _join_flag_values(words: Sequence[str]) -> list[str]:
-    """Words with each flag joined to its value, so that no line breaks between them."""
+    """Words with each flag joined to its value, so that no line breaks between them.
+
+    Settings of fields (``name=value``) stand alone.
+    """
     flag_words: list[str] = []
     for word in words:
-        if flag_words and flag_words[-1].startswith("-") and not word.startswith("-"):
+        is_value = not word.startswith("-") and _SETTING.match(word) is None
+        if flag_words and flag_words[-1].startswith("-") and is_value:
             flag_words[-1] += f" {word}"
         else:
             flag_words.append(word)

@@ -156,6 +156,13 @@ class Context:
         return self.model_source == UNPLACED and self.launch.loads_model
 
     @property
+    def node_files(self) -> tuple[str, ...]:
+        """Files on the nodes that a run reads: its data, and the rule of its rewards."""
+        rollout = self.workload.get("rollout") or {}
+        paths = (self.workload.get("data"), rollout.get("reward_file"))
+        return tuple(dict.fromkeys(path for path in paths if path))
+
+    @property
     def model_is_folder(self) -> bool:
         return names_folder(self.model_source)
 

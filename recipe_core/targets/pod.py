@@ -257,7 +257,17 @@ def pod_volumes(context: Context, pod: Pod) -> list[dict[str, Any]]:
 
 
 def _mounted(context: Context) -> dict[str, Any]:
-    """Return what pods mount besides their own folders: the model's, and files of the bundle."""
+    """Return what pods mount besides their own folders: the model's, and files of the bundle.
+
+    Raises:
+        NoAnswer: for data and rewards that are files of a node, where any node may run a pod.
+    """
+    if context.node_files:
+        raise NoAnswer(
+            f"{context.node_files[0]} is a file of a node, which pods do not see.",
+            field="workload.data",
+            hint="Use Slurm or SkyPilot, or leave it out and start with the sample.",
+        )
     files = [{"key": _config_map_key(path), "path": path} for path in context.mounted]
     folder = context.model_source if context.model_is_folder else None
     return {"model_folder": folder, "files": files or None}

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recipe_core.base.texts import quote_command
+from recipe_core.engines.spec import engine
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.describe import model_short_name
 from recipe_core.views.columns import Column, terminal
@@ -48,6 +50,16 @@ def _word_text(flag: str, value: Any) -> str:
     return f"with {flag}" if value is True else f"with {flag} {value}"
 
 
+def changed_lines(difference: Sequence[Json]) -> list[str]:
+    """The words that change from one command to another: ``- -tp 2``, ``+ -tp 4``."""
+    signs = {"removed": "-", "added": "+"}
+    return [
+        f"{signs[run['kind']]} {quote_command(run['words'])}"
+        for run in difference
+        if run["kind"] in signs
+    ]
+
+
 def memory_meant(answer: Json) -> str:
     """Tell a command's two memory figures apart: that of the load and that of the start."""
     memory = answer["estimate"]["memory"]
@@ -59,7 +71,9 @@ def idle_devices_text(waste: Json) -> str:
     return _PHRASES.sentence("wasted", waste) if waste.get("idle") else ""
 
 
-_PHRASES = Phrases("commands", words=words_text)
+_PHRASES = Phrases(
+    "commands", words=words_text, changed=changed_lines, engine=lambda name: engine(name).title
+)
 
 
 # --- deployment files ----------------------------------------------------------------------------
@@ -86,6 +100,11 @@ def _error_text(answer: Json) -> str:
     return " ".join(str(error[name]) for name in ("field", "message", "hint") if error.get(name))
 
 
+def _engine_name(answer: Json) -> str:
+    name = (answer.get("engine") or {}).get("name")
+    return engine(name).title if name else ""
+
+
 def _model_text(answer: Json) -> str:
     return model_short_name(str(answer["model"])) if answer.get("model") else ""
 
@@ -109,7 +128,7 @@ def _judgement(answer: Json) -> str:
 FOLDER: tuple[Column[Json], ...] = (
     Column("File", "source", align="left"),
     Column("Kind", lambda answer: answer.get("kind") or "", align="left"),
-    Column("Engine", lambda answer: (answer.get("engine") or {}).get("name") or "", align="left"),
+    Column("Engine", _engine_name, align="left"),
     Column("Model", _model_text, align="left"),
     Column("Hardware", _hardware_text, align="left"),
     Column("Verdict", _judgement, align="left"),

@@ -9,37 +9,20 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.accuracy.runners import families, runners
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import significant
-from recipe_core.compression.advisor.comparison import BEST_AT, SURELY_KEPT
+from recipe_core.compression.advisor.comparison import BEST_AT, FLOOR, SMALLER_MODELS
 from recipe_core.compression.advisor.result import FIGURES
+from recipe_core.engines.spec import engine
 from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.texts import Phrases
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Json = Mapping[str, Any]
 
-# Letters of verdicts in the matrix, best first.
-LETTERS: dict[str, str] = {
-    "native": "N",
-    "weight-only kernel": "W",
-    "emulated": "E",
-    "memory only": "M",
-    "refused": "×",
-    "unknown": "?",
-}
-MEANINGS: dict[str, str] = {
-    "native": "products run in the format, or the cache is read in it",
-    "weight-only kernel": "stored small, multiplied in 16 bit",
-    "emulated": "saves memory, costs time",
-    "memory only": "stored small at most, no kernel",
-    "refused": "does not start",
-    "unknown": "no source says",
-}
 # Figures of the table.
 SHOWN = (
     *("weights_bytes", "cache_tokens", "requests_held", "ttft_s", "tpot_s"),
@@ -52,6 +35,8 @@ SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split 
 FILES = "gguf_"
 # Types of files that stand for the others of as many bits.
 USUAL_FILES = ("gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k")
+# Formats that people ask for, which stand among the first so many rows.
+ASKED_FOR, FIRST_ROWS = ("fp8_w8a8", "int4_weight_only"), 6
 # Characters of a reason in a terminal.
 MAX_REASON = 110
 
@@ -76,8 +61,21 @@ def format_advice_text(answer: Json) -> str:
 def formats_verdict(answer: Json) -> str:
     """The best technique by the objective, or that none runs."""
     best = best_technique(answer)
-    change = figure_ratio(best, "usd_per_million_output_tokens", "best_split") if best else None
-    return _PHRASES.sentence("verdict", best, answer["accuracy_limit"], change)
+    cost = "usd_per_million_output_tokens"
+    change = figure_ratio(best, cost, "best_split") if best else None
+    rival = _unmeasured_rival(answer, best, cost) if best and change is not None else None
+    more = figure_ratio(rival, cost, "best_split") if rival else None
+    return _PHRASES.sentence("verdict", best, answer["accuracy_limit"], change, rival, more)
+
+
+def _unmeasured_rival(answer: Json, best: Json, cost: str) -> Json | None:
+    """A format that a bundle has, ranked before the recommended one, whose speed is a guess."""
+    change = figure_ratio(best, cost, "best_split") or 1.0
+    for row in usable_formats(answer):
+        ratio = figure_ratio(row, cost, "best_split")
+        if row["speed"] == "prior" and ratio is not None and ratio < change:
+            return row if row["rank"] < best["rank"] and best["recommended"] else None
+    return None
 
 
 def base_sentence(answer: Json) -> str:
@@ -90,8 +88,8 @@ def ranking_note(answer: Json) -> str:
     if answer["accuracy_limit"] is not None or "accuracy" in answer["objective"]:
         return ""
     return (
-        "No least accuracy is asked for (objective.limits.accuracy_recovery): what may keep less "
-        f"than {SURELY_KEPT * 100:g} % comes last."
+        "No least accuracy is asked for: what keeps less "
+        f"than {FLOOR * 100:g} % comes after what keeps more."
     )
 
 
@@ -139,31 +137,98 @@ def ratio_text(ratio: float | None) -> str:
     return f"{'+' if points > 0 else '−'}{abs(points)} %"
 
 
-_PHRASES = Phrases("formats", kept=kept_accuracy, ratio=ratio_text)
+def is_smaller_model(row: Json) -> bool:
+    """True for a technique of which another model is the result."""
+    return row["kind"] in SMALLER_MODELS
+
+
+def technique_title(row: Json) -> str:
+    """The technique's title; of a smaller model that is served in its place the model's name."""
+    name = (row["set"] or {}).get("model") if is_smaller_model(row) else None
+    return f"{name.rpartition('/')[2]}, a smaller model of the family" if name else row["title"]
+
+
+_PHRASES = Phrases(
+    "formats",
+    kept=kept_accuracy,
+    ratio=ratio_text,
+    called=technique_title,
+    engine=lambda name: engine(name).title,
+)
 
 
 # --- tables --------------------------------------------------------------------------------------
 
 
 def best_technique(answer: Json) -> Json | None:
-    return next((row for row in answer["formats"] if row["rank"] == 1), None)
+    """The recommended row, else the first that a bundle has, else the first that runs."""
+    ranked = [row for row in answer["formats"] if row["rank"] is not None]
+    usable = [row for row in ranked if row["set"] is not None and not is_smaller_model(row)]
+    recommended = [row for row in ranked if row["recommended"]]
+    return next(iter((*recommended, *usable, *ranked)), None)
 
 
-def best_usable(answer: Json) -> Json | None:
-    """The best ranked row that can be put into the request."""
-    ranked = (row for row in answer["formats"] if row["rank"] is not None)
-    return next((row for row in ranked if row["set"] is not None), None)
+def smaller_models(answer: Json) -> list[Json]:
+    """Rows of other models: siblings, and the model with layers, width or experts removed."""
+    return [row for row in answer["formats"] if row["same_split"] and is_smaller_model(row)]
+
+
+def usable_formats(answer: Json) -> list[Json]:
+    """Rows of formats that end in a bundle, the recommended one first.
+
+    Those that people ask for are among the first ``FIRST_ROWS``.
+    """
+    rows = [
+        row
+        for row in shown_techniques(answer)
+        if row["set"] is not None and not is_smaller_model(row)
+    ]
+    rows.sort(key=lambda row: not row["recommended"])
+    asked_for = [row for row in rows[FIRST_ROWS:] if row["technique"] in ASKED_FOR]
+    ordered = [row for row in rows if row not in asked_for]
+    place = FIRST_ROWS - len(asked_for)
+    return [*ordered[:place], *asked_for, *ordered[place:]]
 
 
 def shown_techniques(
     answer: Json, *, every_file: bool = False, without_figures: bool = False
 ) -> list[Json]:
-    """Rows of the table: those with figures, and of many types of files the usual ones."""
+    """Rows with figures, and of many types of files the usual ones."""
     return [
         row
         for row in answer["formats"]
         if (without_figures or row["same_split"]) and (every_file or _is_usual(row))
     ]
+
+
+def checkpoint_text(row: Json) -> str:
+    """The checkpoint's origin: it exists, the engine makes it on load, or a bundle does."""
+    if row["checkpoint"] is None:
+        return "no bundle has it"
+    if row["making"] is None:
+        return "checkpoint exists" if row["checkpoint"] == "exists" else "on load"
+    return _PHRASES.sentence("making", row["making"])
+
+
+def checkpoint_sentence(row: Json) -> str:
+    """Say what using the row takes: the time with its range, the tool and the cost."""
+    return _PHRASES.sentence("takes", row)
+
+
+def speed_text(row: Json) -> str:
+    """Say what the speed rests on: the format's own measurements here, or those of others."""
+    return {"fitted": "measured here", "prior": "not measured here", None: ""}[row["speed"]]
+
+
+def weights_text(row: Json, answer: Json) -> str:
+    """The change of the weights on a GPU and in all; empty without figures of a best layout.
+
+    A format that takes fewer devices can hold more on each of them.
+    """
+    best = row["best_split"]
+    if best is None:
+        return ""
+    return _PHRASES.sentence("weights", row, best, answer["base"]["best_split"])
 
 
 def _is_usual(row: Json) -> bool:
@@ -183,9 +248,11 @@ def technique_columns(
         reasons: with a column of why a technique does not run.
     """
     columns: list[Column[Json]] = [
-        Column("#", "rank", "{:.0f}".format, help="By the objective"),
-        Column("Technique", "title", align="left"),
+        Column("#", _rank_text, help="By the objective; ★ is recommended"),
+        Column("Technique", technique_title, align="left"),
         Column("Runs", "verdict", align="left"),
+        Column("Takes", checkpoint_text, align="left"),
+        Column("Speed", speed_text, align="left"),
         Column(ACCURACY, kept_accuracy),
         *(_figure_column(name, values=values, split=split) for name in SHOWN),
         Column("Best split for it", "best_split.split", align="left"),
@@ -195,6 +262,10 @@ def technique_columns(
     if reasons:
         columns.append(Column("Why not", lambda row: row["why"] or "", align="left"))
     return columns
+
+
+def _rank_text(row: Json) -> str:
+    return "" if row["rank"] is None else f"{row['rank']}{' ★' if row['recommended'] else ''}"
 
 
 def _goal_title(goal: str) -> str:
@@ -232,39 +303,6 @@ PAIRS: tuple[Column[Json], ...] = (
     Column(ACCURACY, lambda pair: _retained_text(pair["retained"])),
     Column("Why", "sentence", align="left"),
 )
-
-
-# --- matrix --------------------------------------------------------------------------------------
-
-
-def support_title(name: str) -> str:
-    """An engine or a family of hardware above a column of the matrix."""
-    if name in runners():
-        return runners()[name].label
-    return families()[name].label if name in families() else name
-
-
-def narrow_matrix(cells: Json, columns: int) -> Json:
-    """The first columns of the matrix, those of which most is known, and the rows they tell of."""
-    first = {name: dict(list(row.items())[:columns]) for name, row in cells.items()}
-    return {
-        name: row
-        for name, row in first.items()
-        if any(cell["verdict"] != "unknown" for cell in row.values())
-    }
-
-
-def matrix_frame(cells: Json) -> pd.DataFrame:
-    import pandas as pd
-
-    titles = techniques()
-    return pd.DataFrame(
-        {
-            support_title(column): [row[column]["verdict"] for row in cells.values()]
-            for column in next(iter(cells.values()), {})
-        },
-        index=[titles[name].title for name in cells],
-    )
 
 
 # --- accuracy of checkpoints ---------------------------------------------------------------------

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from recipe_core.base.data_files import DataFile, DataRow
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import describe_field
+from recipe_core.views.plain import plain_help
 
 FILE = Path(__file__).with_name("glossary.yaml")
 Words = Annotated[str, Field(min_length=2, max_length=60, pattern=r"^[^\n]+$")]
@@ -102,7 +103,7 @@ def field_help(field: str) -> str:
     Raises:
         LookupError: for a name that no request has.
     """
-    described, term = describe_field(field), _by_field().get(field)
+    described, term = plain_help(describe_field(field)), _by_field().get(field)
     return described if term is None else f"{described}\n\n**{term.title}**: {term.text}"
 
 

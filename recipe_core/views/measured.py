@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
 from recipe_core.accuracy.published import Retained
+from recipe_core.base.errors import RecipeError
+from recipe_core.calibration.evidence import run_name
 from recipe_core.calibration.lessons import (
     ComparedCompression,
     Knowledge,
@@ -18,9 +20,12 @@ from recipe_core.calibration.place import VARIABLE, default_path
 from recipe_core.calibration.records import StoredCompression, StoredRun
 from recipe_core.calibration.residuals import ComparedFigure, RunsCompared
 from recipe_core.calibration.store import Overlay
+from recipe_core.calibration.uploads import ColumnRead, UploadPreview
 from recipe_core.estimates.columns.corrections import version_in_text
+from recipe_core.hardware.cluster import device_profile, short_title
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, known_columns, terminal
+from recipe_core.views.size_view import engine_title
 
 Row = TypeVar("Row")
 Checkpoint = tuple[StoredCompression, ComparedCompression]
@@ -35,13 +40,34 @@ MAX_ROWS = 40
 MAX_LEFT_OUT = 8
 
 
+def shipped_device_title(name: str) -> str:
+    """The short title of a device by its name; the name of one that is not shipped."""
+    try:
+        return short_title(device_profile(name))
+    except RecipeError:
+        return name
+
+
+def with_titles(compared: RunsCompared) -> RunsCompared:
+    """The same runs with titles of devices and engines in place of their names."""
+    figures = [
+        replace(
+            figure,
+            device=shipped_device_title(figure.device),
+            engine=engine_title(figure.engine),
+        )
+        for figure in compared.figures
+    ]
+    return replace(compared, figures=tuple(figures))
+
+
 def measured_title(figure: str) -> str:
     return column_metric(figure).title
 
 
 def _engine_version(row: ComparedFigure) -> str:
     # some tables repeat the engine's name in its version
-    if row.version.startswith(row.engine):
+    if row.version.casefold().startswith(row.engine.casefold()):
         return row.version
     return f"{row.engine} {row.version or '(as estimated)'}"
 
@@ -198,6 +224,35 @@ def rank_numbers(numbers: Sequence[LearnedNumber]) -> list[LearnedNumber]:
     return sorted(numbers, key=lambda number: -number.weight)
 
 
+UPLOADED: tuple[Column[ColumnRead], ...] = (
+    Column("Column", "column", align="left"),
+    Column("From", "origin", align="left"),
+    Column("Values", "values", align="left"),
+)
+
+
+def upload_verdict(preview: UploadPreview) -> str:
+    """The number of runs of a preview that would count, and their effect on the answer."""
+    total = len(preview.entries) + preview.checkpoints
+    text = f"{preview.counting} of {_plural(total, 'new run')} would count"
+    if preview.repeated:
+        text += f"; {preview.repeated:,} are kept already"
+    if preview.effect:
+        return f"{text}. {preview.effect.text}."
+    if preview.after:
+        return f"{text}. The answer stays as it is: {preview.after}."
+    return f"{text}."
+
+
+def _scope_text(number: LearnedNumber) -> str:
+    """``version: H100 SXM, vLLM 0.32.0``."""
+    device, *rest = number.of
+    if rest:
+        name, space, version = rest[0].partition(" ")
+        rest[0] = f"{engine_title(name)}{space}{version}"
+    return f"{number.scope}: {', '.join([shipped_device_title(device), *rest])}"
+
+
 # --- columns -------------------------------------------------------------------------------------
 
 ERRORS: tuple[Column[FigureErrors | LeftOneOut], ...] = (
@@ -219,7 +274,7 @@ IN_BAND: tuple[Column[FigureErrors], ...] = (
 )
 NUMBERS: tuple[Column[LearnedNumber], ...] = (
     Column("Time of", lambda number: SCALES[number.scale], align="left"),
-    Column("Scope", lambda number: f"{number.scope}: {', '.join(number.of)}", align="left"),
+    Column("Scope", lambda number: _scope_text(number), align="left"),
     Column("×", "factor", "{:.3g}".format, help="On the times of the formulas; factors multiply"),
     Column("80 %", lambda number: f"{number.low:.3g} to {number.high:.3g}"),
     Column("Credibility", "weight", "{:.0%}".format, help="How far the runs settle the factor"),
@@ -227,8 +282,8 @@ NUMBERS: tuple[Column[LearnedNumber], ...] = (
 )
 
 
-def run_columns(*, sources: bool) -> list[Column[StoredRun]]:
-    """Columns of the runs of a calibration; ``sources``: with paths of files."""
+def run_columns(*, sources: bool, ids: bool = True) -> list[Column[StoredRun]]:
+    """Columns of the runs of a calibration; ``sources``: with paths of files, ``ids``: digests."""
 
     def state(entry: StoredRun) -> str:
         text = STATES[entry.gate.state]
@@ -237,12 +292,12 @@ def run_columns(*, sources: bool) -> list[Column[StoredRun]]:
 
     columns: list[Column[StoredRun]] = [
         Column("State", state, align="left"),
-        Column("Run", "id", align="left"),
-        Column("Name", "name", align="left"),
-        Column("Device", "device", align="left"),
+        *([Column[StoredRun]("Run", "id", align="left")] if ids else []),
+        Column("Name", run_name, align="left"),
+        Column("Device", lambda entry: shipped_device_title(entry.device), align="left"),
         Column(
             "Engine",
-            lambda entry: f"{entry.engine} {version_in_text(entry.ran)}".strip(),
+            lambda entry: f"{engine_title(entry.engine)} {version_in_text(entry.ran)}".strip(),
             align="left",
         ),
         *map(_measured_column, FIGURES),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_core.base.units import long_duration, percent_text, significant, trimmed
+from recipe_core.base.units import chance_text, long_duration, percent_text, significant, trimmed
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Period, Scaling
 from recipe_core.request.split_key import split_name
@@ -180,7 +180,10 @@ def over_time_verdict(answer: Json) -> tuple[bool, str]:
     """Tell if some policy keeps the limits, and name the cheapest that does, else the nearest."""
     best = policies_by_name(answer).get(answer["best"])
     if best is not None:
-        return True, f"Cheapest is {policy_title(best['name'])}: {policy_facts(best)}"
+        return (
+            True,
+            f"{_best_words(answer, best)} {policy_title(best['name'])}: {policy_facts(best)}",
+        )
     if not answer["policies"]:
         return False, "No policy was simulated"
     nearest = max(answer["policies"], key=lambda policy: float(policy["attainment"]["value"]))
@@ -190,6 +193,26 @@ def over_time_verdict(answer: Json) -> tuple[bool, str]:
         f"requests. Nearest is {policy_title(nearest['name'])} with {share}, "
         f"for {policy_cost(nearest)}"
     )
+
+
+def _best_words(answer: Json, best: Json) -> str:
+    """``Cheapest is``, or how sure the best is where that decides, or is less than wanted."""
+    confidence = answer.get("confidence_wanted", 0.0)
+    if _policy_confidence(best) < confidence:
+        share = f"{chance_text(_policy_confidence(best))} of the repetitions keep the limits"
+        return f"None is {chance_text(confidence)} sure; cheapest ({share}) is"
+    cheaper = any(
+        policy["meets"]
+        and _policy_confidence(policy) < confidence
+        and policy["gpu_hours"] < best["gpu_hours"]
+        for policy in answer["policies"]
+    )
+    return f"Cheapest that is {chance_text(confidence)} sure is" if cheaper else "Cheapest is"
+
+
+def _policy_confidence(policy: Json) -> float:
+    """The share of repetitions that reach the wanted share; 1 in answers of earlier builds."""
+    return float(policy.get("confidence", 1.0))
 
 
 def policy_facts(policy: Json) -> str:
@@ -268,6 +291,11 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
             help="Share of requests that keep every limit on time",
         ),
         Column("Likely", attainment_band, help="The lowest and the highest of the repetitions"),
+        Column(
+            "Sure",
+            lambda policy: chance_text(_policy_confidence(policy)),
+            help=f"Repetitions in which at least {required} of the requests keep the limits",
+        ),
         Column("Replicas", _replica_span, help="Fewest and most"),
         Column(
             "Cold starts",

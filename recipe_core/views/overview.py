@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.limits import limit_texts
 from recipe_core.recipe.build import recipe_request
@@ -17,6 +18,7 @@ from recipe_core.recipe.schema import Fallback, Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.describe import workload_name
 from recipe_core.request.metrics import column_metric
+from recipe_core.request.presets import preset_of, presets
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.estimates import estimate_text
@@ -34,7 +36,9 @@ LAYER_TEXTS: Mapping[Layer, str] = {
     "model": "from the checkpoint",
     "architecture": "required by the device's architecture or runtime",
     "device": "the engine's limit for a device of this size, or its network",
-    "objective": "best of all splits for what you optimise",
+    "objective": "best of all layouts for what you optimise",
+    "traffic": "what the traffic needs",
+    "limits": "the load at which your limits hold",
     "user": "stated in your request",
 }
 _FALLBACKS = {
@@ -52,12 +56,13 @@ _LEFT_OUT = {"cp": 1, "ep": 1, "virtual_stages": 1, "zero_stage": 0, "recompute"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A field of the split, an option or a variable: its value, and the layer that set it."""
+    """A field of the split, an option or a variable: its value, the layer that set it, and why."""
 
     kind: str
     name: str
     value: str
     layer: Layer
+    why: str
 
 
 def stated_split(candidate: CandidateRequest | None) -> str:
@@ -97,14 +102,26 @@ def option_origins(recipe: Recipe) -> list[Origin]:
         "option": ("options", recipe.engine.options),
         "variable": ("environment", recipe.environment),
     }
+    means = option_meanings(spec) if spec else {}
     rows = []
     for kind, (part, values) in parts.items():
         for name, value in values.items():
             if layer := recipe.provenance.get(f"{part}.{name}"):
                 title = flags.get(name, f"--{name}") if kind == "option" else name
                 text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-                rows.append(Origin(kind, title, text, layer))
+                is_longest = kind == "option" and means.get(name) == "max_context"
+                why = _longest_reason(recipe, layer) if is_longest else LAYER_TEXTS[layer]
+                rows.append(Origin(kind, title, text, layer, why))
     return sorted(rows, key=lambda row: -LAYERS.index(row.layer))
+
+
+def _longest_reason(recipe: Recipe, layer: Layer) -> str:
+    """Say where the longest request comes from: its kind of traffic, or what was stated."""
+    request = recipe_request(recipe)
+    name = preset_of(request, any_load=True)
+    title = presets(request)[name].title if name else ""
+    kind = f"{title if title.isupper() else title.lower()} traffic" if name else "the traffic"
+    return f"longest request of {kind}" + (", stated in your request" if layer == "user" else "")
 
 
 # Columns of ``option_origins``.
@@ -113,7 +130,7 @@ ORIGINS: list[Column[Origin]] = [
     Column("Option", "name", align="left"),
     Column("Value", "value", align="left"),
     Column("Set by", "layer", align="left"),
-    Column("Why", lambda row: LAYER_TEXTS[row.layer], align="left"),
+    Column("Why", "why", align="left"),
 ]
 
 

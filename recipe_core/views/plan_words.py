@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from recipe_core.base.units import band_ends_text, chance_text, plain_range_text
 from recipe_core.hardware.cluster import chip_title, short_title
+from recipe_core.plans.alternatives import goal_measure, share_change_text
+from recipe_core.plans.confidence_prices import ConfidencePrice
 from recipe_core.plans.evaluation import band_ends
-from recipe_core.plans.limits import rule_title, stated_limits
+from recipe_core.plans.limits import limits_phrase, rule_title, stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     doubt_text,
+    measure_text,
     queue_text,
     row_load_text,
     split_label,
 )
 from recipe_core.plans.rank import beats, counts_cost
 from recipe_core.request.metrics import limits_by_name
-
-# Probabilities between which keeping the limits is called a coin toss.
-COIN = (0.35, 0.65)
+from recipe_core.request.split_key import split_name
 
 
 def used_devices_text(plan: Plan, row: int) -> str:
@@ -65,13 +66,60 @@ def against_best(plan: Plan, row: int) -> str:
 
 
 def confidence_text(plan: Plan, row: int) -> str:
-    """With what probability a row keeps the limits, as a sentence; empty without limits."""
+    """Say how surely a row keeps the limits, as a sentence; empty without limits."""
+    text = limits_text(plan, row)
+    return f"{text[0].upper()}{text[1:]}" if text else ""
+
+
+def limits_text(plan: Plan, row: int) -> str:
+    """Say how surely a row keeps the limits: ``holds 40 ms per token with 83 %``.
+
+    With what is asked for where it is less. Empty without limits, and for a row that cannot run.
+    """
     if not stated_limits(plan) or not plan.runs[row]:
         return ""
-    chance = float(plan.chances[row])
-    plural = "s" if len(stated_limits(plan)) > 1 else ""
-    coin = ": as good as a coin toss" if COIN[0] <= chance <= COIN[1] else ""
-    return f"Holds the limit{plural} with a probability of {chance_text(chance)}{coin}"
+    chance, objective = float(plan.chances[row]), plan.request.objective
+    if chance == 1:  # what is counted is certain
+        return f"holds {limits_phrase(plan)}"
+    text = f"holds {limits_phrase(plan)} with {chance_text(chance)}"
+    if objective.judges_by_estimate or chance >= objective.required_confidence:
+        return text
+    return f"{text}, short of {chance_text(objective.required_confidence)}"
+
+
+def safer_text(plan: Plan, row: int, safer: int) -> str:
+    """Say what a safer row holds and costs beside a row: ``… with 86 %: $1.68 (+7 %)``.
+
+    The figure is the goal's.
+    """
+    name = goal_measure(plan, row)
+    before, then = float(plan.raw(name)[row]), float(plan.raw(name)[safer])
+    change = f" ({share_change_text(then / before - 1)})" if before > 0 else ""
+    chance, figure = limits_text(plan, safer), measure_text(plan, name, safer)
+    return f"{split_label(plan, safer)} {chance}: {figure}{change}"
+
+
+def confidence_prices_text(prices: Sequence[ConfidencePrice], confidence: float) -> str:
+    """Say what each confidence costs, in a line: ``50 %: $1.47 (−6 %) · 80 %: $1.57 · …``.
+
+    ``confidence``: the one asked for, to which the others are compared. A split is named where
+    it is another one than that one's. Empty without prices.
+    """
+    now = next((price for price in prices if price.confidence == confidence), None)
+    if now is None:
+        return ""
+    return " · ".join(_price_text(price, now) for price in prices)
+
+
+def _price_text(price: ConfidencePrice, now: ConfidencePrice) -> str:
+    text = chance_text(price.confidence)
+    if price.candidate is None:
+        return f"{text}: none"
+    changed = price is not now and price.change is not None
+    change = f" ({share_change_text(price.change or 0.0)})" if changed else ""
+    other = price.key != now.key
+    split = f" with {split_name(price.candidate)}" if other else ""
+    return f"{text}: {price.figure}{change}{split}"
 
 
 def rule_titles(codes: Iterable[str]) -> str:

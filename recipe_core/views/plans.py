@@ -16,6 +16,7 @@ from recipe_core.base.units import (
     round_significant,
     significant,
 )
+from recipe_core.plans.confidence_prices import price_confidences
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
@@ -34,7 +35,12 @@ from recipe_core.plans.rank import TIED, beats, count_ties, front_of_measures, n
 from recipe_core.plans.splits import refusal_reasons, row_keys, row_reasons
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column, terminal
-from recipe_core.views.plan_words import confidence_text, objective_measures, unpriced_note
+from recipe_core.views.plan_words import (
+    confidence_prices_text,
+    limits_text,
+    objective_measures,
+    unpriced_note,
+)
 from recipe_core.views.verdict import calibrated_lines, percent, split_counts_text
 
 if TYPE_CHECKING:  # importing it would slow every plan down
@@ -196,13 +202,17 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
         yield f"no split surely starts: 1 {doubt_text(plan, first)}"
     elif text := queue_text(plan, first):
         yield f"no split holds the whole load: 1 starts and queues, it {text}"
-    if sure := confidence_text(plan, first):
-        yield f"1 {sure[0].lower()}{sure[1:]}"
+    if sure := limits_text(plan, first):
+        yield f"1 {sure}"
+    if prices := price_confidences(plan):
+        confidence = plan.request.objective.required_confidence
+        yield f"price of certainty: {confidence_prices_text(prices, confidence)}"
     yield _beaten_text(plan, top)
     yield _ties_text(plan)
     yield f"{unpriced_note(plan)} {STATE_PRICE}" if unpriced_note(plan) else ""
     yield plan_launch_note(plan) or ""
     yield from calibrated_lines(plan.problem.corrections)
+    yield plan.own_runs_effect.text if plan.own_runs_effect else ""
     if plan.uncertain[first]:
         yield from change_lines(
             (change.to_json() for change in plan.changes()), plan.candidate(first)
@@ -252,9 +262,9 @@ def _ties_text(plan: Plan) -> str:
     several = count_ties(plan) > 1
     return (
         f"{count_ties(plan)} more {'tie' if several else 'ties'} with the first: "
-        f"{'each' if several else 'it'} measures better than it with a probability of {TIED:.0%} "
-        "or more. Of equal estimates the simplest is first: fewest devices, no pipeline, smallest "
-        "tp"
+        f"{'each' if several else 'it'} measures better than it with a probability of "
+        f"{chance_text(TIED)} or more. Of equal estimates the simplest is first: fewest devices, "
+        "no pipeline, smallest tp"
     )
 
 

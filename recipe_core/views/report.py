@@ -175,9 +175,7 @@ def _view_sections(bundle: Bundle, plan: Plan | None, pins: Sequence[str]) -> It
     """A chapter for each registered view of the recipe's split that has something to show."""
     # planned by itself: a recipe may state a split that no search lists
     split, row = plan_candidate(recipe_request(bundle.recipe))
-    for view in views_of(split):
-        if not view.in_report:
-            continue
+    for view in views_of(split, plan):
         measure = view.first_measure(split)
         items = list(view.draw(Focus(split, row, tuple(pins), plan, measure)))
         tables = tuple(item for item in items if isinstance(item, Table))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.plans.rank import TIED
 from recipe_core.sizing.answer import Answer
+from recipe_core.sizing.market import left_out_devices
 from recipe_core.sizing.size import Sizing
 from recipe_core.views import size_view as view
 from recipe_core.views.columns import terminal
+from recipe_core.views.decision import left_out_sentence
 from recipe_core.views.size_view import PHRASES, Row
 
 
@@ -47,6 +49,7 @@ def size_text(answer: Answer, top: int | None = None, ladder: str | None = None)
         own_runs = view.own_runs_sentence(corrections.to_json())
     headline = view.split_sentence(rows[0]) if good else sentence
     tables = _size_tables(answer, rows, parts["unpriced"], ladder)
+    tables["left_out"] = left_out_sentence(parts)
     text = PHRASES.text("whole", headline, parts, tables, rows, _later(answer, rows), own_runs)
     return f"{text}\n{view.DOUBT_MEANS}" if view.DOUBT in text else text
 
@@ -65,20 +68,11 @@ def _size_tables(
         if rows
         else "",
         "tied": TIED,
-        "cheapest_month": _cheapest_month(rows, objective.goals),
         "unpriced": terminal(unpriced, view.UNPRICED) if unpriced else "",
         "ladders": [(t, terminal(r, view.size_columns(r, ladder=True))) for t, r in rungs],
         "not_sized": "" if ladder is None or rungs else ladder,
         "sized": [device.profile.name for device in sizing.sized],
     }
-
-
-def _cheapest_month(rows: Sequence[Row], goals: Iterable[str]) -> Row | None:
-    """The device that costs least a month, where that is not the best by the cost of a token."""
-    if not rows or set(goals) != {"cost"}:
-        return None
-    cheapest = min(rows, key=lambda row: float(row["usd_per_month"]))
-    return cheapest if cheapest["usd_per_month"] < rows[0]["usd_per_month"] else None
 
 
 def _later(answer: Answer, rows: Sequence[Row]) -> Mapping[str, Any]:
@@ -108,6 +102,10 @@ def _partial_json(answer: Answer, rows: Sequence[Row]) -> dict[str, Any]:
         "best": rows[0] if rows else None,
         "price_warning": answer.price_warning,
         "unpriced": unpriced,
+        "left_out": [
+            {"device": profile.name, "switch": switch}
+            for profile, switch in left_out_devices(sizing.request)
+        ],
         "refused": [
             {"device": profile.name, "title": profile.title, "reasons": [reason]}
             for profile, reason in refused

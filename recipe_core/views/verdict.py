@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from recipe_core.base.units import chance_text, significant, usd
+from recipe_core.base.units import GIB, chance_text, gib, significant, usd
 from recipe_core.estimates.columns.scales import CALIBRATED
 from recipe_core.hardware.prices import HOURS_PER_MONTH
-from recipe_core.plans.confidence import SURE
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
 from recipe_core.plans.rank import legal_rows, nearest_row
 from recipe_core.plans.splits import row_reasons, row_state
 from recipe_core.request.metrics import column_metric
+from recipe_core.request.objective import SURE
 from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_short_name
-from recipe_core.views.plan_words import plan_band_text, shown_limit, used_devices_text
+from recipe_core.views.plan_words import limits_text, plan_band_text, shown_limit, used_devices_text
 
 if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
@@ -76,6 +76,8 @@ def changed_figures(estimate: Mapping[str, Any]) -> str:
 State = Literal["holds", "queues", "uncertain", "nothing"]
 # Figures of a split that one line has room for.
 FIGURES = 2
+# Share of the usable memory from which a server's doubtful start is one of memory.
+FULL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +190,10 @@ def _within_limits_text(plan: Plan) -> str:
     if not number:
         return ""
     text = " within the limit" if number == 1 else " within the limits"
-    confidence = plan.request.objective.confidence
-    return text if confidence is None else f"{text} with {confidence * 100:g} % confidence"
+    objective = plan.request.objective
+    if objective.judges_by_estimate:
+        return text
+    return f"{text}, {chance_text(objective.required_confidence)} sure"
 
 
 def searched_load_text(plan: Plan, row: int) -> str:
@@ -200,7 +204,7 @@ def searched_load_text(plan: Plan, row: int) -> str:
     return row_load_text(plan, row)
 
 
-def main_figures(plan: Plan, row: int) -> list[str]:
+def main_figures(plan: Plan, row: int, at_most: int = FIGURES) -> list[str]:
     """Measures that a line about a row names: the goals', the limited ones, then the usual."""
     ranking = [plan.spec.goals[goal][0] for goal in plan.request.objective.goals]
     columns = [plan.spec.shown_as.get(column, column) for column in ranking]
@@ -210,7 +214,7 @@ def main_figures(plan: Plan, row: int) -> list[str]:
     figures = [
         name for name in names if name not in ("gpus", "load") and np.isfinite(plan.raw(name)[row])
     ]
-    return figures[:FIGURES]
+    return figures[:at_most]
 
 
 def figure_text(plan: Plan, name: str, row: int) -> str:
@@ -219,31 +223,33 @@ def figure_text(plan: Plan, name: str, row: int) -> str:
 
 
 def starts_text(plan: Plan, row: int) -> str:
-    """``may not start: 63 %``, where memory is too close to tell; else empty."""
-    if not plan.uncertain[row]:
+    """``77.5 of 78.1 GiB: starts with 41 %``, of training and of what may not start; else empty.
+
+    Without the memory where that is not what a start hangs on.
+    """
+    if not plan.runs[row] or (plan.kind == "serving" and not plan.uncertain[row]):
         return ""
-    return f"may not start: {percent(1 - float(plan.columns['start_probability'][row]))}"
+    chance = f"starts with {percent(float(plan.columns['start_probability'][row]))}"
+    usable = float(plan.columns["usable_bytes"][row])
+    needed = usable + float(plan.columns["shortfall_bytes"][row])
+    if plan.kind == "serving" and needed < FULL * usable:
+        return chance
+    return f"{needed / GIB:.1f} of {gib(usable)}: {chance}"
 
 
 def may_miss(plan: Plan, row: int) -> bool:
-    """True for a row that runs and keeps the limits with less than ``SURE``."""
-    return bool(stated_limits(plan)) and float(plan.chances[row]) < SURE
+    """True for a row that runs and keeps the limits less surely than asked for.
 
-
-def limits_text(plan: Plan, row: int) -> str:
-    """``may miss the limit: 38 %``, or how surely the limits hold; empty without limits."""
-    if not stated_limits(plan) or not plan.runs[row]:
-        return ""
-    chance = float(plan.chances[row])
-    several = len(stated_limits(plan)) > 1
-    if may_miss(plan, row):
-        return f"may miss {'a' if several else 'the'} limit: {percent(1 - chance)}"
-    return f"keeps the limit{'s' if several else ''}: {percent(chance)}"
+    Less than ``SURE`` where estimates themselves are asked for.
+    """
+    objective = plan.request.objective
+    confidence = SURE if objective.judges_by_estimate else objective.required_confidence
+    return bool(stated_limits(plan)) and float(plan.chances[row]) < confidence
 
 
 def percent(probability: float) -> str:
     """A probability as the pages write it: ``38 %``."""
-    return chance_text(probability).replace("%", " %")
+    return chance_text(probability)
 
 
 def nearest(plan: Plan) -> tuple[str, str]:

@@ -258,6 +258,18 @@ def test_numbers_are_understood_or_refused_by_value_and_range():
             assert part in str(error)
 
 
+def test_other_units_of_time_and_what_money_is_for_are_understood_and_nothing_else():
+    for typed, unit, value in table("documents", "in_other_units"):
+        assert read_number(typed, ANY, unit=unit) == pytest.approx(value, rel=1e-12), typed
+    assert read_number("2 s", WHOLE, unit="ms") == 2000
+    assert isinstance(read_number("2 s", WHOLE, unit="ms"), int)
+    for typed, unit in table("documents", "in_no_such_unit"):
+        assert "is not a number" in str(refusal(read_number, typed, ANY, unit=unit)), typed
+    refused = str(refusal(read_number, "0.1 ms", WHOLE, unit="s"))  # in the unit that is asked
+    assert "not a whole number" in refused
+    assert "in s" in refused
+
+
 @settings(max_examples=examples(300))
 @given(st.integers(0, 10**15) | st.floats(1e-9, 1e14))
 def test_a_number_is_read_back_from_its_text(value):

@@ -283,7 +283,7 @@ def test_the_command_line_learns_shows_and_takes_back(tmp_path, monkeypatch):
 
 def test_a_recipe_keeps_what_it_was_made_with(store, tmp_path):
     """A bundle is written, read and started again where nothing was learned, or other things."""
-    limits = {"limits": {"tpot_ms": tpot(request()) * 1050}}
+    limits = {"limits": {"tpot_ms": tpot(request()) * 1050}, "confidence": 0.5}
     slow = rb.build(request(objective=limits), calibrated=False)
     assert redecide(slow).candidate == slow.candidate, "later runs do not refuse an old recipe"
     refusal(rb.build, request(objective=limits), kind=rb.RecipeError)
@@ -294,7 +294,8 @@ def test_a_recipe_keeps_what_it_was_made_with(store, tmp_path):
     # one that holds its limits by own runs is built elsewhere
     Overlay.cleared(store)
     Overlay.at(store).add(incoming(measured(0.7, 3)))
-    built = rb.build(request(objective={"limits": {"tpot_ms": tpot(request()) * 900}}))
+    bound = {"limits": {"tpot_ms": tpot(request()) * 900}, "confidence": 0.5}
+    built = rb.build(request(objective=bound))
     Overlay.cleared(store)
     assert redecide(built).candidate == built.candidate
     assert rb.write(built, tmp_path / "elsewhere").is_dir()

@@ -26,9 +26,12 @@ from recipe_core.doors import answers
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import version_in_text
 from recipe_core.estimates.measured.runs import PUBLISHED, TRAINING_RUNS, Run
+from recipe_core.plans.plan_json import measure_text
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
 from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import split_name
+from recipe_core.views.plans import plan_text
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures import rows
 from tests.fixtures.command_line import recipe
@@ -123,13 +126,79 @@ def test_what_is_less_alike_moves_less(factor):
     asked = [
         request(),
         request(workload=load),
-        request(workload=load, candidate=tp8),
         request(model=LLAMA_70B, candidate=tp8),
         request(model=LLAMA_70B, candidate=tp8 | {"engine": "sglang"}),
     ]
-    moves = [abs(np.log(tpot(case, told) / tpot(case))) for case in asked]
+    moves = [moved(case, told) for case in asked]
     assert all(a > b > 0 for a, b in pairwise(moves))
     assert moves[0] < abs(np.log(factor))
+
+
+def moved(asked, told, figure="tpot_s"):
+    plain, corrected = served(asked), served(asked, told)
+    return abs(np.log(corrected["serving"][figure] / plain["serving"][figure]))
+
+
+def width(asked, told, figure="tpot_s"):
+    """A figure's band with own runs, as a share of that without, on a log scale."""
+    widths = [np.ptp(np.log(served(asked, c)["bands"][figure])) for c in (told, None)]
+    return widths[0] / widths[1]
+
+
+@pytest.mark.parametrize("factor", [0.87, 1.15])
+def test_untried_layouts_share_the_correction_of_their_neighbours_with_a_wider_band(factor):
+    tp2 = {"tp": 2, "dp": 2}
+    told = taught([*times_as_estimated(factor, 2), *times_as_estimated(2.0, **tp2)])
+    known = request()
+    for alike in ({"pp": 2, "dp": 1}, {"dp": 1}, {"kv_dtype": "fp8"}):
+        untried = request(candidate=alike)
+        # of their tp first: the runs of tp 2 say another thing
+        assert moved(untried, told) == pytest.approx(moved(known, told), rel=1e-6), alike
+        assert width(known, told) < 0.5 < 0.9 < width(untried, told) <= 1 + 1e-9
+    slower = np.sign(factor - 1) * moved(known, told)
+    others = moved(request(candidate={"tp": 8, "dp": 1}), told)
+    assert slower < others < moved(request(candidate=tp2), told)
+    prompts = taught([run(ttft_ms=served(known)["serving"]["ttft_s"] * 2e3)])
+    pp2 = request(candidate={"pp": 2, "dp": 1})
+    own, lent = (moved(asked, prompts, "ttft_s") for asked in (known, pp2))
+    assert 0.6 * own < lent < 0.9 * own
+
+
+def test_an_untried_layout_does_not_win_by_lacking_a_correction_and_what_moved_is_said():
+    asked = make_request(QWEN_32B, objective={"limits": {"tpot_ms": 40.0}})
+    plain = plan_splits(asked)
+    best, second = (plain.label(row) for row in plain.order[:2])
+    degrees = [
+        {name: plain.candidate(row)[name] for name in ("tp", "pp", "dp", "ep")}
+        for row in plain.order[:2].tolist()
+    ]
+    for factor in (1.15, 1.3):
+        slow = times_as_estimated(factor, 3, **degrees[0])
+        told = plan_splits(asked, corrections=taught(slow))
+        assert told.label(told.best_row) == best
+        effect = told.own_runs_effect
+        assert effect.text.startswith("3 own runs moved the best layout's throughput: ")
+        assert (effect.moved, effect.measure) == (False, "output")
+        assert effect.after < effect.before == plain.raw("output")[plain.best_row]
+    # measured, the second is really the faster one
+    more = [*slow, *times_as_estimated(1.0, 3, **degrees[1])]
+    told = plan_splits(asked, corrections=taught(more))
+    values = [measure_text(plan, "output", plan.best_row) for plan in (plain, told)]
+    answer = told.to_json(1)["own_runs"]["effect"]
+    said = f"6 own runs moved the best layout from {best} to {second} ({' → '.join(values)})"
+    assert answer["sentence"] == said
+    assert answer["after"]["candidate"] == told.best.candidate
+    assert said in plan_text(told, 5)
+    # a load that nothing keeps any more
+    limits = {"objective": {"limits": {"tpot_ms": 20.0}}, "workload": {"concurrency": 64}}
+    limited = make_request(QWEN_32B, **limits)
+    told = plan_splits(limited, corrections=taught(times_as_estimated(3.0, 3)))
+    best = plan_splits(limited).best
+    said = (
+        f"3 own runs ruled every layout out; without them {split_name(best.candidate)} is the best"
+    )
+    assert (told.own_runs_effect.text, told.own_runs_effect.after) == (said, None)
+    assert plain.own_runs_effect is None
 
 
 def test_each_scale_is_learned_from_its_own_figure_or_from_latency_and_throughput():
@@ -238,16 +307,19 @@ def test_a_plan_is_judged_by_corrected_figures():
     plain = plan_splits(asked)
     best, row = plain.best, plain.best.row
     candidate = {name: best.candidate[name] for name in ("tp", "pp", "dp", "ep")}
-    slow = taught(times_as_estimated(3.0, 3, **candidate))
+    other = times_as_estimated(1.0, 3, tp=8, dp=1)
+    slow = taught([*times_as_estimated(3.0, 3, **candidate), *other])
     told = plan_splits(asked, corrections=slow)
     tpot_s, slower_s = (table.columns["tpot_s"][row] for table in (plain, told))
-    assert told.best.candidate != best.candidate
+    assert (best.candidate["tp"], told.best.candidate["tp"]) == (4, 8)
     assert slower_s == pytest.approx(told.estimate(row).tpot_s.value)
     assert slower_s > 2 * tpot_s
     # a limit that the formulas keep and the corrected figure does not
     limited = make_request(QWEN_32B, objective={"limits": {"tpot_ms": float(tpot_s) * 1.5e3}})
     assert "exceeds the limit" in row_reasons(plan_splits(limited, corrections=slow), row)[0]
-    assert told.to_json(1)["own_runs"] == {"used": 3, "left_out": []}
+    answer = told.to_json(1)["own_runs"]
+    assert answer.pop("effect")["moved"]
+    assert answer == {"used": 6, "left_out": []}
     # plans that come of it know the same runs
     assert told.replan(limited).problem.corrections is told.problem.corrections
 

@@ -117,7 +117,7 @@ def test_a_mended_and_a_better_command_name_the_model_as_their_program_takes_it(
     assert "gain" not in answer["better"]  # over a split that cannot run there is none
     assert_says(answer, {"verdict": "cannot start", "says": "28 attention heads"})
     [better] = answer["better"]["commands"]
-    start = "python3 -m vllm.entrypoints.openai.api_server --model Qwen/Qwen2-57B-A14B-Instruct "
+    start = f"{API_SERVER} --model Qwen/Qwen2-57B-A14B-Instruct "
     assert better["command"].startswith(start)
     assert judge_command(better["argv"], ground)["ok"] is True
 

@@ -82,7 +82,7 @@ def test_the_websocket_is_behind_the_same_check() -> None:
 def test_a_person_signs_in_once() -> None:
     browser = client(token=TOKEN)
     html = {"Accept": "text/html,*/*"}
-    sent = browser.get("/compare?model=Qwen/Qwen3-8B", headers=html)
+    sent = browser.get("/plan?model=Qwen/Qwen3-8B", headers=html)
     assert sent.status_code == 303
     form = browser.get(sent.headers["location"], headers=html)
     assert 'type="password"' in form.text
@@ -91,16 +91,16 @@ def test_a_person_signs_in_once() -> None:
     wrong = browser.post(action[1], data={"token": "wrong"})
     assert (wrong.status_code, "not the token" in wrong.text) == (401, True)
     right = browser.post(action[1], data={"token": TOKEN})
-    assert (right.status_code, right.headers["location"]) == (303, "/compare?model=Qwen/Qwen3-8B")
+    assert (right.status_code, right.headers["location"]) == (303, "/plan?model=Qwen/Qwen3-8B")
     cookie = right.headers["set-cookie"].lower()
     assert {"httponly", "samesite=strict"} <= set(cookie.split("; "))
     assert TOKEN not in cookie
-    assert browser.get("/compare", headers=html).status_code == 200
+    assert browser.get("/plan", headers=html).status_code == 200
     with browser.websocket_connect(STREAM):
         pass
     assert browser.get("/api/v1/models").status_code == 401  # programs' doors take no cookie
     browser.post(sessions.PATH, data={"out": "1"})
-    assert browser.get("/compare", headers=html).status_code == 303
+    assert browser.get("/plan", headers=html).status_code == 303
 
 
 def test_nothing_is_open_without_the_token() -> None:

@@ -11,7 +11,9 @@ import pytest
 from tests.fixtures.wizard import (
     LLAMA_70B,
     MOST_TABS,
-    QUESTIONS,
+    PAGES,
+    PLAN,
+    WALK,
     open_step,
     query,
     saved,
@@ -22,8 +24,9 @@ from tests.fixtures.wizard import (
 pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
 CHOSEN = "hardware.per_node=8"
-"""Splits are judged once hardware is chosen."""
-TPOT = "Time per output token, at most (ms)"
+"""Layouts are judged once hardware is chosen."""
+TPOT, BUDGET = "Time per output token, at most (ms)", "Budget ($ a month)"
+LATENCY = "Request latency, at most (s)"
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
 LISTED = """letters => [...document.querySelectorAll("[role=option]")].every(
     option => new RegExp(letters, "i").test(option.innerText))"""
@@ -37,7 +40,8 @@ GROUP = """() => document.activeElement.parentElement
   ?.closest('[role=radiogroup], [role=toolbar], [role=group]')?.getAttribute('aria-label')"""
 FOCUSED = """() => {
   const [one, input] = [document.activeElement, document.activeElement.tagName === 'INPUT']
-  const said = one.getAttribute('aria-label') || (input ? '' : one.innerText) || ''
+  const label = one.querySelector('p') ?? one  // beside it are the names of icons
+  const said = one.getAttribute('aria-label') || (input ? '' : label.innerText) || ''
   return [said.trim(), one.getAttribute('type') || one.tagName]
 }"""
 
@@ -90,109 +94,132 @@ def typed(page: Any, text: str) -> None:
 def arrived(page: Any, step: str, name: str, value: str | None, focus: str) -> None:
     """Wait until the address says so; what was used has kept the focus."""
     wait_for_query(page, name, value)
-    settled(page, QUESTIONS[step])
+    settled(page, PAGES[step])
     assert focused(page) == focus
 
 
 @pytest.mark.parametrize("between_ms", [30, 150, 900])
 def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(page, address, between_ms):
-    field, slider = "objective.limits.tpot_ms", f"{TPOT}, slider"
-    open_step(page, address, "objective", f"{LLAMA_70B}&{CHOSEN}&{field}=50")
+    field, slider = "objective.limits.request_latency_ms", f"{LATENCY}, slider"
+    open_step(page, address, "traffic", f"{LLAMA_70B}&{CHOSEN}&{field}=15000")
+    tab_to(page, "More limits")
+    press(page, "Enter")
     tab_to(page, slider)
-    for step in ("40 ms", "35 ms", "30 ms", "25 ms", "20 ms", "15 ms", "12 ms"):
+    for step in ("12 s", "10 s", "8 s", "7 s", "6 s", "5 s", "4 s", "3.5 s", "3 s", "2.5 s"):
         press(page, "ArrowLeft")
         assert slid(page) == step
         page.wait_for_timeout(between_ms)  # the pace of a hand
         assert focused(page) == slider
-    arrived(page, "objective", field, "12", slider)  # nothing fits: the verdict is longer
-    assert slid(page) == "12 ms"
-    assert page.get_by_role("textbox", name=TPOT, exact=True).input_value() == "12"
+    arrived(page, "traffic", field, "2500", slider)  # nothing fits: the verdict is longer
+    assert slid(page) == "2.5 s"
+    assert page.get_by_role("textbox", name=LATENCY, exact=True).input_value() == "2.5"
     press(page, "End")
-    arrived(page, "objective", field, None, slider)
+    arrived(page, "traffic", field, None, slider)
     assert slid(page) == "no limit"
 
 
 def test_a_refusal_keeps_the_focus_and_what_is_typed_meanwhile_stays(page, address):
-    name = "Requests in flight"
-    open_step(page, address, "objective", f"{LLAMA_70B}&{CHOSEN}")
+    name = "Users at once"
+    open_step(page, address, "traffic", f"{LLAMA_70B}&{CHOSEN}")
     box = page.get_by_role("textbox", name=name, exact=True)
     refused = page.get_by_text("'1e9' is out of range. Type a whole number from 1 to 1,048,576.")
     tab_to(page, name)
     typed(page, "1e9")
     refused.wait_for()
-    settled(page, QUESTIONS["objective"])
+    settled(page, PAGES["traffic"])
     assert (focused(page), box.input_value()) == (name, "64")
     typed(page, "1k")
-    arrived(page, "objective", "workload.concurrency", "1000", name)
+    arrived(page, "traffic", "workload.concurrency", "1000", name)
     assert (box.input_value(), refused.count()) == ("1,000", 0)
     tab_to(page, TPOT)
     page.keyboard.type("37")
     press(page, "Enter", "Backspace", "3")
-    arrived(page, "objective", "objective.limits.tpot_ms", "37", TPOT)
+    arrived(page, "traffic", "objective.limits.tpot_ms", "37", TPOT)
     assert page.get_by_role("textbox", name=TPOT, exact=True).input_value() == "33"
     press(page, "Tab")
     wait_for_query(page, "objective.limits.tpot_ms", "33")
-    assert focused(page) == f"{TPOT}, slider"
+    assert focused(page) == BUDGET
+
+
+def test_a_chip_of_the_plan_opens_takes_a_limit_and_closes(page, address):
+    open_step(page, address, "plan", f"{LLAMA_70B}&hardware.device=h100-sxm")
+    tab_to(page, "Limits")
+    press(page, "Enter")
+    page.get_by_role("textbox", name=TPOT, exact=True).filter(visible=True).wait_for()
+    tab_to(page, TPOT)
+    typed(page, "40")
+    wait_for_query(page, "objective.limits.tpot_ms", "40")
+    settled(page, PLAN)
+    assert focused(page) == TPOT
+    press(page, "Escape")
+    page.wait_for_function(f"name => ({FOCUSED})()[0] === name", arg="Limits")
+    page.locator(".st-key-decision").get_by_text("holds 40 ms per token").wait_for()
+
+
+def pick(page: Any, label: str, letters: str, option: str) -> None:
+    """Type into a select box, and take the option that starts so."""
+    tab_to(page, label)
+    page.keyboard.type(letters)
+    page.get_by_role("option", name=option).first.wait_for()
+    page.wait_for_function(LISTED, arg=".*".join(letters))
+    for _ in range(MOST_TABS):
+        marked = page.evaluate(MARKED)
+        if str(marked).startswith(option):
+            break
+        press(page, "ArrowDown")
+        page.wait_for_function(f"before => ({MARKED})() !== before", arg=marked)
+    press(page, "Enter")
 
 
 def on_model(page: Any) -> None:
     """A model by its name, then what is done with it."""
     tab_to(page, "Serve")
     tab_to(page, "Model")
-    press(page, "Control+a")
-    page.keyboard.type("llama3.170b")
-    page.get_by_role("option", name=LLAMA).first.wait_for()
-    page.wait_for_function(LISTED, arg="l.*l.*a.*m.*a.*3.*1.*7.*0.*b")
-    for _ in range(MOST_TABS):
-        marked = page.evaluate(MARKED)
-        if marked == LLAMA:
-            break
-        press(page, "ArrowDown")
-        page.wait_for_function(f"before => ({MARKED})() !== before", arg=marked)
-    press(page, "Enter")
-    arrived(page, "", "model", LLAMA, "Model")
+    typed(page, "llama 3.1 70b")
+    arrived(page, "model", "model", LLAMA, "Model")
+
+
+def on_traffic(page: Any) -> None:
+    """A limit, and what counts beside it."""
+    tab_to(page, TPOT)
+    typed(page, "50")
+    arrived(page, "traffic", "objective.limits.tpot_ms", "50", TPOT)
+    pick(page, "Optimise for", "energy", "Energy")
+    arrived(page, "traffic", "objective.optimize", "energy", "Optimise for")
 
 
 def on_hardware(page: Any) -> None:
-    """Another vendor, another device, fewer of them, and back."""
-    for group, name, device in (
-        ("Vendor", "AMD", "mi300x"),
-        ("Vendor", "NVIDIA", None),
-        ("Device", "H200 SXM 141 GB", "h200-sxm"),
-    ):
-        move_to(page, group, name)
-        press(page, "Enter")
-        arrived(page, "hardware", "hardware.device", device, name)
+    """Hardware that is chosen, another device, and fewer of them."""
+    move_to(page, "Hardware", "I choose")
+    press(page, "Enter")
+    arrived(page, "hardware", "hardware.device", "h100-sxm", "I choose")
+    pick(page, "Device", "h200sxm", "H200 SXM")
+    arrived(page, "hardware", "hardware.device", "h200-sxm", "Device")
     tab_to(page, "Devices per node")
     typed(page, "4")
     arrived(page, "hardware", "hardware.per_node", "4", "Devices per node")
 
 
-def on_objective(page: Any) -> None:
-    """What counts, and a limit on the slider."""
-    move_to(page, "Optimise for", "Cost")
+def test_from_an_empty_walk_to_a_bundle(page: Any, address: str, tmp_path: Path) -> None:
+    open_step(page, address, "model")
+    does = {"model": on_model, "traffic": on_traffic, "hardware": on_hardware}
+    assert list(does) == list(WALK)
+    for here, following in zip(WALK, [*list(WALK)[1:], "plan"], strict=True):
+        does[here](page)
+        if following == "plan":
+            press(page, "Control+Enter")
+        else:
+            tab_to(page, "Next")
+            press(page, "Enter")
+        page.wait_for_url(f"**/{following}?**")
+        settled(page, PAGES[following])
+    page.locator(".st-key-decision").get_by_text("4 × H200").wait_for()
+    tab_to(page, "Ship it")
     press(page, "Enter")
-    arrived(page, "objective", "objective.optimize", "cost", "Cost")
-    tab_to(page, f"{TPOT}, slider")
-    press(page, *["ArrowLeft"] * 13)  # from no limit over 500 ms
-    arrived(page, "objective", "objective.limits.tpot_ms", "50", f"{TPOT}, slider")
-    assert slid(page) == "50 ms"
-
-
-def test_from_an_empty_wizard_to_a_bundle(page: Any, address: str, tmp_path: Path) -> None:
-    open_step(page, address, "")
-    does = {"": on_model, "hardware": on_hardware, "objective": on_objective}
-    seen: list[str] = []
-    while (here := str(page.evaluate("location.pathname")).strip("/")) != "recipe":
-        seen.append(here)
-        assert len(seen) == len(set(seen)), f"Next leads in a circle: {seen}"
-        does.get(here, lambda page: None)(page)
-        press(page, "Control+Enter")
-        page.wait_for_function("here => location.pathname.replace('/', '') !== here", arg=here)
-        settled(page, QUESTIONS[page.evaluate("location.pathname").strip("/")])
-    assert set(seen) == set(QUESTIONS) - {"recipe"}
-    stated = {"hardware.device": "h200-sxm", "hardware.per_node": "4"}
-    stated["objective.limits.tpot_ms"] = "50"
+    page.wait_for_url("**/ship?**")
+    settled(page, PAGES["ship"])
+    stated = {"hardware.device": "h200-sxm", "hardware.per_node": "4", "model": LLAMA}
+    stated |= {"objective.limits.tpot_ms": "50", "objective.optimize": "energy"}
     assert stated.items() <= query(page).items()
     bundle = saved(page, lambda: press(page, "Control+s"), tmp_path)
     assert any(name.endswith("recipe.yaml") for name in zipfile.ZipFile(bundle).namelist())

@@ -1,8 +1,9 @@
-"""Pages beside the wizard's path, and what is taken from its end, in a real Chromium."""
+"""Lenses of the plan, choices side by side, and what is taken from the end, in a real Chromium."""
 
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -21,14 +22,15 @@ from tests.fixtures.wizard import (
     LLAMA_70B,
     MOST_TABS,
     NO_PLAYWRIGHT,
-    OVER_TIME,
-    QUESTIONS,
+    PAGES,
+    PLAN,
     SIDE,
-    SIZE,
     TP8,
     choose,
     fill,
+    find_model,
     follow,
+    open_lens,
     open_step,
     query,
     saved,
@@ -43,49 +45,58 @@ expect = pytest.importorskip("playwright.sync_api", reason=NO_PLAYWRIGHT).expect
 pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
 MODEL = "meta-llama/Llama-3.1-70B-Instruct"
-LIMITED = f"{LLAMA_70B}&objective.limits.tpot_ms=40"
+LIMITED = f"{LLAMA_70B}&hardware.device=h100-sxm&objective.limits.tpot_ms=40"
 
 
 def sized(page: Any) -> None:
     """Wait until every device is sized and drawn."""
     page.get_by_role("button", name="Take").wait_for()
-    settled(page, SIZE)
+    settled(page, PLAN)
 
 
-def test_from_an_empty_wizard_to_the_bundle_of_the_cheapest_hardware(page, address, tmp_path):
+def test_from_an_empty_start_to_the_bundle_of_the_cheapest_hardware(page, address, tmp_path):
     open_step(page, address, "")
-    choose(page, "Model", "llama3.170b", MODEL)
-    wait_for_query(page, "model", MODEL)
-    page.get_by_role("link", name="Any hardware: find it for me").click()
-    sized(page)
-    assert query(page)["model"] == MODEL
-    fill(page, "Requests in flight", "32")
+    find_model(page, "llama 3.1 70b", MODEL, "home")
+    page.get_by_role("button", name=re.compile("^Traffic")).click()
+    fill(page, "Users at once", "32")
     wait_for_query(page, "workload.concurrency", "32")
-    settled(page, SIZE)
-    fill(page, "Per token", "40", exact=False)
+    settled(page, PLAN)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name=re.compile("^Limits")).click()
+    fill(page, "Time per output token", "40", exact=False)
     wait_for_query(page, "objective.limits.tpot_ms", "40")
+    settled(page, PLAN)
+    page.keyboard.press("Escape")
+    choose(page, "How sure", "90", "90 %")
+    wait_for_query(page, "objective.confidence", "0.9")
+    page.get_by_role("tab", name="Hardware", exact=True).click()
     sized(page)
     request, _ = from_query(query(page))
     cheapest = size_devices(size_request(request, Market())).choice.hardware
-    follow(page, "Compare its splits", QUESTIONS["compare"])
-    page.go_back()
-    sized(page)
-    assert query(page)["objective.limits.tpot_ms"] == "40"
-    page.get_by_role("slider", name="Confidence").focus()  # the hardware is taken by keys
+    assert not any(name.startswith("hardware.") for name in query(page))
+    page.get_by_role("tab", name="Hardware", exact=True).focus()  # it is taken by keys
     for _ in range(MOST_TABS):
         page.keyboard.press("Tab")
         if "Take" in page.evaluate("document.activeElement.textContent"):
             break
     page.keyboard.press("Enter")
-    settled(page, QUESTIONS["recipe"])
+    wait_for_query(page, "hardware.offer", cheapest.offer)
+    settled(page, PLAN)
+    page.go_back()
+    wait_for_query(page, "hardware.offer", None)
+    sized(page)
+    assert query(page)["objective.limits.tpot_ms"] == "40"
+    page.go_forward()
+    wait_for_query(page, "hardware.offer", cheapest.offer)
+    settled(page, PLAN)
+    follow(page, "Ship it", PAGES["ship"])
     assert query(page)["objective.confidence"] == "0.9"
     with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
         written = parse_yaml(archive.read("recipe.yaml").decode(), "recipe.yaml")
     assert cheapest.device in str(written)
-    assert query(page)["hardware.offer"] == cheapest.offer
 
 
-BOUND = "objective.limits.ttft_ms=2000&objective.limits.tpot_ms=50"
+BOUND = "hardware.device=h100-sxm&objective.limits.ttft_ms=2000&objective.limits.tpot_ms=50"
 SHORT = f"{BOUND}&workload.over_time.rates=1,4,2&workload.over_time.days=0.125"
 OBJECT = "targets/kubernetes-keda/scaledobject.yaml"
 
@@ -107,24 +118,23 @@ def simulated(page: Any) -> None:
     page.get_by_test_id("stButtonGroup").get_by_text("KEDA", exact=True).click()
     page.get_by_role("button", name="Simulate", exact=True).click()
     page.get_by_role("button", name="Use KEDA").wait_for()
-    settled(page, OVER_TIME)
+    settled(page, PLAN)
 
 
 def test_from_a_trace_to_the_object_that_was_simulated(page, address, tmp_path):
-    open_step(page, address, "over_time", BOUND)
+    open_lens(page, address, "over-time", BOUND)
     page.get_by_role("radio", name="A trace").click()
     page.locator("input[type=file]").first.wait_for(state="attached")
     upload(page, trace(tmp_path / "mine.jsonl"))
     page.get_by_role("button", name="Use this trace").click()
     wait_for_query(page, "workload.mode", "open")
-    settled(page, OVER_TIME)
+    settled(page, PLAN)
     simulated(page)
     page.get_by_role("button", name="Use KEDA").click()
     wait_for_query(page, "options.scaling.policy", "keda")
-    settled(page, OVER_TIME)
+    settled(page, PLAN)
     asked = query(page)
-    page.get_by_role("link", name="To the recipe").click()
-    settled(page, QUESTIONS["recipe"])
+    follow(page, "Ship it", PAGES["ship"])
     with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
         written = parse_yaml(archive.read(OBJECT).decode(), OBJECT)["spec"]
     assert written["maxReplicaCount"] == int(asked["options.scaling.max_replicas"])
@@ -159,25 +169,26 @@ SEVERAL = urlencode(
 
 def keep_it(page: Any, longer_than: int) -> int:
     """Keep the choice; how long the link's part for what is kept is then."""
-    page.get_by_role("button", name="Keep", exact=True).click()
-    page.get_by_role("button", name="Kept", exact=True).wait_for()
+    page.get_by_role("button", name="Keep", exact=True).first.click()
+    page.get_by_role("button", name="Kept", exact=True).first.wait_for()
     page.wait_for_function(KEPT_IN_LINK, arg=longer_than)
     return len(query(page)["kept"])
 
 
 def test_two_models_on_two_devices_are_kept_named_and_compared(open_page, address):
     page, other = (open_page(viewport={"width": 1440, "height": 1000}) for _ in range(2))
-    open_step(page, address, "compare", f"{LLAMA_70B}&pins={TP8}")
+    open_step(page, address, "plan", f"{LLAMA_70B}&pins={TP8}")
     length = keep_it(page, 0)
-    follow(page, "Model", QUESTIONS[""], "link")
-    choose(page, "Model", "Qwen3-32B", "Qwen/Qwen3-32B")
-    page.get_by_text("Qwen3-32B · 8 ×").first.wait_for()
+    page.get_by_role("button", name=re.compile("^Model")).click()
+    find_model(page, "qwen3 32b", "Qwen/Qwen3-32B", "rail")
+    settled(page, "Qwen3-32B")
     page.goto(f"{page.url}&hardware.device=mi300x")
-    settled(page, QUESTIONS[""])
-    follow(page, "Recipe", QUESTIONS["recipe"], "link")
+    settled(page, "Qwen3-32B")
+    page.locator(".st-key-decision").get_by_text("MI300X").first.wait_for()
+    follow(page, "Ship", PAGES["ship"], "link")
     keep_it(page, length)
 
-    follow(page, "Side by side", SIDE, "link")
+    follow(page, "Compare (2)", SIDE, "link")
     page.get_by_role("button", name="MI300X").click()
     name = page.get_by_role("textbox", name="Name").filter(visible=True)
     name.fill("Qwen, two of them")
@@ -195,7 +206,7 @@ def test_two_models_on_two_devices_are_kept_named_and_compared(open_page, addres
     assert "%" in row.get_by_role("cell").nth(2).inner_text()
     expect(table.get_by_role("row").filter(has_text="MI300X").first).to_be_visible()
     other.locator(".st-key-side-chart .main-svg").first.wait_for()
-    other.get_by_role("button", name="Link", exact=True).click()
+    other.get_by_role("button", name="Menu", exact=True).click()
     assert other.get_by_test_id("stPopoverBody").locator("code").inner_text() == other.url
     other.keyboard.press("Escape")
     other.get_by_role("button", name="Qwen, two of them").click()
@@ -214,17 +225,23 @@ RUN = "workload.kind=training&workload.tokens=1e9&hardware.nodes=2"
 
 
 def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(page, address, tmp_path):
-    open_step(page, address, "recipe", f"{LLAMA_70B}&hardware.device=mi300x")
+    open_step(page, address, "ship", f"{LLAMA_70B}&hardware.device=mi300x")
     unfold(page, "Deployment settings")
-    fill(page, "Namespace", "team-llm")
-    page.get_by_text("Set: namespace team-llm.").wait_for()
-    settled(page, QUESTIONS["recipe"])
     fill(page, "Port", "9123")
     page.get_by_text("--port 9123").first.wait_for()
-    settled(page, QUESTIONS["recipe"])
-    page.get_by_role("radio", name="Kubernetes", exact=True).click()
+    settled(page, PAGES["ship"])
+    namespace = page.get_by_role("textbox", name="Namespace", exact=True)
+    assert namespace.count() == 0  # by hand there is none
+    choose(page, "Target", "Kubernetes", "Kubernetes")
+    namespace.wait_for(state="attached")
+    settled(page, PAGES["ship"])
+    if not namespace.is_visible():
+        unfold(page, "Deployment settings")
+    fill(page, "Namespace", "team-llm")
+    page.get_by_text(re.compile("Set: .*namespace team-llm")).wait_for()
+    settled(page, PAGES["ship"])
     page.get_by_text("namespace: team-llm").first.wait_for()
-    settled(page, QUESTIONS["recipe"])
+    settled(page, PAGES["ship"])
     assert "team-llm" not in page.url
     with zipfile.ZipFile(saved_bundle(page, tmp_path)) as archive:
         assert b"namespace: team-llm" in archive.read("targets/kubernetes/deployment.yaml")
@@ -236,7 +253,7 @@ def test_a_place_is_filled_in_and_the_bundle_and_the_report_are_taken(page, addr
 @pytest.mark.parametrize("link", [LLAMA_70B, RUN], ids=["serving", "training"])
 def test_a_report_opens_from_a_file_without_any_request(open_page, address, tmp_path, link):
     page = open_page()
-    open_step(page, address, "recipe", link)
+    open_step(page, address, "ship", link)
     report = saved(page, "Report with charts", tmp_path)
     alone = open_page(offline=True, viewport={"width": 390, "height": 844})
     asked: list[str] = []

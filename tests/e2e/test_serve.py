@@ -21,7 +21,7 @@ from tests.conftest import make_request, request_values
 from tests.fixtures.agents import finished
 from tests.fixtures.command_line import recipe
 from tests.fixtures.serve import Server, recipe_serve
-from tests.fixtures.wizard import QUESTIONS, open_step, settled, unfold, upload, violations
+from tests.fixtures.wizard import PAGES, open_step, settled, unfold, upload, violations
 
 TOKEN = "a-token-of-twenty-chars"
 NETWORK = "0.0.0.0"
@@ -32,7 +32,7 @@ def test_page_and_api_answer_on_one_port(server, tmp_path, tiny_config):
     status, page, _ = server.ask("GET", "/")
     assert (status, b"<title>" in page) == (200, True)
     for path, found in {
-        "/size": 200,
+        "/plan": 200,
         "/favicon.png": 200,
         "/robots.txt": 404,
         "/metrics": 404,
@@ -77,11 +77,11 @@ def test_a_reader_signs_in_and_comes_to_the_page_that_was_asked_for(page, guarde
     page.goto(f"{guarded.url}/hardware")
     page.get_by_label("Token").fill(TOKEN)
     page.keyboard.press("Enter")
-    settled(page, QUESTIONS["hardware"])
+    settled(page, PAGES["hardware"])
     assert page.url.startswith(f"{guarded.url}/hardware")
     assert TOKEN not in page.url
     page.reload()
-    settled(page, QUESTIONS["hardware"])
+    settled(page, PAGES["hardware"])
 
 
 @pytest.mark.nightly
@@ -114,7 +114,7 @@ def test_the_network_is_not_served_without_a_token() -> None:
 @pytest.mark.nightly
 def test_a_large_upload_is_refused_by_the_server_too(page: Any, address: str) -> None:
     """The widget keeps to the limit in the browser; here somebody else sends the file."""
-    open_step(page, address, "")
+    open_step(page, address, "model")
     unfold(page, "Not in the list?")
     sent = upload(page, {"name": "config.json", "mimeType": "application/json", "buffer": b"{}"})
     target, headers = sent.url, sent.all_headers()

@@ -137,7 +137,7 @@ def test_every_view_of_a_split_is_drawn(load):
     row = int(board.order[0])
     for view in VIEWS.values():
         if "serving" in view.kinds:
-            for measure in view.offered(board) or [""]:
+            for measure in view.choices(board) or [""]:
                 assert list(view.draw(Focus(board, row, measure=measure))) is not None
     lines = serving_times(board, row).lines["Parts of the request latency"]
     assert {"Attention", "Feed-forward"} <= {line.name for line in lines}

@@ -52,7 +52,8 @@ def of(context=196_608, *, model=MINIMAX["model"], engine="vllm"):
 def chances(table, contexts):
     block = table.blocks[0]
     cases = block.cases.take(np.zeros(len(contexts), dtype=np.int64))
-    cases = replace(cases, max_context=contexts.astype(float))
+    longest = contexts.astype(float)
+    cases = replace(cases, max_context=longest, told_context=longest)
     held = serving_memory(block.setting, cases, np.ones(len(contexts)))
     return starts.serving_start_probability(block.setting, cases, held)
 

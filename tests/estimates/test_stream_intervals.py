@@ -173,7 +173,8 @@ def test_a_limit_that_an_interval_breaks_is_met_without_it():
     with_it = plan_candidate(split)[0].estimate(0).serving.ttft_s
     limit = float(np.mean([with_it, estimates().serving.ttft_s[0]])) * 1e3
     load = split.workload.concurrency
-    request = change(split, {"objective.limits.ttft_ms": limit, "workload.concurrency": load})
+    limits = {"objective.limits.ttft_ms": limit, "objective.confidence": 0.5}
+    request = change(split, {**limits, "workload.concurrency": load})
     checked, row = plan_candidate(request)
     assert not checked.feasible[row]
     first = fixes(checked, row)[0]

@@ -72,7 +72,7 @@ def test_estimates_and_checks_of_requests_say_it_and_why():
     said = [note for note in doubtful["notes"] if note.startswith(DOUBT)]
     peak, usable = (doubtful["memory"][name] / 2**30 for name in ("total_bytes", "usable_bytes"))
     assert f"needs {peak:.1f} GiB per GPU, {usable:.1f} GiB usable" in said[0]
-    assert said[0].endswith(f"a probability of {int(chances[1] * 100)}%")
+    assert said[0].endswith(f"a probability of {int(chances[1] * 100)} %")
     for answer in (sure, refused):
         assert not any(note.startswith(DOUBT) for note in answer["notes"])
     checked = list(check_values([small, close, over, values(2048, dp=16)], {}))
@@ -109,7 +109,9 @@ def test_what_surely_starts_is_ranked_first_and_the_rest_by_how_likely_it_starts
 
 
 def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so():
-    found = plan_splits(training_request(sequence_length=5120, **LORA))
+    found = plan_splits(
+        training_request(sequence_length=5120, **LORA, candidate={"engine": "torch"})
+    )
     chance = found.columns["start_probability"]
     assert not found.certain.any()
     assert chance[found.best_row] == chance[found.feasible].max() < SURE
@@ -158,6 +160,7 @@ def test_a_step_that_samples_has_the_range_of_published_ones():
     step, (low, high) = answer["training"]["step_s"], answer["bands"]["step_s"]
     assert (low / step, high / step) == pytest.approx((own.low, own.high))
     assert high > 2.4 * step
-    assert any("took 1.2 to 2.4 times" in note for note in answer["notes"])
+    said = f"takes {own.low:.1f} to {own.high:.1f} times its estimate"
+    assert any(said in note for note in answer["notes"])
     common, alone = training_errors(sampled.setting)
     assert common[0, 0] + alone[0, 0] >= published.independent**2

@@ -174,7 +174,7 @@ def test_devices_that_are_announced_say_so_and_are_chosen_by_nobody_else():
         assert estimate["memory"]["start_probability"] <= 0.5
     anything = {"model": "Qwen/Qwen3-8B", "hardware": "any", "workload": {"concurrency": 4}}
     chosen = {each.profile.name for each in iter_device_choices(SizeRequest.parse(anything))}
-    assert {"h100-sxm", "t4"} <= chosen
+    assert {"h100-sxm", "l4"} <= chosen
     assert not names & chosen
     with pytest.raises(HardwareError, match="mi455x"):
         device_profile("mi455y")  # named where it is what was meant

@@ -9,14 +9,21 @@ import pytest
 import yaml
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.bundle.write import bundle_of
 from recipe_core.launch.start import launch_reasons, training_launch
 from recipe_core.launch.training.sources import sample_tasks
 from recipe_core.payload.trainer import ray_node, reward
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.recipe import make_recipe
+from recipe_core.recipe.build import Additions
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.edit import change
+from recipe_core.request.link import DEFAULT
 from tests.fixtures.packages import package_folder
 from tests.fixtures.paths import FIXTURES
+from tests.fixtures.recipes import bundle_for_request
 from tests.fixtures.refusals import refusal
-from tests.fixtures.rows import table
+from tests.fixtures.rows import over, table
 from tests.fixtures.training import training_request
 
 VERL = ("verl==0.9.1", "hydra-core==1.3.2", "omegaconf==2.3.0", "antlr4-python3-runtime==4.9.3")
@@ -267,3 +274,52 @@ def test_what_cannot_be_told_is_refused():
     asked = request("verl", candidate={"dp": 2, "micro_batch": 1}, global_batch=4)
     reasons = launch_reasons(*detail(asked))
     assert any("not a multiple of samples 8" in reason for reason in reasons)
+
+
+def test_verl_learns_from_the_data_and_the_reward_that_are_stated_and_else_from_the_sample():
+    own = {"data": "/mnt/tasks.jsonl", "rollout": {"reward_file": "/mnt/reward.py"}}
+    launches = {
+        name: training_launch(*detail(request("verl", **more)))
+        for name, more in (("sample", {}), ("own", own))
+    }
+    words = {name: launch.processes[0].argv for name, launch in launches.items()}
+    assert "data.train_files='${root}/data/tasks.jsonl'" in words["sample"]
+    assert "reward.custom_reward_function.path='${root}/reward.py'" in words["sample"]
+    assert "data.train_files='/mnt/tasks.jsonl'" in words["own"]
+    assert "reward.custom_reward_function.path='/mnt/reward.py'" in words["own"]
+    # a critic has a path only where there is one
+    assert not [word for word in words["sample"] if word.startswith("critic.")]
+    told = training_launch(*detail(request("openrlhf", rollout=own["rollout"])))
+    program_words = told.processes[0].argv
+    assert program_words[program_words.index("--reward.remote_url") + 1] == "/mnt/reward.py"
+    refused = launch_reasons(*detail(request("openrlhf", data=own["data"])))
+    assert refused == ["OpenRLHF cannot launch data of your own."]
+
+
+@over(
+    "path",
+    [
+        ("rows.jsonl",),
+        ("/mnt/../etc/passwd",),
+        ("/mnt/a b",),
+        ("/mnt/$(id)",),
+        ("/mnt/a:b",),
+        ("/",),
+    ],
+)
+def test_data_is_a_plain_absolute_path(path):
+    assert refusal(request, "verl", data=path).field == "workload.data"
+
+
+def test_programs_of_a_bundle_find_the_data_that_is_stated_and_pods_say_that_they_do_not_see_it():
+    run = {"workload.kind": "training", "model": "Qwen/Qwen3-8B", "workload.method": "lora"}
+    own = {"candidate.engine": "trl", "workload.data": "/mnt/rows.jsonl"}
+    place = Additions(parameters=Parameters(image="registry.example/trl:1"))
+    made = bundle_of(make_recipe(change(DEFAULT, run | own), place))
+    (process,) = made.context.launch.processes
+    assert process.env["RECIPE_DATA"] == "/mnt/rows.jsonl"
+    assert "It trains on `/mnt/rows.jsonl`." in str(made.files["README.md"])
+    assert made.targets["jobset"].startswith("/mnt/rows.jsonl is a file of a node, which pods do")
+    sample = bundle_for_request(change(DEFAULT, run | {"candidate.engine": "trl"}))
+    assert "RECIPE_DATA" not in sample.context.launch.processes[0].env
+    assert "It trains on a small sample in `data/`" in str(sample.files["README.md"])

@@ -13,7 +13,6 @@ from recipe_core.models.catalog import (
     load_model_spec,
 )
 from recipe_core.models.supplements import other_kind, other_kinds
-from recipe_core.models.variants import NAMES, nearest_models
 from tests.fixtures.paths import DATA
 from tests.fixtures.rows import over, table
 
@@ -45,23 +44,6 @@ def test_every_alias_is_a_name_and_no_name_means_two_models():
     assert len(aliases) >= 350
     assert all(catalog_entry(alias) == entry for alias, entry in aliases)
     assert catalog_model("gpt2").parameters == catalog_model("openai-community/gpt2").parameters
-
-
-@over("typed, meant", table("catalog", "parts_of_a_name_find_it"))
-def test_parts_of_a_name_find_it(typed, meant):
-    names = nearest_models(typed)
-    assert meant in names
-    assert len(names) <= NAMES
-    assert set(names) <= set(catalog_ids())
-
-
-def test_nothing_is_like_nonsense_a_size_is_right_or_wrong_and_every_id_finds_itself():
-    for typed in ("asdfghjkl", "", "?!", "x" * 5000, "123456"):
-        assert nearest_models(typed) == []
-    known = ["a/Model-7B", "a/Model-70B", "a/Model-80B"]
-    assert nearest_models("model 70b", known) == ["a/Model-70B"]
-    for name in catalog_ids()[::75]:
-        assert name in nearest_models(name)
 
 
 def test_models_of_other_kinds_say_what_they_make():

@@ -295,10 +295,11 @@ def test_another_model_takes_images_out_that_it_does_not_read():
     )
     assert kept.images is not None
     assert (text.images, text.modalities) == (None, None)
-    # images stretch the longest context
+    # images beyond the longest request leave it open
     request = _request(workload={"max_context": 2048})
     seen = change(request, {"workload.images": {"per_request": 2, "tokens": 1024}}).workload
-    assert seen.max_context == 512 + 64 + 2048
+    assert seen.max_context is None
+    assert seen.longest_tokens == 512 + 64 + 2048
     assert "2 images of 1,024 tokens" in workload_name(seen)
 
 

@@ -103,7 +103,7 @@ exec({chr(10).join(sorted(imports))!r})
 print(new(before))
 """)
     assert answer.stdout.splitlines() == [
-        "[] What do you want to run?",
+        "[] Recipe Builder",
         "[] set() True []",
         "1.0 True []",
         "False [1]",

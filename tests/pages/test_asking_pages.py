@@ -1,4 +1,4 @@
-"""The pages that ask: examples, model, objective and hardware, and the frame around them.
+"""The pages that ask: start, model, traffic and hardware, and the frame around them.
 
 ``test_sessions.py`` has what edits do to widgets and the link.
 """
@@ -6,21 +6,24 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
-from recipe_core.models.catalog import catalog_entry, catalog_ids
+from recipe_core.models.catalog import catalog_entry
+from recipe_core.models.search import model_facts
 from recipe_core.plans.plans import plan_splits
 from recipe_core.request.link import link_query
 from recipe_core.request.phases import Phase
 from recipe_core.request.presets import examples
 from recipe_core.views.glossary import glossary
 from tests.fixtures.opening import (
+    CHOSEN,
     LLAMA_70B,
-    PAGES,
     assert_says,
     codes,
     figure,
@@ -30,12 +33,13 @@ from tests.fixtures.opening import (
     put,
     query_of,
     shown,
+    states_hardware,
     words,
 )
 from tests.fixtures.rows import table
 
 SMALL = catalog_entry("Qwen/Qwen3-0.6B").config
-TPOT = "_objective.limits.tpot_ms"
+LATENCY = "_objective.limits.request_latency_ms"
 RUN = {"workload.kind": "training", "workload.tokens": "1e12", "hardware.nodes": "4"}
 
 
@@ -50,38 +54,64 @@ def error(app: AppTest) -> str:
 # Start
 
 
-def test_every_case_of_the_gallery_is_a_card() -> None:
+def test_a_case_is_a_card_and_three_buttons_lead_on() -> None:
     cases = examples().values()
-    assert_says(opened(), *(text for case in cases for text in (case.text, case.question)))
+    texts = (text for case in list(cases)[:6] for text in (case.text, case.question))
+    assert_says(opened("home.py", hardware_chosen=False), *texts)
+
+
+def test_a_case_is_a_link_to_its_plan_on_its_own_hardware() -> None:
+    links = [dict(parse_qsl(link.proto.query_string)) for link in home().get("page_link")]
+    for case in list(examples().values())[:6]:
+        query = link_query(case.asked)
+        assert query | ({} if states_hardware(query) else CHOSEN) in links
 
 
 @pytest.mark.parametrize("name", ["chat-70b", "lora"])
-def test_a_case_opens_on_its_comparison(name: str) -> None:
+def test_a_case_opens_on_its_plan(name: str) -> None:
     query = link_query(examples()[name].asked)
-    app = opened("compare.py", **query)
-    assert query_of(app) == query
+    app = opened("plan.py", **query)
+    assert query_of(app) == query | ({} if states_hardware(query) else CHOSEN)
     assert app.dataframe[0].value["key"].size
 
 
-def test_the_tour_walks_the_pages_with_its_example() -> None:
-    assert not has_button(opened(model=LLAMA_70B), "tour-start")
-    app = press(opened(), "tour-start")  # it is offered on an empty link alone
-    tour = (*PAGES, "check.py")
-    for number, page in enumerate(tour, 1):
-        assert app.session_state["page"] == page
-        assert f"stop {number} of {len(tour)}" in words(app)
-        assert query_of(app) == link_query(examples()["chat-70b"].asked)
-        if number < len(tour):
-            press(app, "tour-next")
-    assert press(app, "tour-own").session_state["page"] == "model.py"
-    assert query_of(app) == {"v": "1"}
-    assert has_button(app, "tour-start")
+OPEN = {"v": "1", "objective.optimize": "cost"}
+"""The link of an empty request, whose hardware is to be found: cost is what counts of it."""
+
+
+def home() -> AppTest:
+    return opened("home.py", hardware_chosen=False)
+
+
+def test_the_doors_lead_to_the_model_and_to_the_check() -> None:
+    app = press(home(), "door-train")
+    assert (app.session_state["page"], query_of(app)["workload.kind"]) == ("model.py", "training")
+    app = press(home(), "door-serve")
+    assert (app.session_state["page"], query_of(app)) == ("model.py", OPEN)
+    app = press(home(), "door-check")
+    assert app.session_state["page"] == "check.py"
+
+
+def test_a_model_that_is_found_at_the_start_opens_its_plan() -> None:
+    app = opened("home.py", hardware_chosen=False, any='{"devices":["h100-sxm"]}')
+    put(app, "home-text", "Qwen/Qwen3-8B")
+    assert (app.session_state["page"], query_of(app)["model"]) == ("plan.py", "Qwen/Qwen3-8B")
+    assert app.title[0].value == "Qwen3-8B"
+    assert has_button(app, "ship")
+
+
+def test_a_link_of_the_time_when_the_start_asked_for_the_model_opens_that() -> None:
+    app = opened("model.py", model="Qwen/Qwen3-8B", **{"hardware.device": "mi300x"})
+    assert app.session_state["page"] == "model.py"
+    app.switch_page("home.py").run()
+    assert app.session_state["page"] == "home.py"  # later it is what the reader opens
+    assert any("Qwen3-8B" in link.proto.label for link in app.get("page_link"))
 
 
 @pytest.mark.nightly
 def test_the_glossary_opens_on_every_page() -> None:
     texts = [glossary().terms[name].text for name in ("ttft", "gqa", "mfu", "commitment")]
-    for page in ("model.py", "compare.py", "check.py"):
+    for page in ("home.py", "model.py", "plan.py", "check.py"):
         assert_says(press(opened(page), "glossary"), *texts)
 
 
@@ -89,13 +119,16 @@ def test_the_glossary_opens_on_every_page() -> None:
 
 
 def assert_drawn(state: str, page: str) -> None:
+    """A page says of a state what is decided, or what keeps it from that."""
     app = opened(f"{page}?{STATES[state]}")
-    assert app.title[0].value == PAGES[page]
-    assert len(app.success) + len(app.warning) + len(app.error) >= 1
+    assert app.session_state["page"] == page
+    assert len(app.title) == 1
+    decided = app.header if page in ("plan.py", "ship.py") else app.success
+    assert len(decided) + len(app.warning) + len(app.error) >= 1
 
 
 STATES = table("sessions", "states")
-DRAWN = ("objective.py", "compare.py", "recipe.py")
+DRAWN = ("traffic.py", "plan.py", "ship.py")
 
 
 @pytest.mark.parametrize("state", list(STATES)[::2])
@@ -114,27 +147,26 @@ def test_every_page_draws_every_state(state: str, page: str) -> None:
 # The model
 
 
-def typed(app: AppTest, text: str) -> AppTest:
-    """Type a name that is not in the list, as the box accepts it."""
-    app.selectbox(key="_model").options.append(text)  # AppTest sends only what it finds there
-    return put(app, "_model", text)
-
-
-def test_a_name_without_a_model_keeps_the_model_and_offers_the_nearest() -> None:
-    app = typed(opened(model="Qwen/Qwen3-8B"), "llama70b")
-    assert query_of(app)["model"] == "Qwen/Qwen3-8B"
-    assert "No model is called “llama70b”. **Qwen/Qwen3-8B** stays." in words(app)
+def test_a_name_without_a_model_offers_the_nearest() -> None:
+    app = opened(model="llama70b")
     labels = [app.button(key=f"page-near-{n}").label.replace("\\", "") for n in range(5)]
     assert LLAMA_70B in labels
-    assert set(labels) <= set(catalog_ids())
+    assert set(labels) <= set(model_facts())
     assert query_of(press(app, f"page-near-{labels.index(LLAMA_70B)}"))["model"] == LLAMA_70B
-    assert "No model is called" not in words(app)
+    assert not app.error
     # for nonsense there is nothing but the upload
-    typed(app, "asdfghjkl")
-    assert_says(app, "Nothing in the catalog is like it.", "config.json below")
-    assert not has_button(app, "page-near-0")
-    assert "Nothing in the catalog" not in words(put(app, "_model", "Qwen/Qwen3-32B"))
-    assert query_of(app)["model"] == "Qwen/Qwen3-32B"
+    assert not has_button(opened(model="asdfghjkl"), "page-near-0")
+    assert query_of(put(app, "model-text", "Qwen/Qwen3-32B"))["model"] == "Qwen/Qwen3-32B"
+
+
+@pytest.mark.parametrize("page", ["plan.py", "ship.py"])
+@pytest.mark.parametrize("chosen", [True, False])
+def test_a_model_that_there_is_not_is_said_once_with_the_ways_out(page: str, chosen: bool) -> None:
+    app = opened(page, hardware_chosen=chosen, model="llama70b")
+    assert len(app.error) == 1
+    assert "unknown model" in error(app)
+    assert has_button(app, "answer-near-0")
+    assert has_button(app, "start-over")
 
 
 def test_a_config_is_a_model_by_folder_link_and_paste_and_a_bad_one_is_refused(
@@ -146,7 +178,7 @@ def test_a_config_is_a_model_by_folder_link_and_paste_and_a_bad_one_is_refused(
     assert error(opened(model=str(tmp_path / "missing"))).startswith("model: no config.json")
     app = opened(model=json.dumps(SMALL))
     assert app.metric[0].value == "596 M"
-    assert app.selectbox(key="_model").value == "inline config (your config.json)"
+    assert app.header[0].value == "The model of the link"
     app = put(opened(), "paste", json.dumps(SMALL | {"junk": [1] * 1000}))
     assert app.metric[0].value == "596 M"
     assert "junk" not in query_of(app)["model"]
@@ -168,16 +200,16 @@ def test_an_uploaded_config_has_a_name_and_a_place_of_its_weights() -> None:
     put(app, "_upload-name", "acme-tiny")
     kept = json.loads(query_of(put(app, "_upload-weights", "acme/tiny"))["model"])
     assert (kept["name"], kept["weights"]) == ("acme-tiny", "acme/tiny")
-    assert app.selectbox(key="_model").value == "acme-tiny (your config.json)"
     assert "no place of weights" in error(put(app, "_upload-weights", "somewhere else"))
     assert json.loads(query_of(app)["model"])["weights"] == "acme/tiny"
-    app.switch_page("recipe.py").run()
+    app.switch_page("ship.py").run()
     given = "\n".join(codes(app))
     assert "acme/tiny" in given
     assert "--served-model-name acme-tiny" in given
     app.switch_page("model.py").run()
     press(app, "remove-upload")
-    assert app.selectbox(key="_model").value == "meta-llama/Llama-3.1-8B-Instruct"
+    assert "model" not in query_of(app)
+    assert app.header[0].value.replace("\\", "") == "meta-llama/Llama-3.1-8B-Instruct"
 
 
 def test_the_architecture_is_drawn_when_it_is_unfolded() -> None:
@@ -191,17 +223,22 @@ def test_the_architecture_is_drawn_when_it_is_unfolded() -> None:
 
 
 def test_boxes_say_what_they_take() -> None:
-    boxes = {box.key: box.help for box in opened("objective.py").text_input}
-    assert "from 1 to 1,048,576" in boxes["_workload.concurrency"]
+    """In their help, but for the few that everybody fills in: these say it where they refuse."""
+    boxes = {box.key: box.help for box in opened("traffic.py").text_input}
     assert "from 0 to below 1" in boxes["_workload.prefix_hit"]
-    assert all("Takes a" in text for text in boxes.values())
+    assert "in s." in boxes["_objective.limits.request_latency_ms"]
+    plain = {key for key, text in boxes.items() if not text}
+    assert all("Takes a" in text for key, text in boxes.items() if key not in plain)
+    app = opened("traffic.py")
+    for key in sorted(plain):
+        assert "a number" in error(put(app, key, "x")) or "a whole number" in error(app), key
 
 
 @pytest.mark.nightly
 def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
     free, *limited = (
-        opened("objective.py", model=LLAMA_70B, **fields)
-        .select_slider(key=f"{TPOT}_slider")
+        opened("traffic.py", model=LLAMA_70B, **fields)
+        .select_slider(key=f"{LATENCY}_slider")
         .options
         for fields in ({}, {"objective.limits.ttft_ms": "500"}, {"workload.concurrency": "8"})
     )
@@ -210,38 +247,35 @@ def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
 
 @pytest.mark.nightly
 def test_a_limit_says_how_many_splits_keep_it() -> None:
-    limited = "objective.py?objective.limits.tpot_ms=40"
-    app, free = (opened(link, model=LLAMA_70B) for link in (limited, "objective.py"))
+    limited = "traffic.py?objective.limits.request_latency_ms=9000"
+    app, free = (opened(link, model=LLAMA_70B) for link in (limited, "traffic.py"))
     board, every = (plan_splits(page.session_state["request"]) for page in (app, free))
-    line = f"{len(board.order)} of {int(board.runs.sum())} splits keep it"
+    line = f"{len(board.order)} of {int(board.runs.sum())} layouts keep it"
     assert line in words(app).split("\n")
-    assert f"{len(every.order)} splits without this limit" in words(free).split("\n")
+    assert f"{len(every.order)} layouts without this limit" in words(free).split("\n")
     nowhere = opened(limited, hardware_chosen=False, model=LLAMA_70B)
-    assert "Splits are counted once hardware is chosen." in words(nowhere).split("\n")
+    assert not re.search(r"\d layouts", words(nowhere))
 
 
 @pytest.mark.nightly
 def test_a_run_is_bounded_in_time_and_cost() -> None:
-    run = "objective.py?workload.kind=training&workload.tokens=1e9"
-    app = opened(run)
-    everything = app.success[0].value
+    run = "traffic.py?workload.kind=training&workload.tokens=1e9"
+    everything = opened(run).success[0].value
     for field, tight in {"wall_hours": 1.0, "usd": 60.0}.items():
-        key = f"_objective.limits.{field}"
-        assert app.select_slider(key=f"{key}_slider").options[-1] == "no limit"
         app = opened(f"{run}&objective.limits.{field}={tight}")
         assert everything not in [shown.value for shown in app.success]
-        assert put(app, f"{key}_slider", "no limit").success[0].value == everything
+        assert put(app, f"_objective.limits.{field}", "").success[0].value == everything
     app = opened(f"{run}&objective.limits.usd=5000")
     assert "objective.limits.usd" not in query_of(put(app, "_workload.tokens", ""))
     assert not app.error
 
 
 def test_a_run_gets_a_ramp_that_travels_in_its_link_and_loses_it() -> None:
-    app = press(opened("objective.py", model=LLAMA_70B, **RUN), "_add_phase")
+    app = press(opened("traffic.py", model=LLAMA_70B, **RUN), "_add_phase")
     workload = app.session_state["request"].workload
     assert workload.phases == (Phase(tokens=1e11, global_batch=128), Phase(tokens=9e11))
     assert workload.tokens == 1e12
-    again = opened("objective.py", **query_of(app))
+    again = opened("traffic.py", **query_of(app))
     assert again.session_state["request"] == app.session_state["request"]
     assert "Global batch of phase 1" in words(put(app, "_workload.phases.0.global_batch", "half"))
     assert app.session_state["request"].workload.phases[0].global_batch == 128
@@ -252,9 +286,9 @@ def test_a_run_gets_a_ramp_that_travels_in_its_link_and_loses_it() -> None:
     assert app.session_state["request"].workload.phases is None
 
 
-def test_the_comparison_draws_what_a_run_loses() -> None:
+def test_the_plan_draws_what_a_run_loses() -> None:
     run = RUN | {"hardware.nodes": "2", "workload.spare_nodes": "1"}
-    app = open_view(opened("compare.py", **run), "Whole run")
+    app = open_view(opened("plan.py", **run), "Whole run")
     (bars,) = figure(app, "losses")["data"]
     assert {"Restarts", "Work done again", "Checkpoints"} <= set(bars["y"])
     assert_says(app, "(goodput)", "A spare node is there with a probability of")

@@ -1,31 +1,32 @@
-"""The pages that choose the hardware, and the number of replicas over time."""
+"""The lenses that choose the hardware, and the number of replicas over time."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import re
 from typing import Any
 
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
-from recipe_core.request.open_hardware import size_request
+from recipe_core.request.open_hardware import size_request, sized_goal
 from recipe_core.request.size import Market
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.size import size_devices
 from recipe_core.views import over_time, size_view
+from recipe_core.views.decision import runner_up
 from tests.fixtures.opening import (
     LLAMA_70B,
-    PAGES,
     figure,
     opened,
     press,
     put,
     query_of,
     shown,
+    states_hardware,
     words,
 )
 from tests.fixtures.over_time import answer
@@ -43,20 +44,20 @@ TRAIN = {
 
 
 def sized(**query: str) -> AppTest:
-    app = opened("size.py", **query)
-    assert app.title[0].value == "Which hardware, and how much?"
-    return app
+    """The plan where the hardware is to be found, with the lens on it."""
+    return opened("plan.py", hardware_chosen=False, lens="hardware", **query)
 
 
 def core(query: dict[str, str]) -> dict[str, Any]:
-    request, _ = from_query({name: value for name, value in query.items() if name != "any"})
-    return Answer(size_devices(size_request(request, Market(**json.loads(query["any"]))))).to_json()
+    request, _ = from_query(query)
+    market = Market(**json.loads(query["any"]))
+    return Answer(size_devices(size_request(request, market, sized_goal(request)))).to_json()
 
 
 @pytest.mark.parametrize(
     "query", [SERVE, pytest.param(TRAIN, marks=pytest.mark.nightly)], ids=["serving", "training"]
 )
-def test_the_page_shows_what_the_core_answers(query: dict[str, str]) -> None:
+def test_the_lens_shows_what_the_core_answers(query: dict[str, str]) -> None:
     found = core(query)
     app = sized(**query)
     assert size_view.sentence(found["best"]) in words(app)
@@ -73,17 +74,15 @@ def test_parts_give_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_prices_to_doubt_are_marked_and_every_chart_and_folded_part_is_drawn() -> None:
-    app = sized(**SERVE)
-    doubtful = [row for row in core(SERVE)["devices"] if size_view.is_doubtful(row)]
+    asked = SERVE | {"any": json.dumps(json.loads(FEW) | {"older_prices": True})}
+    app, found = sized(**asked), core(asked)
+    doubtful = [row for row in found["devices"] if size_view.is_doubtful(row)]
     assert doubtful
     assert size_view.DOUBT_MEANS in words(app)
-    if doubt := core(SERVE)["price_warning"]:
+    if doubt := found["price_warning"]:
         assert doubt in words(app)
     marks = figure(app, "size-costs")["data"][-1]["text"]
     assert len([text for text in marks if size_view.DOUBT in text]) == len(doubtful)
-    apart = next(each for each in app.table if "no price" in each.proto.alt)
-    assert "GH200" in apart.value.to_string()
-    assert "per device-hour" in apart.value.to_string()
     charts = {"Cost against a limit": "size-against", "Confidence": "size-confidence"}
     for title, chart in charts.items():
         assert figure(shown(app, **{"size-views": title}), chart)["data"]
@@ -101,23 +100,53 @@ def test_prices_to_doubt_are_marked_and_every_chart_and_folded_part_is_drawn() -
     assert "Written off over" in put(app, "_size_purchase_years", "99").error[0].value
 
 
-def test_the_hardware_is_taken_with_its_price_and_split() -> None:
+def test_the_plan_is_on_the_best_hardware_while_nobody_has_chosen_any() -> None:
+    found = core(SERVE)
+    best = found["best"]
+    app = sized(**SERVE)
+    card = app.header[0].value.replace("\\", "")
+    assert card.startswith(f"{best['count']} × ")
+    assert f"{best['usd_per_month']:,.0f}" in card
+    second = runner_up(found)
+    assert second is not None
+    assert second["sentence"] in words(app)
+    assert not states_hardware(query_of(app))
+    asked = change(from_query(SERVE)[0], {"objective.optimize": "cost"})
+    assert app.session_state["request"] == asked  # what was asked stays as it was
+    app.switch_page("ship.py").run()
+    assert app.header[0].value.replace("\\", "") == card
+    assert not states_hardware(query_of(app))
+
+
+def test_the_hardware_is_taken_with_its_price_and_split_and_given_back() -> None:
     best = core(SERVE)["best"]
     app = sized(**SERVE)
-    assert press(app, "size-take").title[0].value == PAGES["recipe.py"]
+    before = app.session_state["request"]
+    press(app, "size-take")
+    assert app.session_state["page"] == "plan.py"
     query = query_of(app)
-    assert query["hardware.device"] == best["device"]
+    assert from_query(query)[0].hardware.device == best["device"]
     assert query["hardware.offer"] == best["offer"]["name"]
     assert query["candidate.tp"] == str(best["split"]["tp"])
-    assert (query["objective.optimize"], query["objective.confidence"]) == ("cost", "0.9")
+    assert query["objective.optimize"] == "cost"
     assert "does not fit" not in words(app)
-    app.switch_page("compare.py").run()
-    assert re.search("holds? the load within the limit", words(app))
+    assert app.header[0].value.startswith(f"{best['count']} × ")
     assert query["workload.concurrency"] == "64"  # that the hardware was chosen for
     assert json.loads(query["any"]) == json.loads(FEW)
+    press(app, "undo")
+    assert (query_of(app)["any"], states_hardware(query_of(app))) == (query["any"], False)
+    assert app.session_state["request"] == before
 
 
-def test_another_device_is_looked_at_kept_and_compared() -> None:
+def test_the_lens_also_looks_beside_chosen_hardware() -> None:
+    app = opened("plan.py", lens="hardware", **SERVE)
+    assert app.header[0].value.startswith("8 × H100")
+    keys = [size_view.key(row) for row in core(SERVE)["devices"]]
+    assert app.dataframe[0].value["key"].tolist() == keys
+    assert query_of(app)["hardware.device"] == "h100-sxm"
+
+
+def test_another_device_is_looked_at_kept_and_taken() -> None:
     app = sized(**SERVE)
     second = app.dataframe[0].value["key"][1]
     press(shown(app, **{"size-device": second}), "size-keep")
@@ -125,12 +154,13 @@ def test_another_device_is_looked_at_kept_and_compared() -> None:
     assert kept.request.hardware.device == second
     assert kept.request.candidate is not None
     assert size_view.short(core(SERVE)["devices"][1]) in app.button(key="size-take").label
-    assert press(app, "size-compare").title[0].value == PAGES["compare.py"]
+    press(app, "size-take")
     assert query_of(app)["hardware.device"] == second
 
 
 def test_a_count_of_own_machines_is_typed_and_a_wrong_one_refused() -> None:
-    app = put(shown(sized(**SERVE), **{"size-more": True}), "size-own-device", "h100-sxm")
+    app = opened("hardware.py", hardware_chosen=False, **SERVE)
+    put(shown(app, **{"size-more": True}), "size-own-device", "h100-sxm")
     (error,) = put(app, "_size-own-count", "2.5").error
     assert error.value.startswith(
         r"How many\: '2.5' is not a whole number. Type a whole number from"
@@ -143,8 +173,9 @@ def test_a_count_of_own_machines_is_typed_and_a_wrong_one_refused() -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("state", table("sessions", "sizes"))
 def test_every_state_is_drawn(state: str) -> None:
-    app = opened(f"size.py?{table('sessions', 'sizes')[state]}")
-    assert len(app.success) + len(app.error) == 1
+    link = f"plan.py?lens=hardware&{table('sessions', 'sizes')[state]}"
+    app = opened(link, hardware_chosen=False)
+    assert bool(app.success) != bool(app.error)
 
 
 # Replicas over time
@@ -176,7 +207,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> Simulated:
 
 
 def page(**query: str) -> AppTest:
-    return opened("over_time.py", **LIMITED | query)
+    return opened("plan.py", lens="over-time", **LIMITED | query)
 
 
 def answered(**query: str) -> AppTest:

@@ -1,4 +1,4 @@
-"""The pages beside the steps: commands, formats, measured runs, and kept choices.
+"""The check of commands, formats, the evidence, and kept choices.
 
 ``test_sessions.py`` has more of commands.
 """
@@ -8,16 +8,20 @@ from __future__ import annotations
 import datetime
 import re
 import sys
+import time
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
+from recipe_core.calibration.importers.rows import table_text
 from recipe_core.calibration.place import VARIABLE
 from recipe_core.calibration.residuals import measured_of_rows
 from recipe_core.calibration.store import Incoming, Overlay
 from recipe_core.compression.advisor.advise import formats_answer
+from recipe_core.doors.settings import variable
 from recipe_core.estimates.measured import runs as measured_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
@@ -31,6 +35,7 @@ from tests.fixtures.opening import (
     TP8,
     assert_says,
     chosen,
+    codes,
     edited,
     figure,
     opened,
@@ -64,30 +69,56 @@ def test_both_memory_figures_are_explained_beside_each_other() -> None:
     )
 
 
+def test_a_command_is_rewritten_by_few_words_and_opens_as_the_plan_of_what_it_states() -> None:
+    command = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960 --max-num-seqs 256 -q fp8"
+    app = put(opened("check.py", **{"hardware.per_node": "4"}), "command", command)
+    assert codes(app) == ["- -tp 2\n+ -tp 4", command.replace("-tp 2", "-tp 4")]
+    assert_says(app, "vLLM 0.32", "A better layout")
+    assert "vllm 0" not in words(app)
+    press(app, "to-builder")
+    assert app.session_state["page"] == "plan.py"
+    link = query_of(app)
+    stated = {
+        "model": "Qwen/Qwen3-32B",
+        "options.engines": "vllm",
+        "options.weight_dtypes": "fp8",
+        "workload.max_context": "40960",
+        "candidate.max_num_seqs": "256",
+        "candidate.tp": "2",
+        "hardware.per_node": "4",
+    }
+    assert stated.items() <= link.items()
+
+
+def test_a_misspelt_option_is_corrected_and_shown_as_what_changes() -> None:
+    start = "python -m sglang.launch_server --model-path Qwen/Qwen3-32B --tp 4"
+    app = put(opened("check.py", **{"hardware.per_node": "4"}), "command", f"{start} --dtpye auto")
+    assert codes(app)[:2] == ["- --dtpye auto\n+ --dtype auto", f"{start} --dtype auto"]
+    assert_says(app, "It starts with --dtype auto instead of --dtpye")
+    assert "can run it" not in words(app)
+
+
 # Formats
 
 
 @pytest.fixture(scope="module")
 def formats() -> AppTest:
-    return opened("formats.py", **SERVE)
+    return opened("plan.py", lens="formats", **SERVE)
 
 
-def test_the_page_of_formats_shows_what_the_core_answers(formats: AppTest) -> None:
+def test_the_lens_on_formats_shows_what_the_core_answers(formats: AppTest) -> None:
     answer = formats_answer(from_query(SERVE)[0].to_json())
     best = view.best_technique(answer)
     assert best is not None
-    assert f"**{best['title']}**" in words(formats)
+    assert f"**{view.technique_title(best)}**" in words(formats)
     table = formats.dataframe[0].value
-    assert table["Technique"].tolist() == [row["title"] for row in view.shown_techniques(answer)]
+    assert table["Technique"].tolist() == [row["title"] for row in view.usable_formats(answer)]
     assert table["Accuracy kept"].tolist()[0] == view.kept_accuracy(best)
 
 
-def test_every_point_has_a_band_and_cells_say_whose_word_they_are(formats: AppTest) -> None:
+def test_every_point_has_a_band(formats: AppTest) -> None:
     drawn = [trace for trace in figure(formats, "formats-accuracy")["data"] if "error_y" in trace]
     assert {trace["name"] for trace in drawn} >= {"Weights", "KV cache"}
-    heat = figure(formats, "formats-cells")["data"][0]
-    cells = [cell for row in heat["customdata"] for cell in row]
-    assert any("refused" in cell and "Source:" in cell for cell in cells)
 
 
 def test_a_least_accuracy_that_is_none_is_refused_with_its_name_value_and_range(
@@ -101,16 +132,21 @@ def test_a_least_accuracy_that_is_none_is_refused_with_its_name_value_and_range(
 
 
 def test_a_refused_technique_says_why_and_the_best_goes_into_the_request() -> None:
-    app = put(opened("formats.py", **SERVE), "formats-refused", True)
+    app = put(opened("plan.py", lens="formats", **SERVE), "formats-every", True)
     table = app.dataframe[0].value
     reasons = table.set_index("Technique")["Why not"]
     assert reasons["Unstructured sparsity"].startswith("Zeros are")
-    assert press(app, "formats-use-best").title[0].value == "Which split?"
-    request = app.session_state["request"]
+    before = app.session_state["request"]
+    request = press(app, "formats-use-best").session_state["request"]
     assert request.options.weight_dtypes != ("auto",) or request.model != LLAMA_70B
-    training = opened("formats.py", **{"workload.kind": "training", "model": LLAMA_70B})
+    assert press(app, "undo").session_state["request"] == before
+    training = opened(
+        "plan.py", lens="formats", **{"workload.kind": "training", "model": LLAMA_70B}
+    )
     assert "served" in words(training)
     assert not training.dataframe
+    assert query_of(press(training, "formats-serve")).get("workload.kind") is None
+    assert training.dataframe
 
 
 # Measured runs
@@ -131,17 +167,37 @@ def calibration(place: Path) -> Overlay:
     return Overlay.at(place).add(runs).overlay
 
 
-@pytest.mark.nightly
-@pytest.mark.usefixtures("calibration")
-def test_all_published_runs_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured_runs, "published_runs", lambda: PUBLISHED)
-    app = put(opened("measured.py"), "measured-whose", "Published")
+def tables(app: AppTest, column: str) -> list[pd.DataFrame]:
+    """The tables of a page that have a column."""
+    return [frame.value for frame in app.dataframe if column in frame.value]
+
+
+def test_published_runs_are_read_not_predicted_and_sources_have_their_dates(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nobody(*_: object, **__: object) -> None:
+        raise AssertionError("runs are predicted while a page is drawn")
+
+    opened("evidence.py")  # imports what it needs
+    monkeypatch.setattr(sys.modules["_measured_answer"], "compare_runs", nobody)
+    begun = time.process_time()
+    app = opened("evidence.py")
+    assert time.process_time() - begun < 2.0
     points = figure(app, "measured-scatter")["data"][1:]
     assert sum(len(trace["x"]) for trace in points) > 100
+    runs = " ".join(app.selectbox(key="measured-run").options)
+    assert "tokens: " in runs
+    assert not re.search(r"-[0-9a-f]{10}\b", runs)
+    assert "h100-sxm" not in runs
+    assert not re.search(r"\b(vllm|sglang|tensorrt-llm):", runs)
+    (prices,), (devices,) = tables(app, "Provider"), tables(app, "Speeds")
+    assert (prices["Offers"].sum(), len(prices)) == (1122, 39)
+    assert prices["Newest"].str.match(r"\d{4}").all()
+    assert (devices["Speeds"] == "measured or fitted on it").sum() >= 10
 
 
 def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
-    app = opened("measured.py")
+    app = opened("evidence.py")
     assert "of 12 runs count; median error" in words(app)
     before = figure(app, "measured-scatter")
     assert sum(len(trace["x"]) for trace in before["data"][1:]) > 0
@@ -150,16 +206,55 @@ def test_own_runs_stand_beside_their_predictions(calibration: Overlay) -> None:
     assert figure(put(app, "measured-which", "formulas"), "measured-scatter") != before
     put(app, "measured-group", "Model")
     assert answers.cache_info().misses == calculated
-    factors = app.dataframe[-2].value
+    (factors,) = tables(app, "Time of")
     assert set(factors["Time of"]) <= {"Decode steps", "Prompts"}
     assert factors["Credibility"].between(0.01, 1).all()
-    assert set(app.dataframe[-1].value["Run"]) == {e.id for e in calibration.entries}
+    (kept,) = tables(app, "Counts until")
+    assert set(kept["Device"]) == {"Instinct MI300X 192 GB"}
+    assert kept["Engine"].str.match(r"(vLLM|SGLang) \S").all()
+    assert set(kept["Name"]) == {entry.name for entry in calibration.entries}
+    assert not {entry.id for entry in calibration.entries} & set(re.findall(r"\w+", words(app)))
     assert "runs count" not in words(put(app, "measured-whose", "Published"))
+
+
+def dropped(app: AppTest, name: str, data: bytes) -> AppTest:
+    return app.file_uploader[0].set_value((name, data, "text/csv")).run()
+
+
+def test_dropped_runs_are_previewed_and_kept_where_nobody_else_may_call(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [run for run in PUBLISHED if run.device == "mi300x" and not run.exclude][:12]
+    text = table_text(rows).encode()
+    runs = [Incoming(run, "mine.csv", "table") for run in measured_of_rows(rows)]
+    counting = sum(entry.counts for entry in Overlay.at(place).add(runs, dry=True).entries)
+    assert 0 < counting < 12
+    app = dropped(opened("evidence.py"), "mine.csv", text)
+    said = f"{counting} of 12 new runs would count. The answer stays as it is: tp 4 · dp 2, "
+    assert said in words(app)
+    assert "keeps no runs" in words(app)
+    assert "keep-runs" not in {button.key for button in app.button}
+    monkeypatch.setenv(variable("folders"), "1")
+    app = dropped(opened("evidence.py"), "mine.csv", text)
+    (columns,) = tables(app, "From")
+    assert set(columns["From"]) == {"the file"}
+    assert {"model", "tp", "tpot_ms"} <= set(columns["Column"])
+    (preview,) = tables(app, "Counts until")
+    assert (preview["State"] == "counts").sum() == counting
+    app.button(key="keep-runs").click().run()
+    assert {run.name for run in Overlay.at(place).entries} == {run.id for run in rows}
+    assert f"{counting} of 12 runs count" in words(app)
+    assert not app.file_uploader[0].value
+    again = dropped(app, "mine.csv", text)
+    assert "0 of 0 new runs would count; 12 are kept already" in words(again)
+    again.button(key="undo-runs").click().run()
+    assert Overlay.at(place).entries == ()
+    assert "is not UTF-8 text" in words(dropped(opened("evidence.py"), "x.csv", b"\xff\xfe"))
 
 
 def test_a_damaged_calibration_is_named(place: Path) -> None:
     (place / "calibration.json").write_text("{")
-    assert "is damaged" in words(opened("measured.py"))
+    assert "is damaged" in words(opened("evidence.py"))
 
 
 def test_checkpoints_that_were_made_stand_beside_what_was_expected(place: Path) -> None:
@@ -168,7 +263,7 @@ def test_checkpoints_that_were_made_stand_beside_what_was_expected(place: Path) 
         "Qwen/Qwen3-8B", "int4_weight_only", "GPTQ", 0.97, None, 2048, today, text="own.txt"
     )
     Overlay.at(place).add([Incoming(run, "bundle", "bundle")])
-    app = opened("measured.py")
+    app = opened("evidence.py")
     assert "No runs of your own yet" in words(app)
     (row,) = app.dataframe[0].value.to_dict("records")
     assert (row["State"], row["Perplexity kept"], row["Tokens"]) == ("counts", 0.97, 2048)
@@ -202,11 +297,11 @@ def kept_of(app: AppTest) -> list[str]:
 
 
 def test_a_pin_is_kept_and_survives_another_model_and_device() -> None:
-    app = opened("compare.py", model=LLAMA_70B, pins=TP8)
+    app = opened("plan.py", model=LLAMA_70B, pins=TP8)
     assert press(app, f"keep-{TP8}").button(key=f"keep-{TP8}").disabled
     app.switch_page("model.py").run()
-    put(app, "_model", "Qwen/Qwen3-32B").switch_page("hardware.py").run()
-    edited(app, {"hardware.device": "mi300x"}).switch_page("recipe.py").run()
+    put(app, "model-text", "Qwen/Qwen3-32B").switch_page("hardware.py").run()
+    edited(app, {"hardware.device": "mi300x"}).switch_page("ship.py").run()
     press(app, "keep").switch_page("side.py").run()
     rows = compared(app)
     assert rows["Model"] == [LLAMA_70B, "Qwen/Qwen3-32B"]
@@ -228,29 +323,35 @@ def test_a_link_restores_names_figures_and_the_difference() -> None:
     assert [cell.count("\n") for cell in swapped] == [2, 1]
 
 
+def choice(app: AppTest, place: int) -> AppTest:
+    """The page with the details of a choice open."""
+    app.session_state[f"choice-{place}"] = True
+    return app.run()
+
+
 def test_a_name_is_edited_in_place_and_a_bad_one_is_refused() -> None:
     app = side(TWO)
-    assert kept_of(put(app, "_name-0", "  the one  "))[0] == "the one"
+    assert kept_of(put(choice(app, 0), "_name-0", "  the one  "))[0] == "the one"
     assert shelf_of(query_of(app))[0][0].name == "the one"
-    assert "name of another choice" in put(app, "_name-1", "the one").error[0].value
+    assert "name of another choice" in put(choice(app, 1), "_name-1", "the one").error[0].value
     assert (kept_of(app)[1], app.text_input(key="_name-1").value) == (TWO[1].name, TWO[1].name)
 
 
 def test_a_removed_choice_leaves_the_link_and_the_baseline_where_it_was() -> None:
     shelf = keep_choice(TWO, chosen(RUN, {"workload.kind": "training"}))
     app = put(side(shelf), "_baseline", 2)
-    assert kept_of(press(app, "remove-0")) == [shelf[1].name, shelf[2].name]
+    assert kept_of(press(choice(app, 0), "remove-0")) == [shelf[1].name, shelf[2].name]
     assert app.selectbox(key="_baseline").value == 1
-    assert press(app, "remove-1").session_state["baseline"] == 0
-    assert "kept" not in query_of(press(app, "remove-0"))
+    assert press(choice(app, 1), "remove-1").session_state["baseline"] == 0
+    assert "kept" not in query_of(press(choice(app, 0), "remove-0"))
 
 
 def test_a_choice_becomes_the_request_and_what_is_kept_stays() -> None:
     app = side(TWO)
-    assert press(app, "recipe.py-1").title[0].value == PAGES["recipe.py"]
+    assert press(choice(app, 1), "ship.py-1").session_state["page"] == "ship.py"
     assert (from_query(query_of(app))[0], len(shelf_of(query_of(app))[0])) == (AMD, 2)
     app.switch_page("side.py").run()
-    assert press(app, "compare.py-0").session_state["request"] == EIGHT
+    assert press(choice(app, 0), "plan.py-0").session_state["request"] == EIGHT
 
 
 def test_commands_differ_option_by_option_and_what_is_the_same_is_listed_or_shown() -> None:
@@ -275,7 +376,7 @@ def test_a_ninth_choice_is_refused_in_words() -> None:
     shelf: Shelf = ()
     for load in range(1, MAX_KEPT + 1):
         shelf = keep_choice(shelf, change(EIGHT, {"workload.concurrency": load}), str(load))
-    app = opened("compare.py", pins=TP8, **shelf_query(shelf))
+    app = opened("plan.py", pins=TP8, **shelf_query(shelf))
     assert "the most that may be" in press(app, f"keep-{TP8}").error[0].value
     assert len(app.session_state["kept"]) == MAX_KEPT
 
@@ -287,13 +388,13 @@ def test_what_a_link_keeps_and_nobody_can_read_is_named() -> None:
         assert said in app.warning[0].value.replace("\\", "")
         assert "kept" not in query_of(app)
     app.switch_page("side.py").run()
-    assert app.title[0].value == "What differs?"
-    assert "press Keep" in words(app).replace("*", "")
+    assert app.session_state["page"] == "side.py"
+    assert "Nothing is kept yet" in words(app)
     assert not app.table
 
 
 def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it() -> None:
-    app = opened("compare.py", pins=f"{TP8},{TP4}")
+    app = opened("plan.py", pins=f"{TP8},{TP4}")
     edited(app, {"hardware.per_node": 4})
     assert "is no longer a split of this plan" in words(app)
     assert query_of(app)["pins"] == TP4
@@ -306,7 +407,7 @@ def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it(
 @pytest.mark.nightly
 def test_every_page_has_a_link_to_copy() -> None:
     app = opened(hardware_chosen=False, model=LLAMA_70B, **shelf_query(TWO))
-    for page in (*PAGES, "size.py", "over_time.py", "side.py", "measured.py", "check.py"):
+    for page in (*PAGES, "home.py", "side.py", "evidence.py", "check.py"):
         app.switch_page(page).run()
         (link,) = [code.value for code in app.code if "?v=1&" in code.value]
         assert "model=meta-llama%2FLlama-3.1-70B-Instruct&kept=~1." in link

@@ -23,6 +23,7 @@ from tests.fixtures.opening import (
     TP8,
     chosen,
     figure,
+    open_lens,
     open_view,
     opened,
     put,
@@ -67,6 +68,8 @@ VERBATIM = {
     *(("Selectbox", field) for field in ("options", "raw_value")),
 }
 """Fields of messages that no browser reads as Markdown."""
+LENSES = ("formats", "over-time", "layouts")
+"""Views of the plan beside those of one layout."""
 READ = re.compile(r"\[payload[\w-]*\]|\*\*payload|\$payload|:red\[payload")
 """What of a payload is Markdown."""
 
@@ -121,17 +124,20 @@ def assert_verbatim(app: AppTest) -> int:
 def test_no_text_of_a_user_is_markdown(page: str, kind: str) -> None:
     app = opened_with(request(kind), page)
     assert assert_verbatim(app) > 0
-    if page == "compare.py":
+    if page == "plan.py":
+        assert_verbatim(shown(app, **{"why-not": True}))
+        for lens in LENSES:
+            assert_verbatim(open_lens(app, lens))
         for view in views_of(plan_splits(request(kind))):
             assert_verbatim(open_view(app, view.title))
-    if page == "recipe.py" and kind == "serving":
+    if page == "ship.py" and kind == "serving":
         for tab in TABS:
             assert_verbatim(shown(app, tabs=tab))
 
 
 def test_no_refusal_or_error_is_markdown() -> None:
     assert len(READ.findall(payload("x"))) == 5
-    for page in ("model.py", "compare.py"):
+    for page in ("model.py", "plan.py"):
         app = opened_with(request("refused"), page)
         assert "does not hold" in app.error[0].value
         assert_verbatim(app)

@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from tests.fixtures.opening import codes, edited, figure, opened, press, put, query_of, shown, words
+from tests.fixtures.opening import (
+    CHOSEN,
+    codes,
+    edited,
+    figure,
+    opened,
+    press,
+    put,
+    query_of,
+    shown,
+    states_hardware,
+    words,
+)
 from tests.fixtures.rows import table
 
 
@@ -22,7 +34,7 @@ class Session:
         self.app = opened(link)
 
     def arrive(self, link: str) -> None:
-        """As ``open``, before hardware is chosen."""
+        """As ``open``, where the hardware is to be found."""
         self.app = opened(link, hardware_chosen=False)
 
     def go(self, page: str) -> None:
@@ -32,6 +44,11 @@ class Session:
     def put(self, values: dict[str, Any]) -> None:
         for key, value in values.items():
             put(self.app, key, value)
+
+    def type(self, values: dict[str, str]) -> None:
+        """Type without leaving the box, as before a click on a button."""
+        for key, value in values.items():
+            self.app.get_by_key(key).set_value(value)
 
     def upload(self, files: dict[str, list[str]]) -> None:
         """Names and contents of files."""
@@ -62,8 +79,8 @@ class Session:
         assert [title.value for title in self.app.title] == [text]
 
     def caption(self, text: str) -> None:
-        """What the first caption holds."""
-        assert text in self.app.caption[0].value
+        """What the first caption of the page itself holds."""
+        assert text in self.app.get_by_key("body").caption[0].value
 
     def link(self, fields: dict[str, str | None]) -> None:
         """Fields of the link; null: the link has none."""
@@ -74,9 +91,18 @@ class Session:
         query = query_of(self.app)
         assert {name for name, text in texts.items() if text not in query[name]} == set()
 
-    def query(self, fields: dict[str, str]) -> None:
-        """The whole link."""
-        assert query_of(self.app) == {"v": "1"} | fields
+    def page(self, name: str) -> None:
+        """The page that is open, which a button may have opened."""
+        assert self.app.session_state["page"] == name
+
+    def query(self, fields: dict[str, str | None]) -> None:
+        """The whole link; chosen hardware is the usual one, unless the fields say otherwise.
+
+        ``hardware: null``: it is open, and the link says nothing of it.
+        """
+        usual = {} if "hardware" in fields or states_hardware(fields) else CHOSEN
+        stated = {name: text for name, text in fields.items() if name != "hardware"}
+        assert query_of(self.app) == {"v": "1"} | usual | stated
 
     def says(self, texts: list[str]) -> None:
         said = words(self.app)
@@ -144,6 +170,12 @@ class Session:
         """What the first table holds."""
         cells = self.app.table[0].value.to_string().replace("\\", "")
         assert [text for text in texts if text not in cells] == []
+
+    def tabs(self, titles: list[str]) -> None:
+        assert set(titles) <= {tab.label for tab in self.app.tabs}
+
+    def no_tabs(self, titles: list[str]) -> None:
+        assert set(titles).isdisjoint(tab.label for tab in self.app.tabs)
 
     def lists(self, keys: list[str]) -> None:
         """Splits or devices in the first list of the page."""

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 import recipe_core as rb
 from recipe_core.base.intervals import NORMAL, factor_at, probability_below, scores_below
+from recipe_core.base.units import chance_text
 from recipe_core.doors.worker import pickle_message
+from recipe_core.engines.spec import engine
 from recipe_core.plans import alternatives as beside
 from recipe_core.plans.alternatives import find_alternatives, find_safer_row
 from recipe_core.plans.confidence import joint_probability, signed_correlation
-from recipe_core.plans.limits import LIMITS
+from recipe_core.plans.limits import LIMITS, limits_phrase
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.plans.plans import count_keeping, estimate_batch, plan_splits
 from recipe_core.plans.rank import beats, count_ties, nearest_row, refused_rows, rows_beyond_limits
@@ -106,7 +108,8 @@ def test_each_limit_refuses_and_looser_ones_let_the_named_split_in(kind, limits)
     if len(limits) == 1:
         row = nearest_row(board)
         assert {LIMITS[code].name for code in broken_rules(board, row)} == limits.keys()
-        assert looser.candidate == board.candidate(row)
+        after = plan_splits(change(base, looser.fields))
+        assert looser.candidate in (board.candidate(row), after.best.candidate)
         assert board.changes()[0].fields == looser.fields
     elif kind == "training":
         assert [len(row_reasons(board, row)) for row in rows_beyond_limits(board)[:3]] == [2, 2, 2]
@@ -168,8 +171,41 @@ def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_no
     assert {share: beside.share_change_text(share) for share in shares} == shares
 
 
+@pytest.mark.parametrize("name", ["throughput", "cost"])
+def test_runners_up_name_another_engine_and_another_format_also_where_they_are_worse(name):
+    before = case(name)
+    setting = before.setting(before.best_row)
+    beside_best = {choice.kind: choice for choice in find_alternatives(before, runners_up=True)}
+    other = beside_best["engine"]
+    (engine_name,) = other.fields["options.engines"]
+    assert engine_name != setting.engine.name == "vllm"
+    assert other.title == engine(engine_name).title
+    assert set(beside_best) & set(beside.FORMATS)
+    for choice in beside_best.values():  # each is what its own plan says
+        after = plan_splits(change(before.request, choice.fields))
+        row = find_row(after, choice.key)
+        assert row is not None
+        assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
+    engines = {choice.kind for choice in find_alternatives(before)} & {"engine"}
+    assert engines == set()  # unless asked for
+
+
+def test_what_is_worse_is_a_runner_up_only_and_says_by_how_much():
+    """A checkpoint in 4 bits with a cache in 8 has the smallest formats: all others are slower."""
+    smallest = {"model": "Qwen/Qwen3-32B-AWQ", "options.kv_dtypes": "fp8"}
+    quantised = planned(smallest | {"objective.optimize": "tpot"})
+    assert not [c for c in find_alternatives(quantised) if c.kind in (*beside.FORMATS, "engine")]
+    choices = {c.kind: c for c in find_alternatives(quantised, runners_up=True)}
+    for kind in ("cache", "checkpoint"):
+        assert choices[kind].gain < 0 < choices[kind].change
+        assert choices[kind].label.startswith(f"{choices[kind].title}: {choices[kind].figure}, +")
+    other = planned(LLAMA | {"hardware.device": "mi300x"})
+    (slower,) = (c for c in find_alternatives(other, runners_up=True) if c.kind == "engine")
+    assert slower.gain < 0 > slower.change  # of throughput
+
+
 def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
-    doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35"})
+    doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35", "objective.confidence": "0.5"})
     best = doubtful.best_row
     assert doubtful.chances[best] < beside.SURE
     safe = find_safer_row(doubtful, best)
@@ -183,12 +219,13 @@ def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered
     assert find_safer_row(free, free.best_row) is None
     if limited.chances[limited.best_row] >= beside.SURE:
         assert find_safer_row(limited, limited.best_row) is None
-    searched = case("searched")
+    assert find_alternatives(case("searched"))[0].kind != "sure"  # it is
+    searched = plan_splits(change(case("searched").request, {"objective.confidence": 0.5}))
     assert searched.chances[searched.best_row] < beside.SURE
     first = find_alternatives(searched)[0]
     assert (first.kind, first.fields) == ("sure", {"objective.confidence": beside.SURE})
     assert first.change > 0  # it costs more
-    assert "keeps the limit with 8" in first.label
+    assert "holds 40 ms per token with 8" in first.label
     sure = plan_splits(change(searched.request, first.fields))
     assert sure.chances[sure.best_row] >= beside.SURE
 
@@ -260,10 +297,13 @@ def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_plann
     chances = np.stack([limited.chances[[0, 5, 11, 17]] for limited in plans])
     assert (np.diff(np.nan_to_num(chances), axis=0) >= -1e-9).all()
     free = within()
-    tight = within(tpot_ms=float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001)
+    limit = float(free.columns["tpot_s"][free.best_row]) * 1e3 * 1.001
+    tight = within(tpot_ms=limit, confidence=0.5)
     row = find_row(tight, row_key(free, free.best_row))
     assert tight.feasible[row]
-    assert "coin toss" in confidence_text(tight, row)
+    assert not within(tpot_ms=limit).feasible[row]  # a coin toss is no answer unless asked for
+    chance = chance_text(tight.chances[row])
+    assert confidence_text(tight, row) == f"Holds {limits_phrase(tight)} with {chance}"
     nothing = within(tpot_ms=16, confidence=0.99)
     assert nothing.best is None
     assert nothing.changes()
@@ -274,7 +314,7 @@ def test_a_looser_limit_never_holds_less_likely_and_what_makes_one_sure_is_plann
 @pytest.mark.parametrize("asked", [0.6, 0.8, 0.95])
 def test_a_confidence_that_is_asked_for_is_a_rule(asked):
     sure = within(tpot_ms=30, ttft_ms=900, confidence=asked)
-    free = within(tpot_ms=30, ttft_ms=900)
+    free = within(tpot_ms=30, ttft_ms=900, confidence=0.5)
     chance = free.chances
     assert (sure.feasible == (free.feasible & (chance >= asked))).all()
     for row in np.flatnonzero(free.feasible & ~sure.feasible)[:3]:

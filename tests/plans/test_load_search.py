@@ -9,13 +9,12 @@ import recipe_core as rb
 from recipe_core.base.budget import Budget, apply_budget
 from recipe_core.base.errors import LimitError
 from recipe_core.commands.verdict import judge_request
-from recipe_core.plans.load import CLOSE
+from recipe_core.plans.load import CLOSE, least_loads
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import (
     count_keeping,
     estimate_batch,
     plan_candidate,
-    plan_least_loads,
     plan_splits,
 )
 from recipe_core.plans.rank import log_score
@@ -28,7 +27,7 @@ from recipe_core.request.presets import preset_changes, preset_of
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.size import SizeRequest
 from recipe_core.request.split_key import key_load, key_split
-from tests.conftest import request_values
+from tests.conftest import LLAMA_70B, request_values
 from tests.fixtures.recipes import fallback_request
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -122,7 +121,8 @@ def test_the_next_larger_load_misses_the_limit_or_queues():
         assert doubtful
         loads = searched.columns["load"][doubtful]
         assert (loads <= searched.columns["held_requests"][doubtful]).all()
-        assert (loads > plan_least_loads(searched).columns["load"][doubtful]).all()
+        least = np.concatenate([least_loads(block.cases) for block in searched.blocks])
+        assert (loads > least[doubtful]).all()
 
 
 def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
@@ -200,7 +200,7 @@ def test_the_first_limit_on_time_opens_the_usual_load_and_a_preset_leaves_it_ope
     assert change(queue, {"workload.mode": "closed"}).load_searched
     assert load_after(opened, objective__limits__tpot_ms=None) == 32
     assert load_after(preset(change(opened, {"workload.concurrency": 5}), "chat")) == 64
-    assert "most requests in flight within the limits" in request_summary(request())
+    assert "as many users as the limits allow" in request_summary(request())
 
 
 def preset(asked, name):
@@ -305,3 +305,48 @@ def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     assert not any("load" in row_key(searched, row) for row in map(int, searched.order))
     assert searched.measures["load"].title == "Requests in flight"
     assert rb.plan(values()).request.load_searched
+
+
+LIMITED = change(DEFAULT, {"model": LLAMA_70B, "objective.limits.tpot_ms": 40.0})
+
+
+@over(
+    "changes word admitted",
+    [
+        ({}, "max_num_seqs", 72),
+        ({"options.engines": ("sglang",)}, "max_running_requests", 72),
+        ({"options.engines": ("tensorrt-llm",)}, "max_batch_size", 80),
+        # a stated load does not narrow it, and arrivals have the same number
+        ({"workload.concurrency": 64, "options.nodes": "all"}, "max_num_seqs", 128),
+        ({"workload.mode": "open", "workload.request_rate": 8.0}, "max_num_seqs", 72),
+        ({"options.admit": "engine"}, "max_num_seqs", 1024),
+        ({"objective.limits.tpot_ms": None, "workload.concurrency": 64}, "max_num_seqs", 1024),
+        ({"candidate.max_num_seqs": 32}, "max_num_seqs", 32),
+    ],
+)
+def test_an_engine_admits_as_many_requests_as_the_limits_hold_for(changes, word, admitted):
+    request = change(LIMITED, changes)
+    recipe = make_recipe(request)
+    assert recipe.engine.options[word] == recipe.candidate["max_num_seqs"] == admitted
+    by_limits = recipe.provenance[f"options.{word}"] == "limits"
+    assert by_limits == (admitted not in (32, 1024))
+    again = make_recipe(recipe_request(recipe))
+    assert (again.candidate, again.estimate) == (recipe.candidate, recipe.estimate)
+
+
+def test_the_number_admitted_keeps_the_limits_and_is_what_memory_is_counted_for():
+    table = plan_splits(LIMITED)
+    best = table.best_row
+    seats = table.candidate(best)["max_num_seqs"] * table.candidate(best)["dp"]
+    assert table.columns["load"][best] <= seats < table.columns["load"][best] + 16
+    assert table.columns["held_requests"][best] == seats
+    more = plan_splits(change(LIMITED, {"options.admit": "engine"}))
+    same = find_row(more, row_key(table, best))
+    assert more.columns["load"][same] == table.columns["load"][best]
+    assert more.columns["tpot_s"][same] == table.columns["tpot_s"][best] <= 0.04
+    # the sampler's buffers are for fewer requests
+    assert table.columns["total_bytes"][best] < more.columns["total_bytes"][same]
+    # what keeps no limit at one request is told what the engine takes by itself
+    missed = plan_splits(change(LIMITED, {"objective.limits.tpot_ms": 0.5}))
+    assert not missed.feasible.any()
+    assert missed.candidate(0)["max_num_seqs"] == 1024

@@ -374,7 +374,8 @@ def test_a_limit_on_a_run_keeps_what_is_below_it_and_needs_tokens(name, column, 
     free = plain("training")
     values = free.columns[column][free.order] / unit
     bound = float(f"{np.median(values):.3g}")
-    limited = request(*BESIDE, **{f"objective__limits__{name}": bound})
+    by_estimate = {"objective__confidence": 0.5, f"objective__limits__{name}": bound}
+    limited = request(*BESIDE, **by_estimate)
     splits = plan_splits(change(limited, {"options.hardware": ()}))
     assert (splits.columns[column][splits.order] <= bound * unit).all()
     assert len(splits.order) == (values <= bound).sum()

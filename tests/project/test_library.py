@@ -15,6 +15,7 @@ from recipe_core.bundle.write import bundle_of
 from recipe_core.plans.plan import Plan
 from recipe_core.request.link import from_query, link_query
 from recipe_core.request.presets import EXAMPLES_FILE, ExampleFile, examples
+from recipe_core.views.plan_decision import case_answer
 from tests.conftest import request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
@@ -96,6 +97,7 @@ def test_the_gallery_has_ten_cases_that_differ():
     assert len({case.title for case in cases}) == len(cases) >= 10
     assert {case.asked.workload.kind for case in cases} == {"serving", "training"}
     assert len({case.asked.hardware.device_name[:2] for case in cases}) >= 3
+    assert all(case.answer for case in list(cases)[:6])  # those that the start page shows
     # a case with a wrong field names it
     document = DataFile(EXAMPLES_FILE, "example").read()
     document["examples"]["chat-70b"]["titel"] = "Chat"
@@ -110,4 +112,5 @@ def test_a_case_is_a_link_whose_best_split_holds_its_load_and_can_be_built(name)
     board = rb.plan(request)
     assert board.feasible[board.best_row]
     assert board.holds[board.best_row]
+    assert examples()[name].answer in ("", case_answer(board))
     assert {"recipe.yaml", "launch.json"} <= set(bundle_of(rb.build(request)).files)

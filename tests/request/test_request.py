@@ -18,7 +18,7 @@ from recipe_core.plans.plans import count_keeping, plan_splits
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
 from recipe_core.request import shelf as shelves
 from recipe_core.request.describe import request_summary, training_steps_text
-from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
+from recipe_core.request.edit import TRAINING_TOKENS, change, rollout_values, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.objective import Limits
@@ -143,7 +143,7 @@ def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requ
     bad = {"years": 0, "pue": 0.9, "use": 0, "capex_usd": float("nan"), "wheels": 4}
     for name, value in bad.items():  # its sums: tests/sizing/test_buying.py
         assert name in str(refusal(OwnershipCost.of, **{name: value}))
-    said = "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 requests in flight, 1,024 → 256 tokens"
+    said = "Llama-3.1-8B-Instruct · 8 × H100 SXM5 · 64 users at once, 1,024 → 256 tokens"
     assert request_summary(DEFAULT) == f"{said} · throughput"
     beside = (HardwareRequest(device="mi300x", per_node=8, nodes=2),)
     several = request_summary(change(DEFAULT, {"options.hardware": beside}))
@@ -153,7 +153,76 @@ def test_devices_say_how_well_they_are_known_owning_what_makes_no_sense_and_requ
     assert (
         training_steps_text(TRAINING.workload) == "10.0 B tokens in steps of 1.05 M: 9,537 steps."
     )
-    assert request_summary(change(DEFAULT, {"workload.mode": "open"})).count("requests/s") == 1
+    said = request_summary(change(DEFAULT, {"workload.mode": "open"}))
+    assert said.count("requests a second") == 1
+
+
+def test_steps_are_counted_once_and_without_padding():
+    grpo = change(TRAINING, {"workload.method": "grpo", "workload.tokens": 10e9})
+    assert training_steps_text(grpo.workload).endswith("in steps of 1.57 M: 6,358 steps.")
+    short = {"workload.document_tokens": 1024, "workload.packed": False}
+    runs = {"grpo": grpo, "padded": change(TRAINING, short), "plain": TRAINING}
+    for name, run in runs.items():
+        table_ = plan_splits(run)
+        counted = table_.estimates([int(table_.order[0])])[0].run.steps
+        assert counted == run.workload.steps, name
+
+
+@over(
+    "method tokens sequence_length global_batch",
+    [
+        ("lora", 1e8, 2048, 64),
+        ("qlora", 1e8, 2048, 64),
+        ("finetune", 1e8, 2048, 64),
+        ("dpo", 5e7, 2048, 64),
+        ("grpo", 5e8, 3072, 1024),
+        ("ppo", 5e8, 3072, 1024),
+        ("pretrain", TRAINING_TOKENS, 4096, 256),
+    ],
+)
+def test_a_method_brings_its_usual_run_and_keeps_what_is_ones_own(
+    method, tokens, sequence_length, global_batch
+):
+    run = change(change(TRAINING, {"workload.method": "lora"}), {"workload.method": method})
+    found = run.workload.tokens, run.workload.sequence_length, run.workload.global_batch
+    assert found == (tokens, sequence_length, global_batch)
+    own = change(TRAINING, {"workload.tokens": 3e9})
+    assert change(own, {"workload.method": method}).workload.tokens == 3e9
+    asked = rollout_values(run)
+    assert bool(asked) == (method in ("grpo", "ppo"))
+    assert asked.get("workload.rollout.prompts", 128) == 128
+
+
+def test_length_and_batch_of_a_step_follow_its_answers_unless_they_are_ones_own():
+    run = change(TRAINING, {"workload.method": "grpo"})
+    field = "workload.rollout"
+    for changes, sizes in (
+        ({f"{field}.prompts": 64}, (3072, 512)),
+        ({f"{field}.samples": 4}, (3072, 512)),
+        ({f"{field}.max_response_tokens": 3072}, (4096, 1024)),
+        ({f"{field}.prompt_tokens": 1024}, (4096, 1024)),
+        ({f"{field}.prompts": 64, "workload.global_batch": 256}, (3072, 256)),
+    ):
+        found = change(run, changes).workload
+        assert (found.sequence_length, found.global_batch) == sizes
+    own = change(run, {"workload.sequence_length": 8192, "workload.global_batch": 256})
+    more = change(own, {f"{field}.prompts": 64, f"{field}.max_response_tokens": 3072}).workload
+    assert (more.sequence_length, more.global_batch) == (8192, 256)
+
+
+@over(
+    "method device framework",
+    [
+        ("lora", "rtx-4090", "trl"),
+        ("qlora", "rtx-4090", "trl"),
+        ("lora", "h100-sxm", "torch"),
+        ("finetune", "rtx-4090", "torchtitan"),
+        ("grpo", "h100-sxm", "verl"),
+    ],
+)
+def test_adapters_on_small_cards_are_trained_by_what_their_users_run(method, device, framework):
+    run = change(TRAINING, {"workload.method": method, "hardware.device": device})
+    assert plan_splits(run).blocks[0].setting.engine == framework
 
 
 @over("edits then", table("request", "bought"))
@@ -162,9 +231,19 @@ def test_an_offer_a_commitment_and_a_price_replace_each_other(edits, then):
     assert after.model_dump() == HardwareRequest(**then).model_dump()
 
 
-def test_longer_lengths_stretch_the_context_and_a_load_or_candidate_is_set_as_a_whole():
+def test_longer_lengths_leave_the_longest_request_open_and_a_load_or_candidate_is_set_as_a_whole():
     edits = ({"workload.max_context": 2048}, {"workload.input_tokens": 4000})
-    assert reduce(change, edits, DEFAULT).workload.max_context == 4256
+    assert reduce(change, edits[:1], DEFAULT).workload.max_context == 2048
+    assert reduce(change, edits, DEFAULT).workload.max_context is None
+    rag = change(DEFAULT, preset_changes(DEFAULT, "rag"))
+    assert change(rag, {"workload.input_tokens": 20_000}).workload.max_context == 32_768
+    # the spread counts: prompts of 33,000 are half as long again at their longest
+    assert change(rag, {"workload.input_tokens": 22_000}).workload.max_context is None
+    short = {"model": "google/gemma-2-9b-it"}
+    assert change(rag, short).workload.max_context is None
+    assert change(change(DEFAULT, preset_changes(DEFAULT, "chat")), short) == change(
+        change(DEFAULT, short), {"workload.max_context": 8192}
+    )
     assert "shorter than" in str(refusal(change, DEFAULT, {"workload.max_context": 10}))
     request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
     stated = {"candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -183,6 +184,16 @@ def test_series_keep_sums_and_ranges_grow_with_what_a_day_misses():
     assert (alone.low, alone.value, alone.high) == (0.99, 0.99, 0.99)
     assert some.low == pytest.approx(0.98)  # twice as many misses on the day, and overall
     assert some.high == pytest.approx(0.995)
+    assert Replays(whole).chance(0.99) == 1.0
+    narrow = Replays(whole, day, (low, high))
+    assert narrow.chance(0.99) == pytest.approx(2 / 3)
+    # cheap and unsure comes after dear and sure, and before what misses the share
+    dear = Replays(replace(whole, rented_s=2.0))
+    missing = Replays(replace(whole, kept_requests=980.0))
+    ranked = sorted([missing, narrow, dear], key=lambda replays: replays.order(0.99, 0.8))
+    assert ranked == [dear, narrow, missing]
+    by_estimate = sorted([missing, dear, narrow], key=lambda replays: replays.order(0.99))
+    assert by_estimate == [narrow, dear, missing]
 
 
 SERIES = Series(60.0, *[np.zeros(0)] * 8)

@@ -10,9 +10,11 @@ from recipe_core.plans.splits import find_row
 from recipe_core.request import open_hardware
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
+from recipe_core.request.objective import SURE
 from recipe_core.request.size import Market
 from recipe_core.request.split_key import candidate_key
-from recipe_core.sizing.answer import Answer, answer_in_parts
+from recipe_core.sizing import evaluated
+from recipe_core.sizing.answer import Answer, _latest_parts, answer_in_parts
 from recipe_core.sizing.size import size_devices
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -107,6 +109,31 @@ def test_a_market_falls_back_to_its_defaults_and_the_wizards_goal_to_cost():
     own = wizard(**{"options.hardware": [{"device": "mi300x"}], "objective.optimize": "throughput"})
     request = open_hardware.size_request(own, Market())
     assert request.objective.optimize == "cost"
-    assert request.objective.confidence == 0.9
+    assert request.objective.confidence == SURE
     assert not request.options.hardware
     assert open_hardware.size_request(own, Market(), "gpus").objective.optimize == "gpus"
+
+
+EDITS = [
+    {},
+    {"objective.limits.ttft_ms": 900.0},
+    {"objective.limits.tpot_ms": None},
+    {"objective.confidence": 0.6},
+    {"workload.concurrency": 96},
+    {"workload.concurrency": 96, "objective.limits.ttft_ms": 900.0},
+    {"workload.mode": "open", "workload.request_rate": 3.0},
+    {"workload.mode": "open", "workload.request_rate": 4.0},
+    {"workload.output_tokens": 100},
+]
+
+
+def test_an_edit_is_answered_as_in_a_process_that_knows_nothing():
+    """What is known of a search is judged by the limits, and under the load, of now."""
+    market = open_hardware.changed_market(Market(), {"devices": DEVICES[:4]})
+    requests = [open_hardware.size_request(wizard(**edit), market) for edit in EDITS]
+    edited = [in_parts(request, 9) for request in requests]
+    for request, answer in zip(requests, edited, strict=True):
+        evaluated._searches.clear()
+        evaluated._loads.clear()
+        _latest_parts.cache_clear()
+        assert in_parts(request, 9) == answer

@@ -55,11 +55,11 @@ def test_commands_are_those_that_the_launcher_runs(name, tmp_path):
         for (_, command), process in zip(found.processes, plan.processes, strict=True):
             typed = words_of(command)
             run, root = str(plan.run), str(plan.root)
-            argv = [word.replace(run, "run").replace(root, ".") for word in process.argv]
+            argv = [word.replace(run, "$PWD/run").replace(root, "$PWD") for word in process.argv]
             assert typed[-len(argv) :] == argv
             settings = dict(word.split("=", 1) for word in typed[: -len(argv)])
             visible = settings.pop("CUDA_VISIBLE_DEVICES", None)
-            assert settings == {k: value.replace(root, ".") for k, value in process.env.items()}
+            assert settings == {k: value.replace(root, "$PWD") for k, value in process.env.items()}
             several = len(plan.processes) > 1 and process.devices
             assert visible == (",".join(map(str, process.devices)) if several else None)
 

@@ -18,10 +18,8 @@ from recipe_core.plans.splits import find_row, row_key, row_keys, row_reasons, r
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.views import tables
-from recipe_core.views.charts import degrees as degree_charts
 from recipe_core.views.charts import front, views
 from recipe_core.views.charts.curves import load_curves, scaling_curve, swings, use_curves
-from recipe_core.views.charts.degrees import heatmap, parallel, passing
 from recipe_core.views.charts.parts import causes_bars, memory_bars, pipeline, stage_bars, waterfall
 from recipe_core.views.charts.style import palette
 from recipe_core.views.explanations import curves, formats
@@ -186,8 +184,8 @@ def test_colours_of_groups_are_distinct_and_seen_on_the_page_without_webgl():
             assert (high + 0.05) / (low + 0.05) >= 3
     # WebGL takes seconds without a GPU, and the report's policy forbids what it compiles
     for splits in (planned(), training()):
-        tradeoff, names = front.tradeoff(splits, *splits.shown.axes), splits.shown.listed[:3]
-        figures = [tradeoff, parallel(splits, names), heatmap(splits, names[2])]
+        tradeoff = front.tradeoff(splits, *splits.shown.axes)
+        figures = [tradeoff]
         types = {trace.type for figure in figures for trace in figure.data}
         assert not [name for name in types if name.endswith("gl") or name == "parcoords"]
 
@@ -229,55 +227,6 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
     assert likely_text(splits, "tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
     assert likely_text(splits, "gpus", row) == ""
-
-
-@pytest.mark.parametrize("make", [planned, training])
-def test_the_heatmap_has_the_best_of_each_cell_and_parallel_axes_degrees_and_measures(make):
-    splits = make()
-    cells, crosses = heatmap(splits, "per_gpu").data
-    values = [value for line in cells["z"] for value in line]
-    known = [value for value in values if value is not None]
-    assert max(known) == pytest.approx(splits.values("per_gpu")[splits.feasible].max())
-    assert len(crosses.text) == len(values) - len(known)
-    assert all(said for line in cells["customdata"] for said in line)
-    figure = parallel(splits, ("per_gpu", "memory"))
-    titles = list(figure.layout.xaxis.ticktext)
-    assert titles[-2:] == [splits.measures[name].head for name in ("per_gpu", "memory")]
-    degrees = {name: splits.columns[name][splits.order] for name in ("tp", "pp", "dp", "ep", "cp")}
-    assert set(titles[:-2]) == {name for name, of in degrees.items() if len(np.unique(of)) > 1}
-    places = np.concatenate([trace.y.reshape(-1, len(titles) + 1) for trace in figure.data[:-1]])
-    assert len(places) == min(len(splits.order), degree_charts.LINES)
-    assert ((places[:, :-1] >= 0) & (places[:, :-1] <= 1)).all()
-    assert np.isnan(places[:, -1]).all()  # a gap between two lines
-
-
-def test_the_best_split_is_the_strongest_line_and_boxes_keep_what_passes_through_all():
-    splits = planned()
-    *weaker, strongest = parallel(splits, ("tpot", "memory")).data[: degree_charts.SHADES]
-    best = int(splits.order[np.argmin(splits.raw("tpot")[splits.order])])
-    assert any(split_label(splits, best) in said for said in strongest.text)
-    assert strongest.line.color == palette(dark=False).series[0]
-    assert all(trace.line.width < strongest.line.width for trace in weaker)
-    names = ("per_gpu", "memory")
-    titles = list(parallel(splits, names).layout.xaxis.ticktext)
-    at = titles.index("tp")
-    tp = splits.columns["tp"]
-    levels = np.unique(tp[splits.order])
-
-    def rows_through(*boxes):
-        marked = [{"x": [x + 0.2, x - 0.2], "y": [high, low]} for x, low, high in boxes]
-        return passing(splits, names, marked)
-
-    top, bottom = (at, 0.95, 1.05), (at, -0.05, 0.05)
-    largest = rows_through(top)
-    assert set(tp[largest]) == {levels[-1]}
-    assert set(tp[rows_through(top, bottom)]) == {levels[0], levels[-1]}
-    memory = splits.raw("memory")
-    least, span = memory[splits.order].min(), np.ptp(memory[splits.order])
-    lean = [row for row in largest if memory[row] <= least + 0.5 * span]
-    assert rows_through(top, (len(titles) - 1, -0.05, 0.5)) == lean
-    between = {"x": [0.4, 0.6], "y": [0, 1]}  # two axes
-    assert passing(splits, names, [between]) == list(map(int, splits.order))
 
 
 def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused():
@@ -441,10 +390,10 @@ def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_key
         views.view("devices", "Again")(registered_chart.draw)
     offered = {view.name for view in views.views_of(planned(("hardware.per_node", 1)))}
     assert offered == {"memory", "frontier", "arithmetic"}
+    assert "cache" not in {view.name for view in views.views_of(planned())}  # no reuse is stated
     cpu = {"hardware.device": "cpu", "hardware.per_node": 1, "model": "Qwen/Qwen3-0.6B"}
     splits = plan_splits(change(DEFAULT, cpu))
-    (note,) = views.VIEWS["cost"].draw(views.Focus(splits, splits.best_row))
-    assert isinstance(note, views.Note)
+    assert "cost" not in {view.name for view in views.views_of(splits)}  # it has no price
     for splits in (planned(), training()):
         row = next(int(row) for row in splits.order if splits.columns["pp"][row] > 1)
         keys = []

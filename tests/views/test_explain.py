@@ -19,7 +19,7 @@ from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.schema import PlanRequest
-from recipe_core.views.charts.curves import frontier_lines
+from recipe_core.views.charts.frontier import frontier_lines
 from recipe_core.views.charts.style import palette
 from recipe_core.views.charts.views import frontier_table
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
@@ -338,11 +338,13 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
     splits = planned(*LIMITED)
     figure = frontier_lines(frontier_of(*LIMITED), splits, splits.best_row)
     names = [trace.name for trace in figure.data]
-    assert names == ["H100 SXM5", "MI300X", "This split at its load"]
-    assert figure.layout.shapes[0]["x0"] == 25.0
-    assert {trace.line.shape for trace in figure.data[:2]} == {"vh"}
-    assert figure.data[0].line.color == palette(dark=False).groups[0]
-    assert "in flight" in figure.data[0].customdata[0][0]
+    assert [name for name in names if name] == ["H100 SXM5", "MI300X", "Chosen"]
+    zone, edge = figure.layout.shapes
+    assert (zone["x0"], zone["x1"], edge["x0"]) == (0, 25.0, 25.0)
+    curves = [trace for trace in figure.data if trace.name in ("H100 SXM5", "MI300X")]
+    assert {trace.line.shape for trace in curves} == {"vh"}
+    assert curves[0].line.color == palette(dark=False).groups[0]
+    assert "in flight" in curves[0].customdata[0][1]
 
 
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "interleaved"])

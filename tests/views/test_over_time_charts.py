@@ -154,3 +154,16 @@ def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is
     assert table_of["Policy"].tolist()[:3] == ["KEDA", "Fixed number", "Kubernetes HPA"]
     assert table_of["Keeps limits"].tolist() == ["yes", "yes", "no", "bound", "bound"]
     assert table_of["Within limits"][2] == HPA["attainment"]["value"]
+
+
+def test_the_verdict_says_how_sure_the_cheapest_is_where_that_decides_or_lacks():
+    first, *rest = WEEK["policies"]
+    assert first["name"] == WEEK["best"]
+    cheap = {**rest[0], "meets": True, "confidence": 0.4, "gpu_hours": first["gpu_hours"] / 2}
+    sure = {**first, "confidence": 1.0}
+    answer = {**WEEK, "policies": [sure, cheap], "confidence_wanted": 0.8}
+    assert view.over_time_verdict(answer)[1].startswith("Cheapest that is 80 % sure is ")
+    assert view.over_time_verdict({**answer, "policies": [sure]})[1].startswith("Cheapest is ")
+    unsure = {**answer, "policies": [{**first, "confidence": 0.6}]}
+    start = "None is 80 % sure; cheapest (60 % of the repetitions keep the limits) is "
+    assert view.over_time_verdict(unsure)[1].startswith(start)

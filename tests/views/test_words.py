@@ -3,6 +3,7 @@
 import re
 from functools import cache
 
+import numpy as np
 import pytest
 
 from recipe_core.base.data_files import DataFile
@@ -11,12 +12,14 @@ from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.plan_json import split_label
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import NEVER, legal_rows, nearest_row
-from recipe_core.plans.splits import row_reasons
+from recipe_core.plans.splits import find_row, row_key, row_reasons
 from recipe_core.request.link import FIELDS, from_query
 from recipe_core.request.metrics import column_metric, metrics
+from recipe_core.request.objective import SURE
 from recipe_core.request.schema import describe_field
 from recipe_core.views import glossary
 from recipe_core.views import verdict as words
+from recipe_core.views.plain import plain_help
 from recipe_core.views.plan_words import used_devices_text
 from recipe_core.views.verdict import plan_verdict
 from tests.fixtures.refusals import refusal
@@ -61,18 +64,50 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is():
-    limited = planned(COST, tpot_ms="35")
+    limited = planned(COST | {"objective.confidence": "0.5"}, tpot_ms="35")
     said, row = plan_verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
     assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
-    miss = 1 - float(limited.chances[row])
-    assert f"may miss the limit: {miss * 100:.0f} %" in said.line
+    chance = float(limited.chances[row])
+    assert f"holds 35 ms per token with {chance * 100:.0f} %" in said.line
     assert "within the limit" in said.counts
     assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
     assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
     sure = planned(LOADED | {"objective.confidence": "0.8"}, tpot_ms="60", ttft_ms="5000")
-    assert "within the limits with 80 % confidence" in words.split_counts_text(sure)
-    assert words.limits_text(sure, sure.best_row).startswith("keeps the limits: ")
+    assert "within the limits, 80 % sure" in words.split_counts_text(sure)
+    held = "holds 5 s to first token and 60 ms per token with "
+    assert words.limits_text(sure, sure.best_row).startswith(held)
+    asked = planned(COST, tpot_ms="35")
+    assert asked.best_row != row
+    assert plan_verdict(asked).doubtful is False
+    refused = find_row(asked, row_key(limited, row))
+    short = f"with {chance * 100:.0f} %, short of 80 %"
+    assert words.limits_text(asked, refused) == f"holds 35 ms per token {short}"
+
+
+def test_a_start_is_said_with_its_memory_and_probability_for_runs_and_where_it_is_in_doubt():
+    run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
+    starts = run.columns["start_probability"]
+    sure, doubtful = run.best_row, int(np.flatnonzero(run.uncertain & (starts < 0.5))[0])
+    assert starts[sure] >= SURE > starts[doubtful]
+    for row in (sure, doubtful):
+        peak, usable = (
+            float(run.columns[name][row]) / 2**30 for name in ("peak_memory_bytes", "usable_bytes")
+        )
+        chance = words.percent(float(starts[row]))
+        assert (
+            words.starts_text(run, row) == f"{peak:.1f} of {usable:.1f} GiB: starts with {chance}"
+        )
+        assert words.starts_text(run, row) in plan_verdict(run, row).line
+    assert (plan_verdict(run).state, plan_verdict(run, doubtful).state) == ("holds", "uncertain")
+    assert plan_verdict(run, doubtful).doubtful
+    refused = int(np.flatnonzero(~run.runs)[0])
+    assert words.starts_text(run, refused) == ""
+    served = planned({"workload.max_context": "24576"})
+    assert words.starts_text(served, served.best_row) == ""
+    close = int(np.flatnonzero(served.uncertain)[0])
+    text = r"7\d\.\d of 72\.8 GiB: starts with \d\d %"
+    assert re.fullmatch(text, words.starts_text(served, close))
 
 
 def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
@@ -132,9 +167,9 @@ def test_every_word_of_the_field_is_explained_in_the_file():
 def test_help_is_the_term_s_text_and_a_mistake_in_the_file_is_named():
     ttft, field = glossary.glossary().terms["ttft"].text, "objective.limits.ttft_ms"
     assert column_metric("ttft_s").help == ttft == glossary.term_help("ttft")
-    assert glossary.field_help(field).startswith(describe_field(field))
+    assert glossary.field_help(field).startswith(plain_help(describe_field(field)))
     assert ttft in glossary.field_help(field)
-    assert glossary.field_help("hardware.nodes") == describe_field("hardware.nodes")
+    assert glossary.field_help("hardware.nodes") == plain_help(describe_field("hardware.nodes"))
     assert all(metric.help for metric in metrics() if metric.kinds and metric.name != "load")
     file = DataFile(glossary.FILE, "glossary")
     wrong_source = file.read()["terms"]["tp"]["source"] | {"url": "http://x"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from recipe_core.accuracy.accuracy import estimate_retained
 from recipe_core.accuracy.checkpoints import with_own_figure
-from recipe_core.accuracy.choice import can_make
+from recipe_core.accuracy.choice import can_make, choose_tool
 from recipe_core.accuracy.lookup import support_of
 from recipe_core.accuracy.published import Retained
 from recipe_core.accuracy.runners import Support, runners
@@ -24,6 +24,8 @@ from recipe_core.compression.advisor.changed_model import (
 )
 from recipe_core.compression.advisor.comparison import (
     Base,
+    Judged,
+    accuracy_floor,
     advice_base,
     judge_change,
     rank_formats,
@@ -36,11 +38,14 @@ from recipe_core.compression.advisor.result import (
     CompressAnswer,
     EngineName,
     FormatAnswer,
+    MakingAnswer,
     SplitAnswer,
     State,
-    SupportAnswer,
 )
+from recipe_core.compression.advisor.support import SupportAnswer
+from recipe_core.compression.required import compression_estimate, compression_job
 from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.serving.bands import speed_grade
 from recipe_core.models.variants import model_variants
 from recipe_core.request.compression import Compression
 from recipe_core.request.schema import PlanRequest
@@ -109,6 +114,7 @@ def advise(
         engine=EngineName(name=setting.engine.name, version=setting.engine.version),
         objective={str(goal): weight for goal, weight in request.objective.goals.items()},
         accuracy_limit=limit,
+        accuracy_floor=accuracy_floor(request.objective),
         base=BaseAnswer(
             weight_dtype=setting.weight_dtype,
             kv_dtype=setting.kv_dtype,
@@ -124,7 +130,7 @@ def advise(
 
 
 # Judged changes by what tells their plans apart.
-Shared = dict[Any, tuple[SplitAnswer, SplitAnswer | None]]
+Shared = dict[Any, Judged]
 
 
 def _advise_row(
@@ -169,7 +175,9 @@ def _advise_row(
     key = (change.key, bool(alone))
     if key not in shared:
         shared[key] = judge_change(base, change, alone)
-    same_split, best = shared[key]
+    judged = shared[key]
+    same_split, best = judged.same_split, judged.best_split
+    edits = _request_edits(name, technique, checkpoints, change, base)
     return FormatAnswer(
         **fields,
         state=_figures_state(same_split, best, alone),
@@ -177,7 +185,10 @@ def _advise_row(
         way=change.planned_as,
         same_split=same_split,
         best_split=best,
-        set=_request_edits(name, technique, checkpoints, change, base),
+        speed="prior" if change.assumed else speed_grade(judged.setting),
+        checkpoint=_checkpoint_source(edits),
+        making=_making(edits, judged),
+        set=edits,
         notes=list(change.notes),
     )
 
@@ -318,6 +329,44 @@ def _request_edits(
     if technique.kv_dtype is not None:
         fields["options.kv_dtypes"] = [technique.kv_dtype]
     return fields
+
+
+def _checkpoint_source(
+    edits: Mapping[str, Any] | None,
+) -> Literal["exists", "on load", "to be made"] | None:
+    if edits is None:
+        return None
+    if "options.compression" in edits:
+        return "to be made"
+    return "exists" if "model" in edits else "on load"
+
+
+def _making(edits: Mapping[str, Any] | None, judged: Judged) -> MakingAnswer | None:
+    """Estimate the job that makes the checkpoint; None where none is made."""
+    if edits is None or "options.compression" not in edits:
+        return None
+    setting, split = judged.setting, judged.best_split or judged.same_split
+    choice = choose_tool(
+        Compression(**edits["options.compression"]),
+        setting.weight_dtype,
+        setting.engine.name,
+        setting.cluster.device.runtime,
+        needed=True,
+    )
+    if choice is None:
+        return None
+    devices = int(split.value("gpus") or 1)
+    job = compression_estimate(choice, setting, devices)
+    resident = compression_job(choice, setting.model).resident
+    return MakingAnswer(
+        tool=job.tool,
+        method=job.method,
+        devices=devices if resident else 1,
+        seconds=job.seconds.value,
+        low=job.seconds.low,
+        high=job.seconds.high,
+        usd=job.usd,
+    )
 
 
 def _can_be_made(name: str, dtype: str, base: Base) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.intervals import NORMAL
 from recipe_core.compression.advisor.changed_model import Change
 from recipe_core.compression.advisor.result import (
     FIGURES,
@@ -18,6 +19,7 @@ from recipe_core.compression.advisor.result import (
 )
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
+from recipe_core.estimates.serving.bands import UNFITTED_SPREAD, serving_uncertainty, speed_grade
 from recipe_core.models.catalog import catalog_model
 from recipe_core.models.variants import model_variants
 from recipe_core.plans.plan import Plan
@@ -40,12 +42,17 @@ MEMORY = (
 
 
 def split_figures(
-    plan: Plan, row: int, base: SplitAnswer | None = None, why: str = ""
+    plan: Plan,
+    row: int,
+    base: SplitAnswer | None = None,
+    why: str = "",
+    *,
+    assumed: bool = False,
 ) -> SplitAnswer:
     """Return what a row of a plan does, with its ratios to the base's (None: it is the base).
 
     ``why``: the reason for which times are not known, so that memory alone is said. A split that
-    cannot run has no times either.
+    cannot run has no times either. ``assumed``: the format is none that plans have.
     """
     feasible = bool(plan.feasible[row])
     names = FIGURES if feasible and not why else MEMORY
@@ -57,7 +64,10 @@ def split_figures(
         before = value if base is None else base.value(name)
         ratio = value / before if before and before > 0 else None
         if math.isfinite(value):
-            figures[name] = FigureAnswer(value=value, ratio=1.0 if base is None else ratio)
+            low, high = _figure_band(plan.setting(row), FIGURES[name], value, assumed)
+            figures[name] = FigureAnswer(
+                value=value, ratio=1.0 if base is None else ratio, low=low, high=high
+            )
     return SplitAnswer(
         split=split_label(plan, row, device=False),
         candidate=plan.candidate(row),
@@ -66,6 +76,21 @@ def split_figures(
         figures=figures,
         why_null=why or None,
     )
+
+
+def _figure_band(
+    setting: Setting, column: str, value: float, assumed: bool
+) -> tuple[float | None, float | None]:
+    """The ends of a figure's 80 % band, without own runs; None where the figure is exact."""
+    uncertain = serving_uncertainty(setting, column)
+    if uncertain is None:
+        return None, None
+    low, high = uncertain.factors["80"]
+    if assumed and speed_grade(setting) == "fitted":  # not widened yet
+        spread = NORMAL.inv_cdf(0.9) * UNFITTED_SPREAD
+        low = math.exp(-math.hypot(math.log(low), spread))
+        high = math.exp(math.hypot(math.log(high), spread))
+    return value * low, value * high
 
 
 @dataclass(frozen=True)
@@ -185,10 +210,20 @@ def _without_accuracy(objective: Objective) -> dict[str, Any]:
     return {"optimize": "cost", "weights": goals}
 
 
-def judge_change(
-    base: Base, change: Change, why: str = ""
-) -> tuple[SplitAnswer, SplitAnswer | None]:
-    """A change, judged on the split of the base and on its best one (None: no split runs).
+@dataclass(frozen=True)
+class Judged:
+    """A change on the split of the base and on its best one (None: no split runs).
+
+    ``setting``: the change on the hardware of the base.
+    """
+
+    setting: Setting
+    same_split: SplitAnswer
+    best_split: SplitAnswer | None
+
+
+def judge_change(base: Base, change: Change, why: str = "") -> Judged:
+    """A change, judged on the split of the base and on its best one.
 
     ``why``: the reason for which times are not known, so that memory alone is said.
     """
@@ -197,17 +232,21 @@ def judge_change(
         problem, base.setting.engine, change.weight_dtype, change.kv_dtype, base.setting.cluster
     )
     plan = plan_cases(problem, changed_setting, base.case)
-    same_split = split_figures(plan, 0, base.same_split, why)
+    same_split = split_figures(plan, 0, base.same_split, why, assumed=change.assumed)
+    judged = Judged(changed_setting, same_split, None)
     if why:
-        return same_split, None
+        return judged
     try:
         plan = search_plan(problem)
     except InputError:
         raise
     except RecipeError:
-        return same_split, None
+        return judged
     row = plan.best_row
-    return same_split, None if row is None else split_figures(plan, row, base.best)
+    if row is None:
+        return judged
+    best = split_figures(plan, row, base.best, assumed=change.assumed)
+    return replace(judged, best_split=best)
 
 
 def _changed_problem(base: Base, change: Change) -> Problem[Any]:
@@ -232,9 +271,11 @@ BEST_AT = {
     "cost": "usd_per_million_output_tokens",
     "energy": "joules_per_token",
 }
-# Where no least accuracy is asked for, the share at which the band of a technique must start for it
-# to stand among the first: what may lose more is a bet, however cheap it is.
-SURELY_KEPT = 0.9
+# Where no least accuracy is asked for, the share that a technique must be expected to keep to stand
+# among the first.
+FLOOR = 0.98
+# Kinds of which another model is the result: they come after formats, however cheap they are.
+SMALLER_MODELS = ("pruning", "distillation", "low rank")
 PLACES: tuple[State, ...] = (
     "estimated",
     "memory only",
@@ -251,35 +292,61 @@ def rank_formats(
 ) -> list[FormatAnswer]:
     """The rows, those that run within the limit on accuracy first, each best by the objective.
 
-    A technique whose accuracy is unknown comes after those that keep a limit on it. Without a limit
-    those come last that may keep less than `SURELY_KEPT`, unless accuracy is a goal.
+    A technique whose accuracy is unknown comes after those that keep the least share, those that
+    keep less come last, and smaller models after all formats unless accuracy is a goal.
     """
     runs = [
         row for row in rows if row.state == "estimated" and row.best_split and row.best_split.runs
     ]
-    runs.sort(key=lambda row: (_limit_class(row, objective), _log_score(row, base, objective)))
+    runs.sort(
+        key=lambda row: (
+            accuracy_floor(objective) is not None and row.kind in SMALLER_MODELS,
+            _limit_class(row, objective),
+            _log_score(row, base, objective),
+        )
+    )
+    recommended = next((row.technique for row in runs if _is_sure(row, objective)), None)
     places = {row.technique: number for number, row in enumerate(runs, 1)}
     rest = [row for row in rows if row.technique not in places]
     rest.sort(key=lambda row: PLACES.index(row.state))
     marks = _best_goals([*runs, *rest], objective)
     return [
         row.model_copy(
-            update={"rank": places.get(row.technique), "best_at": marks.get(row.technique, [])}
+            update={
+                "rank": places.get(row.technique),
+                "best_at": marks.get(row.technique, []),
+                "recommended": row.technique == recommended,
+            }
         )
         for row in (*runs, *rest)
     ]
 
 
+def accuracy_floor(objective: Objective) -> float | None:
+    """The least share of accuracy by which techniques are ranked; None: accuracy is a goal."""
+    if objective.limits.accuracy_recovery is not None:
+        return objective.limits.accuracy_recovery
+    return None if "accuracy" in objective.goals else FLOOR
+
+
+def _is_sure(row: FormatAnswer, objective: Objective) -> bool:
+    """True where a row may be recommended: its speed is measured and it ends in a bundle."""
+    return (
+        row.speed == "fitted"
+        and row.set is not None
+        and row.kind not in SMALLER_MODELS
+        and _limit_class(row, objective) == 0
+    )
+
+
 def _limit_class(row: FormatAnswer, objective: Objective) -> int:
-    """0 within the limit on accuracy, or what is surely kept, 1 where it is unknown, 2 beyond."""
-    within, retained = row.accuracy.within_limit, row.accuracy.retained
-    if objective.limits.accuracy_recovery is None:
-        if "accuracy" in objective.goals:
-            return 0
-        within = None if retained is None else retained.low >= SURELY_KEPT
-    if within is None:
+    """0 within the least share of accuracy, 1 where it is unknown, 2 beyond."""
+    floor, retained = accuracy_floor(objective), row.accuracy.retained
+    if floor is None:
+        return 0
+    if retained is None:
         return 1
-    return 0 if within else 2
+    return 0 if retained.value >= floor else 2
 
 
 def _log_score(row: FormatAnswer, base: Base, objective: Objective) -> float:
@@ -309,12 +376,14 @@ def _sign(name: str) -> int:
 
 
 def _best_goals(rows: Sequence[FormatAnswer], objective: Objective) -> dict[str, list[str]]:
-    """By technique what it is the best at among the first group, those within the limit."""
-    worst_class = 0 if objective.limits.accuracy_recovery is not None else 1
+    """By technique what it is the best at among those within the limit, of a measured speed."""
     able = [
         (row.technique, row.same_split, row.accuracy.retained)
         for row in rows
-        if row.state == "estimated" and _limit_class(row, objective) <= worst_class
+        if row.state == "estimated"
+        and row.speed == "fitted"
+        and row.kind not in SMALLER_MODELS
+        and _limit_class(row, objective) == 0
     ]
     marks: dict[str, list[str]] = {}
     for goal, name in BEST_AT.items():

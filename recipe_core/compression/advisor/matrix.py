@@ -15,13 +15,12 @@ from recipe_core.accuracy.technique import technique, techniques
 from recipe_core.compression.advisor.changed_model import Change, NoChange, change_of
 from recipe_core.compression.advisor.comparison import Base, judge_change
 from recipe_core.compression.advisor.result import (
-    CellAnswer,
     FormatAnswer,
-    MatrixAnswer,
     PairAnswer,
     RetainedAnswer,
     SplitAnswer,
 )
+from recipe_core.compression.advisor.support import CellAnswer, MatrixAnswer
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.hardware.profile import Device
 
@@ -116,7 +115,7 @@ def _judge_together(base: Base, first: FormatAnswer, second: FormatAnswer) -> Sp
     change = _change(first, replace(base.setting, model=second_change.model))
     if isinstance(change, NoChange):
         return None
-    return judge_change(base, change.with_cache_of(second_change))[0]
+    return judge_change(base, change.with_cache_of(second_change)).same_split
 
 
 def _change(row: FormatAnswer, setting: Setting) -> Change | NoChange:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from recipe_core.accuracy.runners import Verdict
 from recipe_core.accuracy.technique import Kind
-from recipe_core.base.documented import DESCRIBED
 from recipe_core.base.errors import InputError
+from recipe_core.compression.advisor.support import AdvicePart, MatrixAnswer, SupportAnswer
 
 # Figures with the column of the plan, whose metric has title and unit.
 FIGURES: dict[str, str] = {
@@ -39,11 +39,7 @@ Ratios = dict[str, float]
 Kept = Annotated[float, Field(ge=0, le=2)]
 
 
-class _Part(BaseModel):
-    model_config = DESCRIBED
-
-
-class EngineName(_Part):
+class EngineName(AdvicePart):
     """The engine that runs the formats."""
 
     name: str
@@ -53,7 +49,7 @@ class EngineName(_Part):
     """The release that recipes install."""
 
 
-class FigureAnswer(_Part):
+class FigureAnswer(AdvicePart):
     """A figure of a split."""
 
     value: float
@@ -62,8 +58,14 @@ class FigureAnswer(_Part):
     ratio: float | None
     """Over that of the base; null where the base has none."""
 
+    low: float | None = None
+    """Lower end of the band that holds 80 % of measured values; null where it is exact."""
 
-class SplitAnswer(_Part):
+    high: float | None = None
+    """Upper end of the band."""
+
+
+class SplitAnswer(AdvicePart):
     """A split and what it does."""
 
     split: str
@@ -99,7 +101,7 @@ class SplitAnswer(_Part):
         return None if figure is None else figure.ratio
 
 
-class BaseAnswer(_Part):
+class BaseAnswer(AdvicePart):
     """The base, with which everything is compared."""
 
     weight_dtype: str
@@ -121,7 +123,7 @@ class BaseAnswer(_Part):
     """What was changed of the request."""
 
 
-class Bits(_Part):
+class Bits(AdvicePart):
     """Nominal bits a value."""
 
     weights: float
@@ -134,53 +136,7 @@ class Bits(_Part):
     """Of the cache."""
 
 
-class SupportAnswer(_Part):
-    """The row of the knowledge base."""
-
-    technique: str
-    """By name."""
-
-    engine: str
-    """By name."""
-
-    hardware: str
-    """A family of devices."""
-
-    verdict: Verdict
-    """Whether it runs, and by which means."""
-
-    variant: str
-    """The engine's own word for it; empty where it is the technique's."""
-
-    min_version: str
-    """First release that it holds for; empty: from the oldest."""
-
-    last_version: str
-    """Last release; empty: to the newest."""
-
-    words: str
-    """What the engine itself says."""
-
-    note: str
-    """What a reader should know besides."""
-
-    source: str
-    """Title of the source."""
-
-    url: str
-    """Its address."""
-
-    date: str
-    """When it was read or published."""
-
-    inferred: bool
-    """Whether a stated rule was applied to this hardware rather than read of it."""
-
-    runs: bool
-    """Whether the engine starts with it."""
-
-
-class RetainedAnswer(_Part):
+class RetainedAnswer(AdvicePart):
     """Share of the base's accuracy; 1 where nothing is lost."""
 
     value: Kept
@@ -193,7 +149,7 @@ class RetainedAnswer(_Part):
     """Upper end; above 1 a compressed model measures better by chance."""
 
 
-class AccuracyAnswer(_Part):
+class AccuracyAnswer(AdvicePart):
     """The share of the base's accuracy that a technique keeps."""
 
     retained: RetainedAnswer | None
@@ -209,7 +165,32 @@ class AccuracyAnswer(_Part):
     """Published figures, the nearest first."""
 
 
-class FormatAnswer(_Part):
+class MakingAnswer(AdvicePart):
+    """The job that makes a checkpoint, once; ``recipe build`` says it of a bundle too."""
+
+    tool: str
+    """Program that makes it."""
+
+    method: str
+    """Algorithm."""
+
+    devices: int
+    """Devices that work: all of the split where they hold the whole model, else 1."""
+
+    seconds: float
+    """Time that is expected, without downloads."""
+
+    low: float
+    """Lower end of the band that holds 80 % of published times."""
+
+    high: float
+    """Upper end of the band."""
+
+    usd: float | None
+    """What the devices cost in that time; null where no price is known."""
+
+
+class FormatAnswer(AdvicePart):
     """A technique."""
 
     technique: str
@@ -260,6 +241,20 @@ class FormatAnswer(_Part):
     checkpoints: list[str]
     """Of the catalog that already are it."""
 
+    checkpoint: Literal["exists", "on load", "to be made"] | None = None
+    """Where the checkpoint comes from once it is used; null where no plan has it."""
+
+    making: MakingAnswer | None = None
+    """What making it takes, where it is to be made."""
+
+    speed: Literal["fitted", "prior"] | None = None
+    """What its times rest on: measurements of the format on the device, or those of others, with a
+    wider band. Null without figures."""
+
+    recommended: bool = False
+    """Whether it is the one to use: the best of those whose speed is fitted, that keep the accuracy
+    asked for, and that a bundle has."""
+
     set: dict[str, Any] | None
     """Edits that put it into the request; null where no plan has it."""
 
@@ -267,7 +262,7 @@ class FormatAnswer(_Part):
     """What the estimate leaves out."""
 
 
-class PairAnswer(_Part):
+class PairAnswer(AdvicePart):
     """Two techniques together."""
 
     techniques: Annotated[list[str], Field(min_length=2, max_length=2)]
@@ -289,45 +284,7 @@ class PairAnswer(_Part):
     """Accuracy that both keep."""
 
 
-class CellAnswer(_Part):
-    """A technique under an engine on a family of hardware."""
-
-    verdict: Verdict
-    """Whether it runs, and by which means."""
-
-    words: str | None
-    """The engine's own."""
-
-    min_version: str | None
-    """First release that it holds for."""
-
-    source: str | None
-    """Title of the source."""
-
-    url: str | None
-    """Its address."""
-
-    date: str | None
-    """When it was read or published."""
-
-
-class MatrixAnswer(_Part):
-    """The runners of each technique, by technique and column."""
-
-    engines_on: str
-    """The device of ``by_engine``."""
-
-    by_engine: dict[str, dict[str, CellAnswer]]
-    """Engines, compilers and libraries on the device."""
-
-    hardware_under: str
-    """The engine of ``by_hardware``."""
-
-    by_hardware: dict[str, dict[str, CellAnswer]]
-    """Families of hardware under the engine."""
-
-
-class CompressAnswer(_Part):
+class CompressAnswer(AdvicePart):
     """Techniques of compression on the hardware and the engine of a request."""
 
     schema_version: Literal[1]
@@ -347,6 +304,10 @@ class CompressAnswer(_Part):
 
     accuracy_limit: float | None
     """Least share of accuracy that is asked for."""
+
+    accuracy_floor: float | None = None
+    """Least share by which techniques are ranked: what is asked for, else 0.98; null where accuracy
+    is a goal itself."""
 
     base: BaseAnswer
     """What everything is compared with."""
@@ -371,8 +332,9 @@ class CompressAnswer(_Part):
 
     @property
     def best(self) -> FormatAnswer | None:
-        """The best technique by the objective; None where none runs."""
-        return next((row for row in self.formats if row.rank == 1), None)
+        """The recommended technique, else the best by the objective; None where none runs."""
+        recommended = next((row for row in self.formats if row.recommended), None)
+        return recommended or next((row for row in self.formats if row.rank == 1), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; ``docs/guide/compress.md`` describes them."""

@@ -66,9 +66,15 @@ def models_command(
         help="Keep configs of models: of a folder, of the ids in a text file, or of `hub`.",
     ),
     out: Path | None = Option(None, help="With --refresh: the folder to keep them in."),
+    search: str | None = Option(
+        None, metavar="TEXT", help="Find models by parts of their names: 'llama 3.3 70b'."
+    ),
     as_json: Json = False,
 ) -> None:
     """The model catalog; NAME may also be a folder with a config.json."""
+    if search is not None:
+        _search_models(search, as_json, alone=name is None and refresh is None and out is None)
+        return
     if refresh is not None:
         _refresh_models(refresh, name, out, as_json)
         return
@@ -83,6 +89,23 @@ def models_command(
         return f"{entry:44} {model.parameters / 1e9:7.3g} B{active}  {model.weight_dtype}"
 
     _print_entries(name, as_json, catalog_ids(), partial(catalog.models, folders=True), line)
+
+
+def _search_models(text: str, as_json: bool, *, alone: bool) -> None:
+    """Print the models that a text means, the best first."""
+    from recipe_core.doors import catalog
+
+    if not alone:
+        hint = "Leave NAME, --refresh and --out out."
+        raise InputError("stands alone.", field="search", hint=hint)
+    answer = catalog.models(search=text)
+    if as_json:
+        emit(answer)
+        return
+    for row in answer["found"]:
+        typer.echo(f"{row['id']:44} {row['description']}")
+    if not answer["found"]:
+        typer.echo(f"No model is called like {text[:80]!r}.")
 
 
 def _refresh_models(origin: str, name: str | None, out: Path | None, as_json: bool) -> None:

@@ -30,6 +30,7 @@ from recipe_core.doors.cli.program import (
     show_spinner,
 )
 from recipe_core.plans.splits import row_estimates
+from recipe_core.request.objective import BY_ESTIMATE
 
 
 @app.command("plan")
@@ -42,6 +43,13 @@ def plan_command(
     flips: bool = Option(
         False, "--sensitivity", help="Also show what would change the choice: price, lengths, load."
     ),
+    confidence: float | None = Option(
+        None,
+        min=BY_ESTIMATE,
+        max=0.99,
+        help="Probability with which all limits must hold (the request's, else 0.8); "
+        "0.5 judges by the estimates themselves.",
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -52,7 +60,7 @@ def plan_command(
     from recipe_core.views.plans import plan_text
 
     corrections = learn_own_runs(measured, no_calibration)
-    values = read_plan_request(request, corrections)
+    values = read_plan_request(request, corrections, confidence)
     with show_spinner("Judging every split …"):
         result = plan(values, measured=corrections or "none")
         if everything is not None:
@@ -92,6 +100,21 @@ def size_command(
     request: RequestFile,
     top: int | None = Option(None, min=1, help="How many devices to print (default: all)."),
     ladder: str | None = Option(None, metavar="DEVICE", help="Also print every count of a device."),
+    consumer_cards: bool = Option(
+        False, "--consumer-cards", help="Also consumer and workstation cards and edge devices."
+    ),
+    market_places: bool = Option(
+        False, "--market-places", help="Also offers of providers that rent out machines of others."
+    ),
+    several_machines: bool = Option(
+        False, "--several-machines", help="A replica may span several machines."
+    ),
+    older_prices: bool = Option(
+        False, "--older-prices", help="Prices more than 90 days old count as newer ones do."
+    ),
+    unpriced: bool = Option(
+        False, "--unpriced", help="Also devices that nobody is known to offer."
+    ),
     measured: Measured = None,
     no_calibration: NoCalibration = False,
     as_json: Json = False,
@@ -102,7 +125,13 @@ def size_command(
     from recipe_core.sizing.size import size_devices
     from recipe_core.views.size_text import size_text
 
-    values = SizeRequest.parse(read_request(request))
+    values = SizeRequest.parse(read_request(request)).letting_in(
+        consumer_cards=consumer_cards,
+        market_places=market_places,
+        several_machines=several_machines,
+        older_prices=older_prices,
+        unpriced=unpriced,
+    )
     corrections = learn_own_runs(measured, no_calibration)
     with show_spinner("Sizing every device …"):
         sizing = size_devices(values, corrections=corrections)
@@ -129,7 +158,7 @@ def estimate_command(
 ) -> None:
     """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.doors.answers import priced_estimate_json
-    from recipe_core.plans.plans import plan_candidate
+    from recipe_core.plans.plans import plan_estimated
     from recipe_core.views.estimates import estimate_text
 
     if request.endswith(".jsonl"):
@@ -144,7 +173,7 @@ def estimate_command(
     corrections = learn_own_runs(measured, no_calibration)
     values = read_plan_request(request, corrections)
     with show_spinner("Estimating …"):
-        plan, row = plan_candidate(values, corrections=corrections)
+        plan, row = plan_estimated(values, corrections=corrections)
         answer = detail_row_estimate(plan, row).to_json()
     with show_spinner("Tracing the model …"):
         trace, text = _trace_real_model(plan, row) if traced else (None, "")

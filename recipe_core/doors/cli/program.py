@@ -259,11 +259,17 @@ def read_request(source: str) -> Any:
     return with_profiles(read_document(Path(source), field="request"))
 
 
-def read_plan_request(source: str, corrections: Any = None) -> Any:
-    """The plan's request in a file; hardware that is open is sized, and what was chosen is said."""
+def read_plan_request(source: str, corrections: Any = None, confidence: float | None = None) -> Any:
+    """The plan's request in a file; hardware that is open is sized, and what was chosen is said.
+
+    ``confidence``: with which limits must hold, in place of the request's.
+    """
     from recipe_core.request.schema import PlanRequest, asks_for_any
 
     values = read_request(source)
+    if confidence is not None:
+        objective = values.get("objective") or {}
+        values = {**values, "objective": {**objective, "confidence": confidence}}
     if not asks_for_any(values):
         return PlanRequest.parse(values)
     from recipe_core.request.size import SizeRequest

@@ -10,7 +10,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.columns.serving import Cases, Setting
-from recipe_core.request.training_workload import Rollout
+from recipe_core.request.rollout import Rollout
 
 # Shares of a device's memory that are left to the engine come in steps of this.
 SHARE_STEP = 0.05

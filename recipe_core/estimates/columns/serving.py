@@ -200,6 +200,7 @@ OPTIONAL = (
     *KV_TIMES,
     "window_s",
     "length_spread",
+    "told_context",
 )
 SINGLE = ("copies", "cp", "instances")
 
@@ -210,9 +211,9 @@ class Cases(Columns):
 
     tp, pp, dp, ep: degrees; cp: ranks of tp that share what each would hold of the cache of a KV
     head. per_node: devices in a node. input_tokens, output_tokens: mean lengths. max_context:
-    longest request the engine must accept. load: requests in flight, arrivals per second, batch or
-    queued requests, by the mode. prefix_hit: share of the prompt found in the cache. Then the
-    engine's own limits.
+    longest request of the load; told_context: what the engine is told to accept beyond it. load:
+    requests in flight, arrivals per second, batch or queued requests, by the mode. prefix_hit:
+    share of the prompt found in the cache. Then the engine's own limits.
 
     draft_tokens: drafted a step, each accepted with probability acceptance when those before it
     were; draft_layers: what drafts them (0 looks them up). prefill_*: the pool that computes
@@ -257,6 +258,7 @@ class Cases(Columns):
     window_s: Float
     length_spread: Float
     instances: Int
+    told_context: Float
 
     def __len__(self) -> int:
         return len(self.tp)
@@ -287,6 +289,11 @@ class Cases(Columns):
         pool: dict[str, Any] = {name: getattr(self, f"prefill_{name}") for name in POOL}
         none: dict[str, Any] = {f"prefill_{name}": np.zeros_like(self.tp) for name in POOL}
         return replace(self, **pool, **none)
+
+    @property
+    def accepted_tokens(self) -> Float:
+        """Tokens of the longest request that the engine accepts, and has to hold."""
+        return np.maximum(self.told_context, self.max_context)
 
     @property
     def shares_experts(self) -> Bool:

@@ -94,6 +94,7 @@ class TrainingSetting:
     calibration: Calibration
     failures: Failures
     data_format: Literal["text", "chat", "preference"] | None = None
+    data: str | None = None
     document_tokens: int | None = None
     packed: bool = True
     gradient_dtype: Literal["fp32", "bf16"] | None = None

@@ -116,8 +116,12 @@ def read_table(path: Path, kind: type[Row]) -> list[Row]:
         InputError: for a file that cannot be read, missing or unknown columns, repeated ids, and
             wrong values; names the first lines and columns.
     """
-    text = read_text(path, field="table", limit=MAX_TABLE_BYTES).removeprefix("\ufeff")
-    rows = csv.DictReader(io.StringIO(text))
+    return parse_rows(read_text(path, field="table", limit=MAX_TABLE_BYTES), str(path), kind)
+
+
+def parse_rows(text: str, path: str, kind: type[Row]) -> list[Row]:
+    """The rows of a CSV table's text; ``path`` names it in errors, which are ``read_table``'s."""
+    rows = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
     try:
         _check_columns(list(rows.fieldnames or []), kind)
         runs, wrong = _parsed_rows(rows, kind)

@@ -274,9 +274,9 @@ def _head_rules(setting: Setting, cases: Cases) -> Iterator[Refusal]:
     )
     yield Refusal(
         "context",
-        (cases.max_context > model.max_context) & setting.engine.split.enforces_context,
+        (cases.accepted_tokens > model.max_context) & setting.engine.split.enforces_context,
         lambda i: (
-            f"requests of {cases.max_context[i]:,.0f} tokens exceed the model's context of "
+            f"requests of {cases.accepted_tokens[i]:,.0f} tokens exceed the model's context of "
             f"{model.max_context:,}"
         ),
     )

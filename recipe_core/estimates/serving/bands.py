@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
 from recipe_core.estimates.bands import Band, BandFile, Uncertain, widen_band
-from recipe_core.estimates.columns.serving import Setting
+from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.prediction import FOLLOWING
 from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned_support
 from recipe_core.hardware.cluster import host_speed, roofline
+from recipe_core.hardware.profile import Family
 
 # Groups of devices and engines, from the narrowest to all.
 GROUPS = (
@@ -30,8 +32,13 @@ UNMEASURED_CACHES = ("nvfp4",)
 # The same of times that an option moves which is not counted, or counted without a measured run:
 # assumed, an 80 % band of a factor of 1.6 both ways.
 UNCOUNTED_SPREAD = 0.35
+# The same of formats without a fit of their own where other formats have one: over 41 fitted shapes
+# compute reaches its peak by 0.45 otherwise (root mean square of logarithms) than at any format,
+# memory by 0.11, and a step is some of both. An 80 % band of a factor of 1.5 both ways.
+UNFITTED_SPREAD = 0.32
 # Figures whose errors those of all others follow.
 METRICS = ("ttft_s", "tpot_s", "output_tokens_per_s")
+Grade = Literal["fitted", "prior"]
 
 
 @cache
@@ -40,13 +47,26 @@ def serving_bands() -> BandFile:
     return BandFile.model_validate(read_shipped(Path(__file__).with_name("bands.yaml")))
 
 
-def roofline_grade(setting: Setting) -> str:
+def roofline_grade(setting: Setting) -> Grade:
     """Say what a device's roofline rests on.
 
     "fitted" to measurements of it, or "prior" figures of its kind.
     """
     status = roofline(setting.cluster.device, "gemm", setting.model.dtype).status
     return "fitted" if status in ("fitted", "measured") else "prior"
+
+
+def speed_grade(setting: Setting) -> Grade:
+    """Say what the speed of products with a setting's weights rests on.
+
+    "fitted" to measurements of the format on the device, or of 16 bit where the weights are that;
+    "prior": another format's efficiency, or figures of the device's kind.
+    """
+    if roofline_grade(setting) == "prior" or setting.weight_dtype in WIDE:
+        return roofline_grade(setting)
+    family: Family = "moe" if setting.model.is_moe else "gemm"
+    fitted_dtypes = {str(name) for name in setting.cluster.device.roofline.get(family, {})}
+    return "fitted" if setting.weight_dtype in fitted_dtypes else "prior"
 
 
 def band_group(setting: Setting) -> dict[str, str]:
@@ -70,6 +90,8 @@ def bands_of(setting: Setting) -> dict[str, Band]:
     effects, unmeasured = setting.effects, setting.kv_dtype in UNMEASURED_CACHES
     if "time" in effects.moved or effects.adapters is not None or unmeasured:
         spread = math.hypot(spread, UNCOUNTED_SPREAD)
+    if speed_grade(setting) == "prior" and roofline_grade(setting) == "fitted":
+        spread = math.hypot(spread, UNFITTED_SPREAD)
     return _bands_of(tuple(band_group(setting).items()), spread)
 
 

@@ -88,6 +88,17 @@ def in_flight_bytes(
     return shared.request_bytes(context, in_flight) - shared.request_bytes(context)
 
 
+def reserved_tokens(setting: Setting, cases: Cases) -> Float:
+    """Tokens of cache that a running request has: what it filled on average, or what it reserves.
+
+    That is its own length, or the longest that the engine accepts; nothing in a static batch.
+    """
+    use, static = setting.engine.memory, setting.mode == "static"
+    if use.whole_contexts and not static:
+        return cases.accepted_tokens
+    return cases.input_tokens + cases.output_tokens / (1 if use.reserves and not static else 2)
+
+
 def block_bytes(setting: Setting, layers: Counted, cases: Cases) -> Float:
     """Bytes of a block of the pool over these layers: shared, or of all layers (one per case)."""
     shared = shared_blocks(setting, layers, cases)
@@ -101,7 +112,7 @@ def block_bytes(setting: Setting, layers: Counted, cases: Cases) -> Float:
 
 def longest_bytes(setting: Setting, cases: Cases) -> Float:
     """Bytes that a request of the longest context is charged, with what its windows keep."""
-    layers, context = setting.model.kinds, cases.max_context
+    layers, context = setting.model.kinds, cases.accepted_tokens
     cache_bytes = context_bytes(setting, layers, cases, context)
     return cache_bytes + in_flight_bytes(setting, layers, cases, context)
 
@@ -121,7 +132,7 @@ def logged_tokens(setting: Setting, cases: Cases, pool_bytes: Float | float) -> 
     """The "GPU KV cache size" of a pool, in tokens; None where the release's rule is not known."""
     release = setting.engine.as_of
     if release is None or release_key(release) >= release_key(COUNTED_RIGHT):
-        return logged_requests(setting, cases, pool_bytes) * cases.max_context
+        return logged_requests(setting, cases, pool_bytes) * cases.accepted_tokens
     shared = shared_blocks(setting, setting.model.kinds, cases)
     if shared is None or not shared.layer_groups:
         return None

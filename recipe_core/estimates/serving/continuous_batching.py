@@ -189,9 +189,13 @@ class Loop:
         self.beside = 1.0 if setting.engine.mixes_prompts else 0.0
         self.most = np.minimum(capacity, self._most_decoding())
         self.nodes = np.multiply.outer(NODES, capacity)
-        self.times = np.stack([total(parts) for parts in self.parts(self.nodes)], axis=1)
         self.group = self.prompts_together(capacity)
-        self.grouped_s = total(self.parts(self.nodes[-1], capacity)[1])
+        # the last node again, with as many prompts in its steps as there are at most
+        decoding = np.concatenate([self.nodes, self.nodes[-1:]])
+        arriving = np.concatenate([self.nodes / self.steps, np.asarray(capacity)[None]])
+        times = [total(parts) for parts in self.parts(decoding, arriving)]
+        self.times = np.stack([seconds[:-1] for seconds in times], axis=1)
+        self.grouped_s = times[1][-1]
         self._draw_lines()
 
     def _most_decoding(self) -> Float | float:
@@ -212,6 +216,13 @@ class Loop:
         apart = np.where(apart > 0, apart, 1.0)
         self.slopes = (self.times[:-1] - self.times[1:]) / apart[:, None]
         self.starts = self.times[1:] - self.slopes * self.nodes[1:, None]
+
+    def sharing(self, share: Float) -> Loop:
+        """Return the same steps where another ``share`` of the requests are others to each."""
+        loop = Loop.__new__(Loop)
+        loop.__dict__.update(self.__dict__)
+        loop.share = share
+        return loop
 
     def with_node(self, rows: Int, decoding: Float, times: tuple[Float, Float]) -> Loop:
         """Some of the loops, with one more node: ``times`` (of all loops) at ``decoding``."""
@@ -407,11 +418,23 @@ class Loop:
 
 def closed_loop_flow(setting: Setting, cases: Cases, resident: Float) -> Flow:
     """Steady state with ``resident`` requests always in a replica, prompts spread over time."""
-    loop = Loop(setting, cases, resident, np.maximum(resident - 1, 0) / np.maximum(resident, 1))
-    return loop.flow(*loop.settle(None), resident)
+    return _full_flow(Loop(setting, cases, resident, _others_share(resident)))
 
 
-def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> Flow:
-    """Steady state that serves ``arriving`` requests per second, at most ``limit`` at once."""
-    loop = Loop(setting, cases, limit, np.ones(len(cases)))
-    return loop.flow(*loop.settle(arriving))
+def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> tuple[Float, Flow]:
+    """Requests per second of a replica with ``limit`` at once, and its state under arrivals.
+
+    The steady state serves ``arriving`` requests per second, at most those of a full replica.
+    """
+    full = Loop(setting, cases, limit, _others_share(limit))
+    capacity = _full_flow(full).requests_per_s
+    loop = full.sharing(np.ones(len(cases)))
+    return capacity, loop.flow(*loop.settle(np.minimum(arriving, capacity)))
+
+
+def _others_share(resident: Float) -> Float:
+    return np.asarray(np.maximum(resident - 1, 0) / np.maximum(resident, 1))
+
+
+def _full_flow(loop: Loop) -> Flow:
+    return loop.flow(*loop.settle(None), loop.capacity)

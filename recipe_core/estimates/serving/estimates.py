@@ -288,9 +288,11 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
         if mem.captures_lack_memory[i]:
             return _no_capture(cases, mem, i)
         usable, capacity = gib(mem.usable_bytes[i]), gib(mem.capacity_bytes[i])
-        request = f"one request of {cases.max_context[i]:,.0f} tokens"
+        request = f"one request of {cases.accepted_tokens[i]:,.0f} tokens"
         limit = mem.max_context[i]
         longest = f"; the longest request that fits has {limit:,.0f} tokens" if limit >= 1 else ""
+        if cases.input_tokens[i] + cases.output_tokens[i] <= limit:
+            longest += ": lower max_context"
         return (
             f"needs {gib(mem.start_bytes[i])} per GPU to start with {request}, "
             f"{usable} usable ({share[i]:.0%} of {capacity}): {gib(mem.shortfall_bytes[i])} short, "
@@ -306,7 +308,7 @@ def _holds_no_request(setting: Setting, cases: Cases, mem: Memory) -> Bool:
     has_stated_size = any((effects.cache_bytes, effects.cache_blocks, effects.cache_tokens))
     if not has_stated_size or not setting.engine.memory.needs_longest:
         return np.zeros(len(cases), dtype=np.bool_)
-    return np.asarray(mem.kv_cache_tokens + 0.5 < cases.max_context)
+    return np.asarray(mem.kv_cache_tokens + 0.5 < cases.accepted_tokens)
 
 
 def _no_capture(cases: Cases, mem: Memory, i: int) -> str:
@@ -335,7 +337,7 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             _holds_no_request(setting, cases, mem),
             lambda i: (
                 f"a cache of {mem.kv_cache_tokens[i]:,.0f} tokens, as the options state it, does "
-                f"not hold one request of {cases.max_context[i]:,.0f}; state a larger one, or "
+                f"not hold one request of {cases.accepted_tokens[i]:,.0f}; state a larger one, or "
                 "lower max_context"
             ),
         ),

@@ -368,10 +368,14 @@ def _stage_memory(
     sequence = context_bytes(setting, layers, cases, full)
     longest = context_bytes(setting, layers, cases, cases.max_context)
     pool, besides, usable = _cache_pool(setting, cases, fixed, capacity)
-    smallest = longest
+    accepted = cases.accepted_tokens
+    smallest = context_bytes(setting, layers, cases, accepted)
     if not setting.engine.memory.needs_longest:  # then one block must fit
         smallest = context_bytes(setting, layers, cases, cases.block_tokens)
+    if setting.engine.memory.whole_contexts and setting.mode != "static":
+        sequence = smallest  # every slot has room for the longest
     in_flight = in_flight_bytes(setting, layers, cases, cases.max_context, pool)
+    starting = in_flight_bytes(setting, layers, cases, accepted, pool)
     stated_pool = _stated_pool(setting, cases, longest)
     pool = pool if stated_pool is None else stated_pool
     settled = np.maximum(pool - in_flight, 0)
@@ -395,7 +399,7 @@ def _stage_memory(
         "kv_cache_bytes": np.maximum(pool, 0),
         "sequence_bytes": sequence,
         "start_bytes": besides
-        + (smallest + in_flight if stated_pool is None else stated_pool) * on_device,
+        + (smallest + starting if stated_pool is None else stated_pool) * on_device,
         "capture_shortfall": capture_shortfall(
             setting, cases, layers, Held(fixed.weights, fixed.runtime, capacity, pool)
         ),

@@ -236,7 +236,7 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
 
 def _logged_note(e: Estimates) -> Note:
     """The lines of each case's log, where its cache holds clearly more."""
-    pool_bytes, context = e.memory.kv_cache_bytes, e.cases.max_context
+    pool_bytes, context = e.memory.kv_cache_bytes, e.cases.accepted_tokens
     requests = logged_requests(e.setting, e.cases, pool_bytes)
     tokens, by_requests = logged_tokens(e.setting, e.cases, pool_bytes), requests * context
     logged = by_requests if tokens is None else np.fmin(tokens, by_requests)

@@ -18,6 +18,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.cache import reserved_tokens
 from recipe_core.estimates.serving.continuous_batching import (
     Flow,
     awaited_blocks,
@@ -58,14 +59,12 @@ class Serving(Columns):
 def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
     """Requests that one replica can hold (one per case): bounded by its cache and by the engine.
 
-    The cache holds requests at their mean length, or at full length where the engine reserves it.
+    The cache holds requests at their mean length, or at what the engine reserves for each.
     Where nothing is cached only the engine's own limit counts.
     """
     if not setting.caches:
         return np.maximum(cases.max_num_seqs, 1.0)
-    reserves = setting.engine.memory.reserves and setting.mode != "static"
-    request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
-    fitting = np.floor(memory.kv_cache_tokens / request_tokens)
+    fitting = np.floor(memory.kv_cache_tokens / reserved_tokens(setting, cases))
     return np.maximum(np.minimum(fitting, cases.max_num_seqs), 1.0)
 
 
@@ -211,9 +210,7 @@ def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:
 
 def arriving_flow(setting: Setting, cases: Cases, limit: Float) -> tuple[Float, Flow]:
     """Requests per second of a full replica, and its steady state under the arrivals."""
-    capacity = closed_loop_flow(setting, cases, limit).requests_per_s
-    arriving = cases.load / cases.replicas
-    return capacity, open_loop(setting, cases, limit, np.minimum(arriving, capacity))
+    return open_loop(setting, cases, limit, cases.load / cases.replicas)
 
 
 def _serve_open_loop(setting: Setting, cases: Cases, limit: Float) -> Serving:

@@ -29,6 +29,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
+from recipe_core.estimates.serving.cache import reserved_tokens
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.pools import Pools
 from recipe_core.estimates.serving.rates import Serving, active_replicas
@@ -87,9 +88,7 @@ def _running_requests(setting: Setting, cases: Cases, pool_tokens: Float) -> Flo
 
     Not rounded, so that a pool that is a little larger never leaves less room.
     """
-    reserves = setting.engine.memory.reserves and setting.mode != "static"
-    request_tokens = cases.input_tokens + cases.output_tokens / (1 if reserves else 2)
-    limit = np.minimum(pool_tokens / request_tokens, cases.max_num_seqs)
+    limit = np.minimum(pool_tokens / reserved_tokens(setting, cases), cases.max_num_seqs)
     if setting.mode == "open":
         return limit
     return np.minimum(limit, cases.load / active_replicas(cases))

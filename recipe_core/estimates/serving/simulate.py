@@ -288,9 +288,12 @@ def reach_client(
 def scheduler_rules(setting: Setting, cases: Cases, row: int, pool_tokens: float) -> Rules:
     """Return the rules of a replica of a case with a cache of so many tokens."""
     chunked, static = setting.engine.chunked_prefill, setting.mode == "static"
+    slots = int(cases.max_num_seqs[row])
+    if setting.engine.memory.whole_contexts and not static:
+        slots = max(min(slots, int(pool_tokens / cases.accepted_tokens[row])), 1)
     return Rules(
         step_tokens=float(cases.max_batched_tokens[row]),
-        slots=int(cases.max_num_seqs[row]),
+        slots=slots,
         pool_tokens=pool_tokens,
         block_tokens=float(cases.block_tokens[row]),
         stages=int(cases.pp[row]),

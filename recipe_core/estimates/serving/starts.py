@@ -250,7 +250,7 @@ def serving_doubt_text(setting: Setting, cases: Cases, memory: Memory, probabili
     else:
         needs = (
             f"needs {gib(memory.start_bytes[0])} per GPU to start with one request of "
-            f"{cases.max_context[0]:,.0f} tokens, {gib(memory.usable_bytes[0])} usable"
+            f"{cases.accepted_tokens[0]:,.0f} tokens, {gib(memory.usable_bytes[0])} usable"
         )
     by = f"{gib(abs(short))} {'short' if short > 0 else 'left'}"
     text = f"{DOUBT}: {needs}, {by}"
@@ -297,9 +297,10 @@ def longest_context(setting: Setting, case: Cases, shortest: int, probability: f
     def starts(blocks: Int) -> Bool:
         same = case.take(np.zeros(len(blocks), dtype=np.int64))
         longest = (blocks * block).astype(np.float64)
-        return starts_with(setting, replace(same, max_context=longest), probability)
+        longer = replace(same, max_context=longest, told_context=longest)
+        return starts_with(setting, longer, probability)
 
-    low, high = -(-shortest // block), int(case.max_context[0]) // block
+    low, high = -(-shortest // block), int(case.accepted_tokens[0]) // block
     if high < low or not starts(np.array([low]))[0]:
         return None
     while low < high:

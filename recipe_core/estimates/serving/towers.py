@@ -130,7 +130,7 @@ def profile_bytes(setting: Setting, cases: Cases) -> tuple[Float, Float]:
 
 def _item_tokens(tower: Tower, cases: Cases) -> Float:
     """Tokens of the largest item: an image, or a video of as many frames as the context holds."""
-    pieces = np.clip(np.floor(cases.max_context / tower.item_tokens), 1, tower.repeats)
+    pieces = np.clip(np.floor(cases.accepted_tokens / tower.item_tokens), 1, tower.repeats)
     return tower.item_tokens * pieces
 
 

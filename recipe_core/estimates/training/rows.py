@@ -204,9 +204,10 @@ def _training_notes(e: TrainingEstimates) -> Iterator[list[str]]:
     """The model's notes, a start that is uncertain, data that is slow."""
     model_notes, general, price = _model_notes(e.setting), [], _price_notes(e.setting)
     if e.reinforcement is not None:
+        around = training_band(e.setting, "step_s")
         general.append(
-            "published steps of GRPO took 1.2 to 2.4 times their estimates, which the range of "
-            "a step holds (docs/method/training.md, Reinforcement learning)"
+            f"a step that samples answers takes {around.low:.1f} to {around.high:.1f} times its "
+            "estimate: updates vary both ways, published steps of GRPO took longer than estimated"
         )
     if e.setting.optimizer.paged:
         general.append(

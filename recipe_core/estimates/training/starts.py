@@ -30,6 +30,7 @@ from recipe_core.estimates.columns.training import OFFLOADS, TrainingCases, Trai
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.serving.starts import DOUBT, start_errors
 from recipe_core.estimates.training.memory import MEMORY_TITLES, PARTS, Memory
+from recipe_core.request.objective import SURE
 
 # Groups of devices and frameworks, from the narrowest to all.
 GROUPS = (("engine", "architecture"), ("engine",), ("vendor",), ())
@@ -39,8 +40,6 @@ METRICS = ("step_s",)
 SAMPLED = {"step_s": "sampled_step_s"}
 # Columns whose errors are those of the time of a step.
 FOLLOWING = ("wall_s", "usd", "usd_per_million_tokens", "joules_per_token")
-# From which probability on a job counts as one that starts.
-SURE = 0.8
 
 
 @cache

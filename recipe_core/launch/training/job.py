@@ -30,9 +30,10 @@ from recipe_core.estimates.training.starts import memory_rule
 from recipe_core.launch.process import Launch, Process
 from recipe_core.launch.training.sources import RAY_NODE, reward_files
 from recipe_core.models.spec import Attention, MoeMlp
-from recipe_core.request.training_workload import Rollout
+from recipe_core.request.rollout import Rollout
 
 KEPT_CHECKPOINTS = 2
+DATA = "RECIPE_DATA"  # by which programs of a bundle find other data than its sample
 STOP_ROOM, STOP_LEAST_S = 1.5, 60  # of the time to finish a step and a checkpoint
 RESTARTS = 3
 
@@ -262,7 +263,9 @@ def elastic_torchrun(job: Job, fewest: int, name: str) -> tuple[str, ...]:
 def trainer_processes(
     job: Job, words: Callable[[int], tuple[str, ...]], env: dict[str, str]
 ) -> tuple[Process, ...]:
-    """One launching process per node, with all of its devices."""
+    """One launching process per node, with all of its devices, and the data that it learns from."""
+    if job.setting.data is not None:
+        env = env | {DATA: job.setting.data}
     devices = tuple(range(job.processes_per_node))
     return tuple(
         Process(f"trainer-{node}", words(node), dict(env), 0, devices, node=node, role="trainer")

@@ -55,7 +55,8 @@ def _openrlhf_path_arguments(job: Job) -> dict[str, Any]:
         "data.input_key": "prompt",
         "data.label_key": "label",
         "data.apply_chat_template": True,
-        "reward.remote_url": f"${{root}}/{REWARD}.py",  # a program, not a server
+        # a program, not a server
+        "reward.remote_url": rollout_of(job).work.reward_file or f"${{root}}/{REWARD}.py",
         "ckpt.path": "${run}/checkpoints",
         "ckpt.output_dir": "${run}/model",
     }

@@ -26,15 +26,18 @@ _KL_ESTIMATOR = "low_var_kl"
 def launch_verl(job: Job) -> Launch:
     """``verl.trainer.main_ppo`` with the bundle's configuration; paths are words of its command."""
     config = verl_config(job)
+    data = job.setting.data or f"${{root}}/{TASKS}"
+    reward = rollout_of(job).work.reward_file or f"${{root}}/{REWARD}.py"
     places = {
-        "data.train_files": f"${{root}}/{TASKS}",
-        "data.val_files": f"${{root}}/{TASKS}",
+        "data.train_files": data,
+        "data.val_files": data,
         "actor_rollout_ref.model.path": "${model}",
-        "critic.model.path": "${model}",
-        "reward.custom_reward_function.path": f"${{root}}/{REWARD}.py",
+        "reward.custom_reward_function.path": reward,
         "trainer.default_local_dir": "${run}/checkpoints",
         "hydra.run.dir": "${run}/hydra",
     }
+    if rollout_of(job).sampling.critic:
+        places["critic.model.path"] = "${model}"
     name = ("--config-path", "${root}", "--config-name", CONFIG)
     overrides = tuple(f"{field}='{place}'" for field, place in places.items())
     program = ("python3", "-m", "verl.trainer.main_ppo", *name, *overrides)

@@ -31,6 +31,8 @@ _FOLDER = {
 _FILE = {"form": r"[\w.-]+", "words": "letters, digits, dots and dashes"}  # of a log
 _SILENT = ("worker", "trainer")
 _POOLS = ("prefill", "decode")
+# What a bundle of reinforcement learning asks, as its words name it.
+TASKS = "${root}/data/tasks.jsonl"
 _PLACEHOLDER = re.compile(r"\$\{(model|host|port|head|root|run|node\d+|port\d+)\}")
 _UNKNOWN_NODE = re.compile(r"\$\{node(\d+)\}")
 
@@ -356,7 +358,9 @@ class Filler:
     first: int = 0
 
     def text(self, template: str) -> str:
-        """Fill one text."""
+        """Fill one text; other data takes the place of the bundle's tasks."""
+        if self.parameters.data:
+            template = template.replace(TASKS, self.parameters.data)
         values = {
             "model": self.parameters.model,
             "host": self.parameters.host,

@@ -11,21 +11,17 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.units import count_text, significant, token_rate_text, usd
 from recipe_core.estimates.columns.serving import ReuseCurve
 from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache
-from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.request.metrics import Metric, column_metric
-from recipe_core.views.charts.style import DASHES, SYMBOLS, Drawing, Style, axis, categories
+from recipe_core.views.charts.style import SYMBOLS, Drawing, Style, axis, categories
 from recipe_core.views.charts.views import crossing_text, plain_load_text
 from recipe_core.views.explanations.arithmetic import TIERS
 from recipe_core.views.explanations.curves import (
     Crossing,
-    Frontier,
     LoadCurve,
     Scaling,
     usd_per_million_by_use,
 )
 from recipe_core.views.explanations.formats import Swing
-from recipe_core.views.plan_words import shown_limit, used_devices_text
 
 USE = np.linspace(0.05, 1.0, 39)
 # Points of a curve that are closer than this share of both axes share a label.
@@ -185,47 +181,6 @@ def _mark_crossings(
         ay=40,
         xanchor="right" if far else "left",
     )
-
-
-def frontier_lines(
-    frontier: Frontier, plan: Plan, row: int | None, *, dark: bool = False
-) -> go.Figure:
-    """The envelope of each device; a star is ``row`` of ``plan``, the split that is looked at."""
-    draw, wide = Drawing(dark=dark), frontier.plan
-    for n, envelope in enumerate(frontier.envelopes):
-        colour = draw.colours.groups[n % len(draw.colours.groups)]
-        about = [
-            [
-                split_label(wide, split),
-                used_devices_text(wide, split),
-                token_rate_text(float(envelope.per_gpu[k])),
-                token_rate_text(float(envelope.interactivity[k])),
-                measure_text(wide, "ttft", split),
-            ]
-            for k, split in enumerate(envelope.rows.tolist())
-        ]
-        draw.curve(
-            envelope.title,
-            envelope.interactivity,
-            envelope.per_gpu,
-            {"shape": "vh", "color": colour, "width": 2, "dash": DASHES[n % len(DASHES)]},
-            "<b>%{customdata[0]}</b><br>%{customdata[1]}<br>%{customdata[2]} per GPU"
-            f"<br>%{{customdata[3]}} a user<br>{wide.measures['ttft'].head} %{{customdata[4]}}",
-            about,
-            mode="lines+markers",
-            marker={"symbol": SYMBOLS[n % len(SYMBOLS)], "size": 8, "color": colour},
-        )
-    if row is not None and np.isfinite(plan.raw("interactivity")[row]):
-        x, y = (plan.values(name, [row]) for name in ("interactivity", "per_gpu"))
-        star = {"symbol": "star", "size": 16, "color": draw.colours.ink}
-        hover, about = "<b>%{customdata[0]}</b>", [[split_label(plan, row)]]
-        draw.points("This split at its load", x, y, star, hover, about)
-    if (tpot_ms := shown_limit(plan, "tpot")) is not None:
-        draw.limit(f" limit {significant(tpot_ms)} ms a token", x=1e3 / tpot_ms)
-    across, up = (
-        axis(plan.measures[name].axis, rangemode="tozero") for name in ("interactivity", "per_gpu")
-    )
-    return draw.set_axes(across, up, 460, hovermode="closest", showlegend=True)
 
 
 # Cost, cache, device count

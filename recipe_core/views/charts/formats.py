@@ -1,18 +1,14 @@
-"""Accuracy beside costs: of one split's formats, of all splits, and of every technique.
-
-And who supports each technique, as a matrix.
-"""
+"""Accuracy beside costs: of one split's formats, of all splits, and of every technique."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.accuracy.technique import technique, techniques
+from recipe_core.accuracy.technique import technique
 from recipe_core.base.arrays import Bool, Int
 from recipe_core.base.units import accuracy_text, plain_range_text
 from recipe_core.plans.plan import Plan
@@ -21,13 +17,20 @@ from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.plans.splits import is_known
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.charts.front import thinned
+from recipe_core.views.charts.labels import (
+    Plane,
+    Point,
+    add_labels,
+    edge_names,
+    is_outside,
+    range_without_outliers,
+)
 from recipe_core.views.charts.style import (
     BELOW,
     DASHES,
     SYMBOLS,
     Drawing,
     Look,
-    Palette,
     Style,
     axis,
     error_bars,
@@ -36,22 +39,19 @@ from recipe_core.views.charts.style import (
 )
 from recipe_core.views.explanations.formats import FormatPoint
 from recipe_core.views.formats import (
-    LETTERS,
-    MEANINGS,
     SPLITS,
+    checkpoint_text,
     figure_metric,
     figure_ratio,
     kept_accuracy,
     ratio_text,
-    support_title,
+    speed_text,
 )
 
 PERCENT = 100.0
 MADE = "to be made"
 # Not its name, which is the user's text.
 OWN = "this one"
-# Where names of points stand, of one cache format and the next.
-PLACES = ("top right", "bottom left")
 HOVER = "<b>%{customdata[0]}</b><br>%{customdata[1]}"
 # Figures of a point beside its accuracy, by their columns.
 FIGURES = ("tpot_s", "usd_per_million_output_tokens", "output_tokens_per_s_per_gpu")
@@ -82,9 +82,33 @@ def cost_against_loss(
             colour = draw.colours.groups[(n * len(caches) + k) % len(draw.colours.groups)]
             same = [point for point in drawn if point.kv_dtype == cache]
             _add_formats(draw, title, same, field, colour, k, checkpoints)
-    up = column_metric(field).axis
-    lost = axis("Accuracy lost (%)", zeroline=True, zerolinecolor=draw.colours.muted)
-    return draw.set_axes(lost, axis(up), 460, hovermode="closest", showlegend=True)
+    everywhere = [point for points in of_splits.values() for point in points]
+    plane, names = _loss_names(draw, everywhere, field)
+    add_labels(draw, plane, names, [places[0] for _, places, _ in names])
+    look: Style = {"zeroline": True, "zerolinecolor": draw.colours.muted}
+    lost = axis("Accuracy lost (%)", range=list(plane.x)) | look
+    up = axis(column_metric(field).axis, range=list(plane.y))
+    return draw.set_axes(lost, up, HEIGHT_PX, hovermode="closest", showlegend=True)
+
+
+def _loss_names(
+    draw: Drawing, points: Sequence[FormatPoint], field: str
+) -> tuple[Plane, list[tuple[str, list[Point], str]]]:
+    """The plot, and the formats of its points, one name a point: the outliers' at the edge."""
+    places = {
+        (PERCENT * point.lost, float(getattr(point, field))): point.weight_dtype
+        for point in points
+        if point.runs and point.retained.is_known and np.isfinite(getattr(point, field))
+    }
+    plane = Plane(
+        range_without_outliers([x for x, _ in places], 0.0),
+        range_without_outliers([y for _, y in places]),
+        PLOT_HEIGHT_PX,
+    )
+    labelled = [(text, at) for at, text in places.items()]
+    inside = [(text, [at], draw.colours.ink) for text, at in labelled if not is_outside(at, plane)]
+    edge = [(text, [at], draw.colours.muted) for text, at in edge_names(plane, labelled)]
+    return plane, [*edge, *inside]
 
 
 def _add_formats(
@@ -107,16 +131,13 @@ def _add_formats(
         {"color": colour, "dash": DASHES[k % len(DASHES)], "width": 1.5},
         HOVER,
         [[point.title, _format_text(point, checkpoints)] for point in points],
-        mode="lines+markers+text",
-        text=[point.weight_dtype for point in points],
-        textposition=PLACES[k % len(PLACES)],
+        mode="lines+markers",
         marker={
             "color": colour,
             "size": [15 if point.planned else 11 for point in points],
             "symbol": ["diamond" if point.front else "circle" for point in points],
         },
         error_x=error_bars(lost, low, high, translucent(colour), thickness=1.25, width=0),
-        cliponaxis=False,
     )
 
 
@@ -204,14 +225,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "KV cache": ("kv cache",),
     "Fewer weights": ("sparsity", "pruning", "low rank", "distillation"),
 }
-# Points that carry their name; the rest say it when pointed at.
-LABELS = 4
-# Distance of names: a share of the width, or points of accuracy.
-APART = (0.6, 3.5)
-# Lower end of the accuracy axis.
-LEAST_SHOWN = 0.8
-# Characters of a line that is shown when pointing.
-WRAPPED = 62
+# Height of the charts, and of their plots without titles, in pixels.
+HEIGHT_PX, PLOT_HEIGHT_PX = 460, 350.0
+# Upper end of the accuracy axis, in percent.
+MOST_SHOWN = 102.5
 
 
 def accuracy_against(
@@ -224,23 +241,54 @@ def accuracy_against(
 ) -> go.Figure:
     """Accuracy that is kept against a figure's ratio to the base, one point a technique.
 
-    Lines are the 80 % bands of accuracy; the star is the base. ``limit``: least accuracy allowed.
+    Bars are the 80 % bands of accuracy; hollow marks have a speed that was not measured on the
+    device; the star is the base. Outliers are labelled at the edge. ``limit``: of
+    accuracy.
     """
     draw = Drawing(dark=dark)
     drawn = [row for row in rows if row["accuracy"]["retained"] and figure_ratio(row, name, split)]
+    points = {row["technique"]: _ratio_point(row, name, split) for row in drawn}
+    plane = Plane(
+        range_without_outliers([x for x, _ in points.values()], 1.0),
+        _accuracy_range([y for _, y in points.values()], limit),
+        PLOT_HEIGHT_PX,
+    )
+    inside = [row for row in drawn if not is_outside(points[row["technique"]], plane)]
     for n, (title, kinds) in enumerate(KINDS.items()):
-        group = [row for row in drawn if row["kind"] in kinds]
+        group = [row for row in inside if row["kind"] in kinds]
         if group:
             _add_techniques(draw, n, title, group, name, split)
-    star = {"symbol": "star", "size": 14, "color": draw.colours.ink}
-    draw.points("base", [1.0], [100.0], star, "the model in its own format")
+    base, star = (1.0, 100.0), {"symbol": "star", "size": 14, "color": draw.colours.ink}
+    draw.points("base", [base[0]], [base[1]], star, "the model in its own format")
     if limit is not None:
         text = f"least accuracy {limit * 100:g} %"
         draw.limit(text, y=limit * 100, width=1, position="bottom right")
-    _add_names(draw, drawn, name, split)
-    across = {"title": f"{figure_metric(name).title} over the base's ({SPLITS[split].lower()})"}
-    up = {"title": figure_metric("accuracy").axis, "range": [LEAST_SHOWN * 100, 106]}
-    return draw.set_axes(across, up, 460)
+    outliers = [(technique(key).label, point) for key, point in points.items()]
+    ink, muted = draw.colours.ink, draw.colours.muted
+    names = [(text, [point], muted) for text, point in edge_names(plane, outliers)]
+    first = sorted(inside, key=lambda row: (not row["recommended"], row["rank"] or len(rows)))
+    names += [(_point_name(row), [points[row["technique"]]], ink) for row in first]
+    add_labels(draw, plane, names, [base, *points.values()])
+    across = axis(
+        f"{figure_metric(name).title} over the base's ({SPLITS[split].lower()})",
+        range=list(plane.x),
+    )
+    up = axis(figure_metric("accuracy").axis, range=list(plane.y))
+    return draw.set_axes(across, up, HEIGHT_PX, hovermode="closest")
+
+
+def _ratio_point(row: Row, name: str, split: str) -> tuple[float, float]:
+    return figure_ratio(row, name, split) or 1.0, row["accuracy"]["retained"]["value"] * 100
+
+
+def _accuracy_range(values: Sequence[float], limit: float | None) -> tuple[float, float]:
+    """The axis of accuracy in percent: no lower than what is drawn needs."""
+    limits = [] if limit is None else [limit * 100]
+    return range_without_outliers(values, 99.0, *limits)[0], MOST_SHOWN
+
+
+def _point_name(row: Row) -> str:
+    return f"{technique(row['technique']).label}{' ★' if row['recommended'] else ''}"
 
 
 def _add_techniques(
@@ -252,97 +300,18 @@ def _add_techniques(
     )
     x = [figure_ratio(row, name, split) for row in rows]
     about = [
-        [row["technique"], row["title"], kept_accuracy(row), ratio_text(change), row["verdict"]]
+        [
+            row["technique"],
+            row["title"],
+            kept_accuracy(row),
+            ratio_text(change),
+            f"{checkpoint_text(row)}; speed {speed_text(row)}",
+        ]
         for row, change in zip(rows, x, strict=True)
     ]
-    look = {"color": colour, "symbol": SYMBOLS[n], "size": 10, "line": {"width": 1, "color": paper}}
+    symbols = [SYMBOLS[n] + ("" if row["speed"] == "fitted" else "-open") for row in rows]
+    look = {"color": colour, "symbol": symbols, "size": 11, "line": {"width": 2, "color": colour}}
     hover = "%{customdata[1]} (%{customdata[4]})<br>accuracy kept %{customdata[2]}"
     hover += f"<br>{figure_metric(name).label}: %{{customdata[3]}}"
-    bars = error_bars(y, low, high, mix(colour, paper, 0.45), thickness=1.5, width=0)
+    bars = error_bars(y, low, high, mix(colour, paper, 0.6), thickness=1.5, width=0)
     draw.points(title, x, y, look, hover, about, error_y=bars)
-
-
-def _add_names(draw: Drawing, rows: Sequence[Row], name: str, split: str) -> None:
-    """Names beside the points that are the best at something, and those that no point is near."""
-    labels: list[tuple[float, float]] = [(1.0, 100.0)]  # the base
-    spans = [figure_ratio(row, name, split) or 1.0 for row in rows]
-    width = max(max(spans, default=1.0) - min(spans, default=0.0), 1e-6)
-    for row in sorted(rows, key=lambda row: (not row["best_at"], row["rank"] or 999)):
-        x, y = figure_ratio(row, name, split) or 1.0, row["accuracy"]["retained"]["value"] * 100
-        if y < LEAST_SHOWN * 100 or len(labels) >= LABELS:
-            continue
-        if any(abs(x - a) / width < APART[0] and abs(y - b) < APART[1] for a, b in labels):
-            continue
-        labels.append((x, y))
-        place = {"x": x, "y": y, "xanchor": "left", "xshift": 9}
-        draw.note(technique(row["technique"]).label, draw.colours.ink, 11, **place)
-
-
-def hidden_count(rows: Sequence[Row], name: str, split: str) -> int:
-    return sum(
-        figure_ratio(row, name, split) is not None
-        and row["accuracy"]["retained"] is not None
-        and row["accuracy"]["retained"]["value"] < LEAST_SHOWN
-        for row in rows
-    )
-
-
-def support_matrix(cells: Mapping[str, Row], *, dark: bool = False) -> go.Figure:
-    """Verdicts of techniques (rows) by engine or hardware (columns): a letter and a shade each.
-
-    Letters say what shades say, so that no colour has to be told from another.
-    """
-    draw, verdicts, titles = Drawing(dark=dark), list(LETTERS), techniques()
-    columns = list(next(iter(cells.values()), {}))
-    lines = [[row[column] for column in columns] for row in cells.values()]
-    shades = _shades(draw.colours)
-    steps = [edge / len(shades) for edge in range(len(shades) + 1)]
-    draw.matrix(
-        [[verdicts.index(cell["verdict"]) for cell in line] for line in lines],
-        [support_title(column) for column in columns],
-        [titles[name].label for name in cells],
-        "%{customdata}",
-        [
-            [
-                _verdict_cell_text(titles[name].title, support_title(column), cell)
-                for column, cell in row.items()
-            ]
-            for name, row in cells.items()
-        ],
-        text=[[LETTERS[cell["verdict"]] for cell in line] for line in lines],
-        texttemplate="%{text}",
-        textfont={"size": 12},
-        colorscale=[(steps[n + end], shade) for n, shade in enumerate(shades) for end in (0, 1)],
-        zmin=-0.5,
-        zmax=len(verdicts) - 0.5,
-        showscale=False,
-        xgap=2,
-        ygap=2,
-    )
-    frame = {"margin": {"l": 10, "r": 16, "t": 100, "b": 10}, "showlegend": False}
-    names = {"title": None, "showgrid": False, "type": "category", "dtick": 1}
-    across, up = {"side": "top", "tickangle": -50, **names}, {"autorange": "reversed", **names}
-    return draw.set_axes(across, up, 120 + 23 * len(cells), frame)
-
-
-def _shades(colours: Palette) -> list[str]:
-    """One shade a verdict, from the strongest for native to the page's own for unknown."""
-    blue, orange, grey = colours.series[0], colours.series[1], colours.muted
-    mixtures = ((blue, 0.35), (orange, 0.55), (orange, 0.78), (grey, 0.55), (grey, 0.9))
-    return [blue, *(mix(colour, colours.paper, share) for colour, share in mixtures)]
-
-
-def _verdict_cell_text(title: str, column: str, cell: Row) -> str:
-    verdict = cell["verdict"]
-    lines = [f"<b>{title} · {column}</b>", f"{verdict}: {MEANINGS[verdict]}"]
-    if cell["min_version"]:
-        lines.append(f"from {cell['min_version']}")
-    if cell["words"]:
-        lines += _wrap(cell["words"])[:5]
-    if cell["source"]:
-        lines += _wrap(f"Source: {cell['source']}, {cell['date'] or ''}")[:2]
-    return "<br>".join(lines)
-
-
-def _wrap(text: str) -> list[str]:
-    return textwrap.wrap(text.replace("<", "‹").replace(">", "›"), WRAPPED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
@@ -18,7 +17,7 @@ from recipe_core.plans.rank import front_with_accuracy
 from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.plans.splits import find_row, is_known, row_key
 from recipe_core.views import tables
-from recipe_core.views.charts import curves, degrees, formats, parts, views
+from recipe_core.views.charts import curves, formats, frontier, parts, views
 from recipe_core.views.charts.views import Focus, Item, Note, chart_of, view
 from recipe_core.views.explanations.arithmetic import arithmetic, training_arithmetic
 from recipe_core.views.explanations.curves import (
@@ -63,6 +62,33 @@ def _stage_parts(plan: Plan, row: int) -> list[Parts]:
     ]
 
 
+# Plans for which a view has something to draw
+
+
+def _has_tokens(plan: Plan) -> bool:
+    return not plan.problem.workload.pooled
+
+
+def _has_load(plan: Plan) -> bool:
+    return str(plan.problem.workload.mode) != "offline"
+
+
+def _has_reuse(plan: Plan) -> bool:
+    return bool(plan.problem.workload.prefix_reuse)
+
+
+def _has_price(plan: Plan) -> bool:
+    return is_known(plan, "usd_hour")
+
+
+def _has_pipeline(plan: Plan) -> bool:
+    return bool((plan.columns["pp"][plan.order] > 1).any())
+
+
+def _has_counts(plan: Plan) -> bool:
+    return len(set(plan.raw("gpus")[plan.order].tolist())) > 1
+
+
 # Serving
 
 
@@ -82,7 +108,7 @@ def token_time_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield chart_of("causes", parts.causes_bars(causes, dark=focus.dark), tpot)
 
 
-@view("load", "Load", ("serving",))
+@view("load", "Load", ("serving",), offered=_has_tokens)
 def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Latency and throughput as the load grows."""
     plan = focus.plan
@@ -101,7 +127,7 @@ def load_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield chart_of("load", figure, plan.measures, limit, at_limit, now, unit)
 
 
-@view("frontier", "Frontier", ("serving",), needs_fit=False)
+@view("frontier", "Frontier", ("serving",), needs_fit=False, offered=_has_load)
 def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Output per device against interactivity over all splits and loads, by device."""
     plan = focus.searched
@@ -113,12 +139,12 @@ def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
     if not wide.envelopes:
         yield Note("No split holds a single request on these devices.")
         return
-    figure, m = curves.frontier_lines(wide, focus.plan, focus.row, dark=focus.dark), plan.measures
+    figure, m = frontier.frontier_lines(wide, focus.plan, focus.row, dark=focus.dark), plan.measures
     yield chart_of("interactivity", figure, m, len(wide.envelopes), wide.loads, m["load"].per)
     yield views.frontier_table(wide)
 
 
-@view("cache", "Cache", ("serving",))
+@view("cache", "Cache", ("serving",), offered=_has_reuse)
 def prefix_cache_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The hits of the split's cache, and the gains and costs of tiers below it."""
     plan, row = focus.plan, focus.row
@@ -139,7 +165,7 @@ def prefix_cache_charts(focus: Focus[Plan]) -> Iterator[Item]:
             yield Note(f"{tier.name.capitalize()}: {tier.verdict}. {tier.because}")
 
 
-@view("cost", "Cost", ("serving",))
+@view("cost", "Cost", ("serving",), offered=_has_price)
 def cost_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """Cost per token when devices are not always busy."""
     plan = focus.plan
@@ -204,7 +230,7 @@ def training_run_charts(focus: Focus[Plan]) -> Iterator[Item]:
         yield views.phase_table(run.phases)
 
 
-@view("pipeline", "Pipeline", ("training",))
+@view("pipeline", "Pipeline", ("training",), offered=_has_pipeline)
 def pipeline_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The pipeline's schedule; of the best split that has one, where this one has none."""
     plan, row = focus.plan, focus.row
@@ -224,7 +250,7 @@ def pipeline_charts(focus: Focus[Plan]) -> Iterator[Item]:
     yield chart_of("pipeline", parts.pipeline(tasks, dark=focus.dark), note)
 
 
-@view("scaling", "Scaling", ("training",))
+@view("scaling", "Scaling", ("training",), offered=_has_counts)
 def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
     """The best split on each number of devices."""
     plan = focus.searched
@@ -240,20 +266,6 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
 
 
 # Both kinds
-
-
-def _listed_measures(plan: Plan) -> list[str]:
-    return [name for name in plan.shown.listed if is_known(plan, name)]
-
-
-@view("degrees", "Degrees", in_report=False, measures=_listed_measures, preferred=2)
-def degree_charts(focus: Focus[Any]) -> Iterator[Item]:
-    plan, names = focus.plan, _listed_measures(focus.plan)[1:6]
-    figure = degrees.heatmap(plan, focus.measure, dark=focus.dark)
-    yield chart_of("heatmap", figure, plan.measures[focus.measure].title)
-    figure, label = degrees.parallel(plan, names, dark=focus.dark), plan.measures[names[0]].label
-    passing = partial(degrees.passing, plan, names)
-    yield chart_of("parallel", figure, label, passing=passing)
 
 
 @view("arithmetic", "Arithmetic", ("serving",), needs_fit=False)

@@ -31,15 +31,13 @@ from recipe_core.views.texts import Phrases
 P = TypeVar("P", bound=Plan)
 Kind = Literal["serving", "training"]
 BOTH: tuple[Kind, ...] = ("serving", "training")
-Boxes = Sequence[Mapping[str, Sequence[float]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
     """A figure. ``key`` is its own among all charts, ``alt`` describes it where it is not seen.
 
-    ``half``: it stands beside its neighbour where there is room. ``passing``: rows of the plan that
-    boxes drawn on the figure mark.
+    ``half``: it stands beside its neighbour where there is room.
     """
 
     key: str
@@ -48,7 +46,6 @@ class Chart:
     alt: str
     note: str = ""
     half: bool = False
-    passing: Callable[[Boxes], list[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +117,8 @@ class View:
     """A tab of the page and a chapter of the report.
 
     ``needs_fit``: it needs a split that fits. ``measures``: names of measures that the reader
-    chooses from, of which ``preferred`` is drawn first.
+    chooses from, of which the first is drawn first. ``offered``: whether there is something to draw
+    for a plan; for any by default.
     """
 
     name: str
@@ -128,17 +126,16 @@ class View:
     kinds: tuple[Kind, ...]
     draw: Draw
     needs_fit: bool = True
-    in_report: bool = True
     measures: Callable[[Plan], list[str]] | None = None
-    preferred: int = 0
+    offered: Callable[[Plan], bool] | None = None
 
-    def offered(self, plan: Plan) -> list[str]:
+    def choices(self, plan: Plan) -> list[str]:
         return self.measures(plan) if self.measures else []
 
     def first_measure(self, plan: Plan) -> str:
         """The measure that is drawn before the reader chooses one; empty where none is offered."""
-        names = self.offered(plan)
-        return names[min(self.preferred, len(names) - 1)] if names else ""
+        names = self.choices(plan)
+        return names[0] if names else ""
 
 
 # Every view by name, in the order in which pages and reports show them.
@@ -151,9 +148,8 @@ def view(
     kinds: tuple[Kind, ...] = BOTH,
     *,
     needs_fit: bool = True,
-    in_report: bool = True,
     measures: Callable[[Plan], list[str]] | None = None,
-    preferred: int = 0,
+    offered: Callable[[Plan], bool] | None = None,
 ) -> Callable[[Draw], Draw]:
     """Register a function as a view; what is said of ``View`` holds for the arguments.
 
@@ -164,19 +160,24 @@ def view(
     def register(draw: Draw) -> Draw:
         if name in VIEWS:
             raise ValueError(f"there is a view {name} already")
-        VIEWS[name] = View(name, title, kinds, draw, needs_fit, in_report, measures, preferred)
+        VIEWS[name] = View(name, title, kinds, draw, needs_fit, measures, offered)
         return draw
 
     return register
 
 
-def views_of(plan: Plan) -> list[View]:
-    """The views of a plan's kind; where nothing fits only those that do without."""
+def views_of(plan: Plan, searched: Plan | None = None) -> list[View]:
+    """The views of a plan's kind that have something to draw for it.
+
+    ``searched``: all splits, where ``plan`` holds one of them alone.
+    """
     some_fit = plan.best_row is not None
     return [
         view
         for view in VIEWS.values()
-        if plan.kind in view.kinds and (some_fit or not view.needs_fit)
+        if plan.kind in view.kinds
+        and (some_fit or not view.needs_fit)
+        and (view.offered is None or view.offered(plan if searched is None else searched))
     ]
 
 
@@ -315,8 +316,7 @@ def chart_of(
     figure: go.Figure,
     *values: Any,
     half: bool = False,
-    passing: Callable[[Boxes], list[int]] | None = None,
 ) -> Chart:
     """A chart with the texts of its macro in ``templates/split.j2``, told of ``values``."""
     title, alt, *note = PHRASES.lines(key.replace("-", "_"), *values)
-    return Chart(key, title, figure, alt, "".join(note), half, passing)
+    return Chart(key, title, figure, alt, "".join(note), half)

@@ -13,6 +13,7 @@ from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import cluster_title
 from recipe_core.plans.rank import pareto_front
+from recipe_core.request.objective import BY_ESTIMATE
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 
@@ -57,11 +58,12 @@ class Frontier:
     envelopes: tuple[Envelope, ...]
 
 
-def evaluate_frontier(plan: Plan, loads: Float | None = None) -> Frontier:
+def evaluate_frontier(plan: Plan, loads: Float | None = None, *, money: bool = False) -> Frontier:
     """Every split of a plan under many loads: 1 to 1,024 in flight or in a batch, or rates.
 
     Splits that hold the load count, whether or not they keep limits that depend on it; limits on
-    devices and on the price of an hour are kept.
+    devices and on the price of an hour are kept. ``money``: the best output per dollar counts in
+    place of that per device.
 
     Raises:
         InputError: for ``mode: offline``, where a queue is worked off and no load is held.
@@ -71,10 +73,11 @@ def evaluate_frontier(plan: Plan, loads: Float | None = None) -> Frontier:
     counted = wide.runs & ~wide.queues & ~wide.uncertain & _within_means(wide)
     clusters = wide.clusters_of_rows
     x, y = wide.columns["tokens_per_s_per_user"], wide.columns["output_tokens_per_s_per_gpu"]
-    counted &= np.isfinite(x) & np.isfinite(y)
+    height = 1 / wide.columns["usd_per_million_output_tokens"] if money else y
+    counted &= np.isfinite(x) & np.isfinite(height)
     envelopes = []
     for cluster in np.unique(clusters[counted]).tolist():
-        rows = np.flatnonzero(pareto_front(-x, -y, among=counted & (clusters == cluster)))
+        rows = np.flatnonzero(pareto_front(-x, -height, among=counted & (clusters == cluster)))
         rows = rows[np.argsort(x[rows], kind="stable")]
         envelopes.append(Envelope(cluster_title(wide, int(rows[0])), x[rows], y[rows], rows))
     return Frontier(wide, np.unique(wide.columns["load"]), tuple(envelopes))
@@ -100,7 +103,7 @@ def under_loads(request: PlanRequest, loads: Float) -> PlanRequest:
         update={
             "workload": workload.model_copy(update={field: values[0]}),
             "options": request.options.model_copy(update={"loads": tuple(values[1:])}),
-            "objective": objective.model_copy(update={"limits": limits, "confidence": None}),
+            "objective": objective.model_copy(update={"limits": limits, "confidence": BY_ESTIMATE}),
             "candidate": None,
         }
     )

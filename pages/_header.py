@@ -1,0 +1,91 @@
+"""The header and the foot of every page: name, navigation, and what is done with the request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import _address as address
+import _common as common
+import _glossary as glossary
+import _link as links
+import streamlit as st
+
+NAVIGATION = ("plan.py", "ship.py", "side.py", "check.py")
+"""Pages that the header leads to; the walk's screens are reached from them and from the start."""
+
+
+class Header:
+    """The header: drawn before the page; its link is filled after it."""
+
+    def __init__(self, pages: Mapping[str, Any]) -> None:
+        if common.dark():
+            st.html(DARK_BUTTON)
+        with st.container(horizontal=True, vertical_alignment="center", gap="xsmall", key="header"):
+            draw_page_link(pages, "home.py", "Recipe Builder")
+            for name in NAVIGATION:
+                draw_page_link(pages, name, page_title(name, pages[name].title))
+            st.space("stretch")
+            self.menu = st.popover("Menu", key="menu", icon=":material/menu:")
+            with self.menu:
+                draw_menu()
+                self.link = st.container()
+
+    def finish(self) -> None:
+        """Fill the link, after the page."""
+        links.fill_link_menu(self.link)
+
+
+DARK_BUTTON = """<style>
+button[kind='primary'], button[kind='primary'] p {color: #0B1118}
+button[kind='primary'] kbd {opacity: 1}
+</style>"""
+"""In dark the primary colour is light, as text of it must be: on it, text must be dark, and that of
+shortcuts without the library's 60 %, which no setting of the theme gives."""
+
+
+def page_title(name: str, title: str) -> str:
+    """The title of a page in the navigation; that of kept choices with their number."""
+    number = len(common.shelf())
+    return f"{title} ({number})" if name == "side.py" and number else title
+
+
+def draw_page_link(pages: Mapping[str, Any], name: str, title: str) -> None:
+    """A link to a page that keeps the request, also in a new tab; the current one is bold."""
+    is_current = st.session_state.get("page") == name
+    st.page_link(
+        pages[name],
+        label=f"**{title}**" if is_current or name == "home.py" else title,
+        query_params=address.screen_link_query(),
+        width="content",
+    )
+
+
+def draw_menu() -> None:
+    """Buttons that start a request anew or take an edit back."""
+    if st.button(
+        "New",
+        key="new",
+        icon=":material/restart_alt:",
+        on_click=common.start_over,
+        help="Back to an empty request; kept choices stay",
+        width="stretch",
+    ):
+        st.switch_page("home.py", query_params=address.screen_link_query())
+    undo = common.undo_title()
+    st.button(
+        f"Undo: {undo}" if undo else "Undo",
+        key="undo",
+        icon=":material/undo:",
+        on_click=common.take_back,
+        disabled=undo is None,
+        width="stretch",
+    )
+    address.page_link("home.py", "Examples", ":material/gallery_thumbnail:")
+
+
+def draw_page_foot() -> None:
+    """The end of every page: evidence and glossary."""
+    with st.container(horizontal=True, vertical_alignment="center", key="foot"):
+        address.page_link("evidence.py", "Evidence: how right are the numbers?", ":material/rule:")
+        glossary.draw_glossary_button()

@@ -1,0 +1,91 @@
+"""Calculations of the core for a page: by the server's workers, or after the page is drawn."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import _common as common
+import streamlit as st
+
+from recipe_core.base import budget
+from recipe_core.doors.pool import server_pool
+
+Value = TypeVar("Value")
+
+LOOK_EVERY_S = 0.5
+"""Seconds between looks whether the reader still waits for what is being calculated."""
+BY_MEANS = {"objective.limits.percentile": None}
+
+
+def later(draw: Callable[[], None]) -> None:
+    """Draw something after the page and its address, in a place that the page keeps for it."""
+    st.session_state.setdefault("later", []).append(draw)
+
+
+def draw_later() -> None:
+    for draw in st.session_state.pop("later", []):
+        draw()
+
+
+def calculated(
+    task: str,
+    function: Callable[..., Value],
+    *arguments: Any,
+    simulated_what: str = "splits",
+    clock: Callable[[], float] = time.monotonic,
+    **options: Any,
+) -> Value:
+    """The value of a function of the core, calculated by the server's workers.
+
+    Meanwhile the page says what is being done, and how far it is while requests are simulated for
+    percentiles, with a way to do without. The button, any other edit, or to leave the page ends
+    the work: there Streamlit stops a script, as soon as it draws something.
+    ``simulated_what``: what is counted meanwhile; empty where steps are no simulations.
+
+    Raises:
+        RecipeError: as the function, and where the server has too much to do.
+    """
+    pool, place = server_pool(), st.empty()
+    client = st.session_state.setdefault("client", secrets.token_hex(8))
+    with place.container(), st.spinner(task):
+        ahead, simulated = st.empty(), st.container()
+        bars: list[Any] = []
+        looked = clock()
+
+        def begin() -> None:
+            bars.append(simulated.progress(0.0))
+            simulated.button(
+                "Use means instead",
+                key="no-percentile",
+                icon=":material/close:",
+                on_click=common.apply_changes,
+                args=(BY_MEANS,),
+            )
+
+        def show(done: int, steps: int) -> None:
+            if not simulated_what:
+                return
+            if not bars:
+                begin()
+            text = f"Simulating requests: {done} of {steps} {simulated_what}"
+            bars[0].progress(min(done / steps, 1.0), text=text)
+
+        def left() -> bool:
+            nonlocal looked
+            if clock() - looked > LOOK_EVERY_S:
+                looked = clock()
+                ahead.caption(f"{pool.waiting} requests wait") if pool.waiting else ahead.empty()
+            return False
+
+        with budget.watched(show):
+            value = pool.run(function, *arguments, client=client, abandoned=left, **options)
+    place.empty()
+    return value
+
+
+def limit_page_time() -> AbstractContextManager[Any]:
+    return budget.apply_budget(server_pool().settings.budget)

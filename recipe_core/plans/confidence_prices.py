@@ -1,0 +1,135 @@
+"""The price of certainty: the best split for each of some confidences, beside the one asked for.
+
+With a stated load every row has its probability already, so that each confidence picks among the
+rows. A searched load is searched again, by another confidence, of the splits that may then be best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Int
+from recipe_core.plans.alternatives import goal_measure
+from recipe_core.plans.limits import stated_limits
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plan_json import measure_text
+from recipe_core.plans.rank import rank_rows
+from recipe_core.plans.splits import row_key
+from recipe_core.request.objective import BY_ESTIMATE
+
+# Confidences that a price is told of, beside the one asked for.
+CONFIDENCES = (BY_ESTIMATE, 0.8, 0.9, 0.95)
+# Splits whose loads are searched again: the best of the plan, then the surest of the others.
+SEARCHED_AGAIN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidencePrice:
+    """The best split at a confidence.
+
+    Attributes:
+        confidence: with which all limits hold.
+        candidate: the split; None where none holds them so surely.
+        key: its name in links.
+        load: its requests in flight where loads are searched.
+        measure: the name of the goal's measure, and ``value`` in its unit; ``figure`` as text.
+        change: by which share the value is larger (negative: smaller) than that of the best split
+            at the confidence asked for.
+    """
+
+    confidence: float
+    candidate: dict[str, Any] | None = None
+    key: str = ""
+    load: float | None = None
+    measure: str = ""
+    value: float | None = None
+    figure: str = ""
+    change: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "confidence": self.confidence,
+            "candidate": self.candidate,
+            "load": self.load,
+            "measure": self.measure or None,
+            "value": self.value,
+            "figure": self.figure or None,
+            "change": self.change,
+        }
+
+
+def price_confidences(plan: Plan) -> tuple[ConfidencePrice, ...]:
+    """The best split at 50, 80, 90 and 95 % and at the confidence asked for, with its figure.
+
+    Empty without limits, where nothing is feasible, and where loads are searched by simulated
+    percentiles, each of which would take seconds.
+    """
+    objective, best = plan.request.objective, plan.best_row
+    slow = plan.request.load_searched and objective.limits.percentile is not None
+    if best is None or not stated_limits(plan) or slow:
+        return ()
+    measure = goal_measure(plan, best)
+    now = float(plan.raw(measure)[best])
+    out = []
+    for confidence in sorted({*CONFIDENCES, objective.required_confidence}):
+        if confidence == objective.required_confidence:
+            best_pair: tuple[Plan, int] | None = plan, best
+        elif plan.request.load_searched:
+            best_pair = _search_again(plan, confidence)
+        else:
+            best_pair = _pick_row(plan, confidence)
+        if best_pair is None:
+            out.append(ConfidencePrice(confidence))
+            continue
+        at, row = best_pair
+        value = float(at.raw(measure)[row])
+        out.append(
+            ConfidencePrice(
+                confidence,
+                candidate=at.candidate(row),
+                key=row_key(at, row),
+                load=float(at.columns["load"][row]) if plan.request.load_searched else None,
+                measure=measure,
+                value=value * at.measures[measure].factor,
+                figure=measure_text(at, measure, row),
+                change=value / now - 1 if now > 0 and np.isfinite(value) else None,
+            )
+        )
+    return tuple(out)
+
+
+def _pick_row(plan: Plan, confidence: float) -> tuple[Plan, int] | None:
+    """The best row whose estimates keep the limits, and with a confidence where one is asked."""
+    wide = _judged_by_estimate(plan)
+    rows = rank_rows(wide)
+    if confidence > BY_ESTIMATE:
+        rows = rows[plan.chances[rows] >= confidence]
+    return (wide, int(rows[0])) if len(rows) else None
+
+
+def _judged_by_estimate(plan: Plan) -> Plan:
+    """The plan without the rule of confidence; its rows and their probabilities are the same."""
+    blocks = [
+        replace(block, limits=tuple(rule for rule in block.limits if rule.code != "confidence"))
+        for block in plan.blocks
+    ]
+    return Plan(plan.spec, plan.problem, blocks)
+
+
+def _search_again(plan: Plan, confidence: float) -> tuple[Plan, int] | None:
+    """The best of the likely splits, each under its best load at another confidence."""
+    from recipe_core.plans.serving_search import search_loads_again
+
+    again = search_loads_again(plan, _likely_rows(plan), confidence)
+    return None if again.best_row is None else (again, again.best_row)
+
+
+def _likely_rows(plan: Plan) -> Int:
+    """Rows that may be best at another confidence: the best ones, and the surest of the others."""
+    first, rest = plan.order[:SEARCHED_AGAIN], np.flatnonzero(plan.runs)
+    rest = rest[~np.isin(rest, first)]
+    surest = rest[np.argsort(-np.nan_to_num(plan.chances[rest]), kind="stable")]
+    return np.sort(np.concatenate([first, surest[: SEARCHED_AGAIN - len(first)]]))

@@ -1,0 +1,184 @@
+"""What people come for, by keyboard alone, along the walk; and that the address keeps all of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from tests.fixtures.serve import recipe_serve
+from tests.fixtures.wizard import (
+    LLAMA_33,
+    NO_PLAYWRIGHT,
+    PEOPLE_USE,
+    PLAN,
+    QWEN_235B,
+    answer_of,
+    checked_bundle,
+    choose_device,
+    move_to,
+    open_step,
+    query,
+    recipe_in,
+    same_as_library,
+    settled,
+    ships_what_was_priced,
+    tab_to,
+    type_over,
+    wait_for_query,
+)
+
+expect = pytest.importorskip("playwright.sync_api", reason=NO_PLAYWRIGHT).expect
+pytestmark = [pytest.mark.browser, pytest.mark.nightly]
+
+
+def enter(page: Any, name: str, title: str) -> None:
+    """Tab to what leads on, take it by Enter, and wait for the page of this title."""
+    tab_to(page, name)
+    page.keyboard.press("Enter")
+    settled(page, title)
+
+
+def walk_to_traffic(page: Any, address: str, door: str, text: str, model: str) -> None:
+    """From the start page through a door to the model, and on to the traffic."""
+    open_step(page, address, "")
+    enter(page, door, "Model")
+    type_over(page, "Model", text)
+    wait_for_query(page, "model", model)
+    settled(page, "Model")
+    enter(page, "Next", "Traffic and limits")
+
+
+def choose(page: Any, label: str, text: str, name: str, value: str) -> None:
+    """Tab to a list, and take an option by what is typed."""
+    tab_to(page, label)
+    page.keyboard.type(text)
+    page.get_by_role("option", name=re.compile(f"^{text}")).first.wait_for()
+    page.keyboard.press("Enter")
+    wait_for_query(page, name, value)
+    settled(page, PLAN)
+
+
+def choose_hardware(page: Any, name: str, device: str, **counts: str) -> None:
+    enter(page, "Next", "Hardware")
+    move_to(page, "Hardware", "I choose")
+    page.keyboard.press("Space")
+    choose_device(page, name, device, **counts)
+
+
+def ship(page: Any) -> None:
+    enter(page, "Ship it", "Ship")
+
+
+def by_shortcut(page: Any, folder: Path) -> Path:
+    return checked_bundle(page, lambda: page.keyboard.press("Control+s"), folder)
+
+
+def test_a_cheapest_layout_within_a_limit(page: Any, address: str, tmp_path: Path) -> None:
+    walk_to_traffic(page, address, "Serve a model", "llama 3.3 70b", LLAMA_33)
+    type_over(page, "Time per output token", "40 ms")
+    wait_for_query(page, "objective.limits.tpot_ms", "40")
+    choose_hardware(page, "H100 SXM", "h100-sxm", per_node="8")
+    enter(page, "Show the answer", PLAN)
+    expect(answer_of(page)).to_contain_text("8 × H100")
+    same_as_library(page)
+    ship(page)
+    document = recipe_in(by_shortcut(page, tmp_path))
+    assert document["request"]["objective"]["limits"]["tpot_ms"] == 40
+
+
+def test_b_hardware_for_a_rate_a_limit_and_a_budget(page, address, tmp_path):
+    walk_to_traffic(page, address, "Serve a model", "qwen3 235b", QWEN_235B)
+    choose(page, "Load", "Requests a second", "workload.mode", "open")
+    type_over(page, "Requests a second", "5")
+    wait_for_query(page, "workload.request_rate", "5")
+    type_over(page, "Time to first token", "2 s")
+    wait_for_query(page, "objective.limits.ttft_ms", "2000")
+    type_over(page, "Budget", "$40k")
+    page.wait_for_function("() => location.search.includes('usd_per_hour')")
+    enter(page, "Next", "Hardware")
+    enter(page, "Show the answer", PLAN)
+    ships_what_was_priced(page, 40_000, lambda: ship(page))
+    assert recipe_in(by_shortcut(page, tmp_path))["request"]["workload"]["request_rate"] == 5
+
+
+def test_d_adapters_of_a_small_model_on_two_consumer_cards(page, address, tmp_path):
+    walk_to_traffic(page, address, "Train or fine-tune", "qwen3 8b", "Qwen/Qwen3-8B")
+    choose(page, "Kind of run", "LoRA", "workload.method", "lora")
+    choose_hardware(page, "RTX 4090", "rtx-4090", per_node="2")
+    wait_for_query(page, "hardware.per_node", "2")
+    enter(page, "Show the answer", PLAN)
+    expect(answer_of(page)).to_contain_text("2 × RTX 4090")
+    same_as_library(page)
+    ship(page)
+    assert recipe_in(by_shortcut(page, tmp_path))["candidate"]["engine"] in PEOPLE_USE
+
+
+START = {
+    "model": "Qwen/Qwen3-8B",
+    "hardware.device": "h100-sxm",
+    "objective.optimize": "cost",
+    "objective.limits.tpot_ms": "40",
+}
+
+
+def shown(page: Any) -> tuple[dict[str, str], str]:
+    """What the address says and what the card shows."""
+    return query(page), answer_of(page).inner_text()
+
+
+def limit_to(page: Any, address: str, tpot_ms: str) -> None:
+    """Go back to the limits of what stands, type another, and return to the answer."""
+    open_step(page, address, "traffic", urlencode(query(page)))
+    type_over(page, "Time per output token", tpot_ms)
+    wait_for_query(page, "objective.limits.tpot_ms", tpot_ms)
+    settled(page, "Traffic and limits")
+    enter(page, "Show the answer", PLAN)
+
+
+def test_the_address_keeps_all_in_reload_back_tabs_and_restart(
+    open_page: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, stranger = open_page(), open_page()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with recipe_serve(tmp_path / "first") as server:
+        open_step(page, server.url, "plan", urlencode(START))
+        first = shown(page)
+        limit_to(page, server.url, "12")
+        edited = shown(page)
+        assert edited[0]["objective.limits.tpot_ms"] == "12"
+        assert edited[1] != first[1]
+        page.reload()
+        settled(page, PLAN)
+        assert shown(page) == edited
+        while query(page)["objective.limits.tpot_ms"] == "12":
+            page.go_back()
+            settled(page, PLAN)
+        page.go_forward()
+        wait_for_query(page, "objective.limits.tpot_ms", "12")
+        settled(page, PLAN)
+        beside = page.context.new_page()  # another tab of the same browser
+        open_step(beside, server.url, "plan", urlencode(edited[0]))
+        limit_to(beside, server.url, "25")
+        assert query(beside)["objective.limits.tpot_ms"] == "25"
+        open_step(page, server.url, "plan", urlencode(edited[0]))
+        assert shown(page) == edited
+        href = page.get_by_role("link", name="Ship", exact=True).get_attribute("href")
+        stranger.goto(f"{server.url}/{str(href).removeprefix('/')}")
+        settled(stranger, "Ship")
+        where = page.locator(".st-key-decision").get_by_role("heading", level=2).inner_text()
+        stranger.get_by_role("heading", level=2, name=where).wait_for()
+        link = page.url
+        for each in (page, beside, stranger):
+            each.goto("about:blank")  # a tab left open would ask in vain meanwhile
+    monkeypatch.setattr("tests.fixtures.serve.free_port", lambda: server.port)
+    with recipe_serve(tmp_path / "second"):
+        page.goto(link)
+        settled(page, PLAN)
+        assert shown(page) == edited
+        page.goto("about:blank")
