@@ -392,8 +392,8 @@ def _split_limits(cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
     c = {name: int(getattr(cases, name)[0]) for name in names}
     m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
     piped = int(cases.pp[0]) > 1
-    yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
-    yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
+    yield "CP", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
+    yield "EP", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
     yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"
     yield "recompute_layers", c["recompute_layers"] or None, "all layers recomputed alike"
     yield (

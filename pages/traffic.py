@@ -181,7 +181,7 @@ def pick_engines() -> None:
     )
     if any(engine(name).batcher for name in current):
         windows()
-    common.edit(st.toggle, "Include context-parallel decoding (cp)", "options.context_parallel")
+    common.edit(st.toggle, "Include context-parallel decoding (CP)", "options.context_parallel")
     common.edit(
         st.toggle,
         "Include separate prefill pools",

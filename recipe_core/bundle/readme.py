@@ -24,7 +24,7 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.fallbacks import fallback_title
 from recipe_core.recipe.figures import cost_text, text_rows
 from recipe_core.recipe.schema import dns_label
-from recipe_core.request.split_key import training_split
+from recipe_core.request.split_key import split_name
 from recipe_core.scaling.summary import HOURS
 from recipe_core.targets.by_hand import TITLES, target_uses
 from recipe_core.targets.restarts import Row
@@ -59,7 +59,7 @@ def bundle_readme(
         image=lock.image if lock else None,
         weights=recipe.candidate.get("weight_dtype", recipe.candidate.get("precision")),
         weights_place="" if place in (UNPLACED, recipe.model.id) else place,
-        split=_split_words(recipe),
+        split=split_name(recipe.candidate),
         **(_rented_values(recipe) if serving else {}),
         spot=spot,
         compression=estimate.get("compression") if "compression" in launch else None,
@@ -107,15 +107,6 @@ def _readme_template() -> Template:
         "metrics": _metrics_text,
     }
     return environment.get_template("README.md.j2")
-
-
-def _split_words(recipe: Recipe) -> str:
-    degrees = recipe.candidate
-    if recipe.kind == "training":
-        return training_split(degrees)
-    names = {"tp": "tensor parallel", "pp": "pipeline parallel", "dp": "data parallel"}
-    split = " × ".join(f"{title} {degrees[name]}" for name, title in names.items())
-    return split + (f", experts sharded over {degrees['ep']} ranks" if degrees["ep"] > 1 else "")
 
 
 def _rented_values(recipe: Recipe) -> dict[str, Any]:

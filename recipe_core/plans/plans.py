@@ -160,7 +160,7 @@ def _require_rows(plan: Plan) -> Plan:
         raise RecipeError(
             f"no split of {plan.problem.cluster.devices} devices agrees with the candidate.",
             field="candidate",
-            hint="Leave tp, pp, cp, dp or ep out, or add devices.",
+            hint="Leave TP, PP, CP, DP or EP out, or add devices.",
         )
     return plan
 

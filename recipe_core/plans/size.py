@@ -137,6 +137,6 @@ def check_training_size(candidates: int, clusters: int) -> None:
             f"the splits of this run{on} make over {cap:,} candidates, the most that are "
             "evaluated in one plan.",
             field="candidate",
-            hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",
+            hint=f"State some of TP, PP, CP, EP, micro_batch, or options.nodes: all{fewer}.",
         )
     budget.count_planned(candidates)

@@ -27,7 +27,7 @@ class PoolRequest(DescribedModel):
     """Data-parallel ranks of one copy."""
 
     ep: Degree = 1
-    """Ranks that share the experts: 1, or tp × dp."""
+    """Ranks that share the experts: 1, or TP × DP."""
 
     replicas: Degree = 1
     """Copies of the pool's split."""
@@ -56,10 +56,10 @@ class _Degrees(DescribedModel):
 
     ep: Degree | None = None
     """Expert parallelism: ranks that share the experts of an MoE model. In serving 1 (experts are
-    cut by tp) or tp × dp; in training a divisor of tp × cp × dp."""
+    cut by TP) or TP × DP; in training a divisor of TP × CP × DP."""
 
     cp: Degree | None = None
-    """Context parallelism. In serving, ranks of tp that share the cache of a KV head which each
+    """Context parallelism. In serving, ranks of TP that share the cache of a KV head which each
     would hold whole; in training, ranks over which a sequence is cut."""
 
 
@@ -105,7 +105,7 @@ class ServingCandidate(_Degrees):
 
     engine_version: Text | None = None
     """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
-    out, the one that bundles start. With a split stated in full (tp, pp, dp), in estimates only."""
+    out, the one that bundles start. With a split stated in full (TP, PP, DP), in estimates only."""
 
     eager: bool | None = None
     """Whether the engine runs without captured graphs. This version does not model it and refuses
@@ -120,7 +120,7 @@ class ServingCandidate(_Degrees):
 
     replicas: Degree | None = None
     """Copies of the pool that decodes, only beside ``prefill``; left out there, 1. Where experts
-    are not shared dp comes to the same."""
+    are not shared DP comes to the same."""
 
 
 Recompute = Literal["none", "selective", "full"]
@@ -180,7 +180,7 @@ class TrainingCandidate(_Degrees):
     """Pipeline schedule; left out, ``1f1b``, or ``interleaved`` with several chunks per stage."""
 
     shard: Degree | None = None
-    """Ranks that divide the states; fewer than dp × cp are hybrid shards (HSDP)."""
+    """Ranks that divide the states; fewer than DP × CP are hybrid shards (HSDP)."""
 
     sequence_parallel: bool | None = None
     """Whether tensor-parallel ranks also divide what norms and residuals keep; left out, they

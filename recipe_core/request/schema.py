@@ -63,7 +63,7 @@ class Options(DescribedModel):
     """Drafts to judge besides the workload's own."""
 
     context_parallel: bool = False
-    """Whether to judge splits whose ranks share a cache that each would hold whole (cp), which
+    """Whether to judge splits whose ranks share a cache that each would hold whole (CP), which
     helps where there are more ranks than KV heads."""
 
     disaggregated: bool = False

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.limits import limit_texts
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.fallbacks import fallback_changes
@@ -66,12 +67,12 @@ class Origin:
 
 
 def stated_split(candidate: CandidateRequest | None) -> str:
-    """The split that a request states: ``tp 4 · dp 2``; a part of one leaves the rest open."""
+    """The split that a request states: ``TP 4 × DP 2``; a part of one leaves the rest open."""
     fields = candidate.model_dump(exclude_none=True) if candidate else {}
     if {"tp", "pp", "dp"} <= set(fields):
         return split_name({**_LEFT_OUT, **fields})
     return ", ".join(
-        f"{name} {value}"
+        f"{name.upper() if name in DEGREES else name.replace('_', ' ')} {value}"
         for name, value in fields.items()
         if name not in ("prefill", "speculative")
     )

@@ -264,7 +264,7 @@ def _ties_text(plan: Plan) -> str:
         f"{count_ties(plan)} more {'tie' if several else 'ties'} with the first: "
         f"{'each' if several else 'it'} measures better than it with a probability of "
         f"{chance_text(TIED)} or more. Of equal estimates the simplest is first: fewest devices, "
-        "no pipeline, smallest tp"
+        "no pipeline, smallest TP"
     )
 
 

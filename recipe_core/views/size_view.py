@@ -103,7 +103,7 @@ def sentence(row: Row) -> str:
 
 
 def split_sentence(row: Row) -> str:
-    """The same with the split: ``4 × …, $8.00 an hour …: tp 4, vLLM``."""
+    """The same with the split: ``4 × …, $8.00 an hour …: TP 4, vLLM``."""
     return f"{sentence(row)}: {row['label']}, {engine_title(row['engine'])}"
 
 

@@ -124,7 +124,7 @@ def test_traces_are_those_of_a_rank_and_say_how_they_were_made(tiny_config):
     assert "fp8-block weights are traced, and compared, as bf16." in found["method"]
     for model, tp, said in (
         (tiny_config | {"model_type": "own_make"}, 1, "no model_type 'own_make'"),
-        (DEEPSEEK_V4, 16, "8 output groups are not divisible by tp 16"),
+        (DEEPSEEK_V4, 16, "8 output groups are not divisible by TP 16"),
     ):
         assert said in str(refusal(traced, model, tp))
     found = traced(table("trace", "configs")["multimodal"], tp=2)

@@ -209,7 +209,7 @@ def test_skypilot_starts_what_was_estimated():
 @pytest.mark.parametrize("name", ["titan-hybrid", "titan-hybrid-small"])
 def test_torchtitan_cuts_heads_of_keys_and_values_evenly(name):
     """pytorch/torchtitan#4016: tensor_parallel_degree must divide n_kv_heads, in hybrids too."""
-    with pytest.raises(NoAnswer, match="2 key/value heads are not divisible by tp 4"):
+    with pytest.raises(NoAnswer, match="2 key/value heads are not divisible by TP 4"):
         built(name)
     assert any("No bundle is made" in note for note in estimated(name)["notes"])
 

@@ -32,7 +32,7 @@ from tests.fixtures.rows import table
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 CROWDED = f"plan.py?model={LLAMA_70B}&workload.concurrency=512&workload.max_context=24576"
-"""A load that some splits queue under; others may not start: at tp 2 the cache of one such request
+"""A load that some splits queue under; others may not start: at TP 2 the cache of one such request
 of Llama-3.1-70B just fits on an H100.
 """
 PIPELINED = "plan.py?workload.kind=training&workload.tokens=1e10&hardware.nodes=4"
@@ -93,7 +93,7 @@ def test_pins_of_a_link_are_drawn_taken_and_removable() -> None:
     app = opened("plan.py", pins=TP8)
     assert query_of(press(app, f"use-{TP8}"))["candidate.tp"] == "8"
     assert app.session_state["page"] == "plan.py"  # whose card is then on it
-    assert "**tp 8** ·" in words(app)
+    assert "**TP 8** ·" in words(app)
     assert press(app, "ship").selectbox(key="_split").value == TP8
 
 

@@ -34,7 +34,7 @@ from tests.fixtures.rows import over, table
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 LONG = {"max_context": 24_576}
-"""At tp 2 the cache of one such request just fits on an H100, so that a start is uncertain."""
+"""At TP 2 the cache of one such request just fits on an H100, so that a start is uncertain."""
 DENSE = sorted({round(load) for load in np.geomspace(1, 4096, 250)})
 
 
@@ -86,7 +86,7 @@ def test_every_split_is_at_its_best_load(case):
 
 def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_limit():
     stated, searched = plan_splits(request(workload={"concurrency": 64})), searched_70b()
-    assert (str(stated.best), str(searched.best)) == ("tp 8", "tp 4 · dp 2")
+    assert (str(stated.best), str(searched.best)) == ("TP 8", "TP 4 × DP 2")
     assert searched.columns["load"][searched.best_row] > 128
     outputs = [s.columns["output_tokens_per_s"][s.best_row] for s in (stated, searched)]
     assert outputs[1] > 1.37 * outputs[0]

@@ -89,14 +89,28 @@ def test_every_row_has_its_own_key_is_found_by_it_and_estimated_alike_alone(name
 def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_well():
     board = made(BOARDS["serving"] | {"options.weight_dtypes": ("bf16", "fp8")})
     assert len({split_label(board, row) for row in range(len(board))}) == len(board)
-    assert (
-        split_key.split_degrees_text({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    degrees = {"tp": 4, "pp": 2, "dp": 2, "ep": 8, "cp": 2}
+    assert split_key.split_degrees_text(degrees) == "TP 4 × PP 2 × DP 2 · EP 8 · CP 2"
+    pool = {"replicas": 3, "tp": 2, "pp": 1, "dp": 2, "ep": 1}
+    copies = {"replicas": 2, "tp": 4, "pp": 1, "dp": 2, "ep": 1, "prefill": pool}
+    said = "2 × (TP 4 × DP 2), prefill on 3 × (TP 2 × DP 2)"
+    assert split_key.serving_split(copies) == said
+    pool |= {"replicas": 1}
+    assert split_key.serving_split(copies | {"replicas": 1}) == (
+        "TP 4 × DP 2, prefill on TP 2 × DP 2"
     )
     split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
     split |= {"micro_batch": 2, "recompute": "full"}
     whole = split_key.training_split(split)
-    assert whole == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
+    assert whole == "DP 8 × PP 4 · 2 chunks a stage · ZeRO 1 · micro-batch 2 · full recompute"
     assert split_key.split_short_name(split) == whole.replace("micro-batch", "mb")
+    assert split_key.split_degrees_text(split | {"cp": 2}) == "TP 1 × PP 4 × CP 2 × DP 8"
+    experts = split | {"cp": 2, "ep": 4, "virtual_stages": 1, "shard": 4, "recompute": "none"}
+    assert split_key.training_split(experts) == (
+        "DP 8 × PP 4 × CP 2 · EP 4 · ZeRO 1 over 4 · micro-batch 2"
+    )
+    alone = experts | {"pp": 1, "cp": 1, "dp": 1, "ep": 1, "zero_stage": 0}
+    assert split_key.training_split(alone) == "one device · micro-batch 2"
     board = planned("pooled")
     labelled = [split_label(board, int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)

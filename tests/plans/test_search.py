@@ -95,7 +95,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
     assert set(tokens) == {1, 2, 4, 8}
     for few, many in pairwise(sorted(tokens)):
         assert tokens[many] == pytest.approx(2 * tokens[few], rel=0.01)
-    said = ["tp 8 puts each of 8 KV heads on 1 rank, not divisible by cp 2"]
+    said = ["TP 8 puts each of 8 KV heads on 1 rank, not divisible by CP 2"]
     assert reasons_of(LLAMA_70B, engine="vllm", tp=8, cp=2) == said
 
 
@@ -261,7 +261,7 @@ def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged(
     whole = {"tp": 8, "pp": 1, "dp": 1}
     splits, row = plan_candidate(make_request("Qwen/Qwen3-30B-A3B", candidate=whole))
     assert row_reasons(splits, row) == []
-    assert "held 2 times: 4 KV heads over tp 8" in " ".join(splits.estimate(row).notes)
+    assert "held 2 times: 4 KV heads over TP 8" in " ".join(splits.estimate(row).notes)
     assert reasons_of("Qwen/Qwen3-235B-A22B-FP8", tp=8, ep=8) == []
     splits, row = plan_candidate(make_request(workload={"max_context": 200_000}, candidate=whole))
     assert "131,072" in row_reasons(splits, row)[0]

@@ -89,7 +89,7 @@ def test_requests_come_from_values_files_and_objects_and_a_refused_split_is_not_
 def test_the_examples_of_the_folder_are_executed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "compare_devices.py"), run_name="__main__")
-    assert "h100-sxm: tp" in capsys.readouterr().out
+    assert "h100-sxm: TP" in capsys.readouterr().out
 
 
 def test_the_gallery_has_ten_cases_that_differ():

@@ -305,11 +305,11 @@ def test_a_name_says_what_tells_a_choice_from_others():
     other_format = chosen(bf16, {"hardware.device": "mi300x"})
     other_load = change(ON_MI300X, {"workload.concurrency": 8})
     assert [kept.name for kept in keep_choice(keep_choice(FEW, other_format), other_load)] == [
-        "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2",
-        "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2 · zero 1 · mb 2",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · bf16",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · fp8",
+        "Llama-3.1-70B-Instruct · H100 SXM5 · TP 8",
+        "Llama-3.1-8B-Instruct · MI300X · TP 4 × DP 2",
+        "Llama-3.1-8B-Instruct · H100 SXM5 · DP 4 × TP 2 · ZeRO 1 · mb 2",
+        "Llama-3.1-8B-Instruct · MI300X · TP 4 × DP 2 · bf16",
+        "Llama-3.1-8B-Instruct · MI300X · TP 4 × DP 2 · fp8",
     ]
 
 

@@ -262,7 +262,7 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     splits = planned(("options.loads", (16, 512)))
     tp, pp = splits.columns["tp"], splits.columns["pp"]
     figure = memory_bars(splits, np.flatnonzero((tp == 8) & (pp == 1)).tolist())
-    loads = [f"tp 8 · {load} in flight" for load in (64, 16, 512)]
+    loads = [f"TP 8 · {load} in flight" for load in (64, 16, 512)]
     assert list(figure.layout.yaxis.ticktext) == loads
     assert all(len(set(bar.y)) == 3 for bar in figure.data if bar.type == "bar")
     splits = planned(BESIDE)

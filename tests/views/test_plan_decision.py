@@ -63,7 +63,7 @@ def test_a_price_of_ones_own_is_taken_at_its_word_and_none_is_no_money():
 
 def test_the_decision_names_layout_engine_and_formats_without_identifiers():
     decision = decided()
-    assert decision.layout == "tp 8"
+    assert decision.layout == "TP 8"
     assert decision.engine == "vLLM"
     assert "bf16 weights" in decision.formats
     half = decided(("objective.optimize", "cost"))

@@ -67,7 +67,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     limited = planned(COST | {"objective.confidence": "0.5"}, tpot_ms="35")
     said, row = plan_verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
-    assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
+    assert said.subject == "TP 4 · 4 of 8 × H100 SXM5"
     chance = float(limited.chances[row])
     assert f"holds 35 ms per token with {chance * 100:.0f} %" in said.line
     assert "within the limit" in said.counts

@@ -142,7 +142,7 @@ def _degree_facts(
     degrees = {key: run.split[key] for key in names if key in run.split}
     changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
     if changed:
-        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
+        ran = ", ".join(f"{key.upper()} {value}" for key, value in changed.items())
         fields = changed if run.kind == "training" else degrees
         yield _split_fact("split", f"the split was {ran}", about, **fields)
 

@@ -57,7 +57,7 @@ WORTH_SAYING = 1.05
 # Parts of a step on links, and what they do.
 _LINKS = {
     "all_to_all": "exchanging tokens among experts",
-    "all_reduce": "summing over tp",
+    "all_reduce": "summing over TP",
     "context": "sharing a cache",
     "pipeline": "handing over between stages",
 }
@@ -322,7 +322,7 @@ def _link_note(cases: Cases, served: Serving) -> Note:
         work=work_s,
         subject=np.where(largest, "a request's own prompt", "the time per output token"),
         parts=parts_text,
-        ranks=lambda i: f" of dp {experts[i]}" if experts[i] > 1 else "",
+        ranks=lambda i: f" of DP {experts[i]}" if experts[i] > 1 else "",
     )
 
 

@@ -281,7 +281,7 @@ def _interference(state: _State) -> Iterator[Line]:
     numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
-        "what a prompt adds ÷ pp; of prompts that start together (b) only those behind"
+        "what a prompt adds ÷ PP; of prompts that start together (b) only those behind"
     )
     yield Line(TIME_TITLES[name], formula, numbers, time_text(value_s))
 

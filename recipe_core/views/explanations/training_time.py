@@ -193,7 +193,7 @@ def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
     if stages == 1:
         raise InputError(
             "this split has no pipeline: every device holds all layers.",
-            hint="Choose a split with pp above 1.",
+            hint="Choose a split with PP above 1.",
         )
     parts, training = require_part(estimate.breakdown_s).step, require_part(estimate.training)
     total = training.micro_batches
