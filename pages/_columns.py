@@ -67,7 +67,7 @@ def column_config(plan: Plan) -> dict[str, object]:
         )
     # names of training splits are long
     width = 330 if common.asks_for_training() else None
-    split = st.column_config.TextColumn("Split", pinned=True, width=width)
+    split = st.column_config.TextColumn("Layout", pinned=True, width=width)
     front = st.column_config.TextColumn(
         "Front", width="small", help=f"{FRONT}: {term_help('front')}"
     )

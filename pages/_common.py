@@ -337,7 +337,7 @@ def keep_button(split_request: PlanRequest, key: str, **options: Any) -> None:
         disabled=on_shelf,
         on_click=keep_split,
         args=(split_request,),
-        help="Compare it side by side with splits of other models, devices, loads and formats",
+        help="Compare it side by side with layouts of other models, devices, loads and formats",
         **options,
     )
 

@@ -55,5 +55,5 @@ def table_buttons(key: str, name: str, frame: Callable[[], Any]) -> None:
 
 def table_menu(subject: str, frame: Callable[[], Any]) -> None:
     with st.popover("Export", icon=":material/download:"):
-        st.caption("The splits that pass the filters, with the ends of likely ranges.")
+        st.caption("The layouts that pass the filters, with the ends of likely ranges.")
         table_buttons(subject, exports.file_name(common.request(), subject), frame)

@@ -135,7 +135,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
 def chosen_split(key: str) -> str:
     """Return whether techniques are on the base's split, or each on its own best."""
     about = (
-        "The split of the base shows what the format alone does; its best split, what it makes "
+        "The layout of the base shows what the format alone does; its best layout, what it makes "
         "possible, such as fewer devices"
     )
     return str(common.pick_one("On", view.SPLITS, key, help=about))

@@ -135,7 +135,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
     fits = row is not None and plan.feasible[row]
     if row is None:
         name = split_key.split_name(split_key.key_split(key))
-        st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
+        st.markdown(f"**{common.escape(name)}** is no longer a layout of this plan.")
         st.caption("The link omits it.")
     elif fits:
         st.markdown(

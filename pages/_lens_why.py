@@ -139,7 +139,7 @@ def why_not(plan: Plan) -> None:
             "why": st.column_config.TextColumn("Why not", width=900),
             "kind": st.column_config.TextColumn("Rule", width="medium"),
         },
-        alt=f"{len(refused)} refused splits with their reasons",
+        alt=f"{len(refused)} refused layouts with their reasons",
     )
     if number > len(refused):
         st.caption(f"The {len(refused):,} of {number:,} with the fewest problems.")

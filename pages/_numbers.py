@@ -20,7 +20,7 @@ from recipe_core.request.edit import range_of, value_of
 from recipe_core.views.glossary import field_help
 
 MOST_LOADS = 16
-"""Loads that a page takes: each is judged with every split."""
+"""Loads that a page takes: each is judged with every layout."""
 BOX_PX = 165
 """Width of a box: a wider one says "Press Enter to apply" over the last of its digits."""
 _group: ContextVar[str | None] = ContextVar("group of boxes", default=None)

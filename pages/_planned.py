@@ -33,7 +33,7 @@ _plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
 # the digest only tells apart what files of the model and the calibration held before and hold now
 @cached(_plans, lock=threading.Lock())
 def _plan_of_text(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
-    return work.calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
+    return work.calculated("Evaluating every layout", rb.plan, json.loads(text), folders=may_read)
 
 
 @lru_cache(maxsize=64)

@@ -27,7 +27,7 @@ def draw_ranked_splits(plan: Plan) -> None:
         passing = tables.filtered(plan, filters)
         export.table_menu("splits", lambda: tables.export_frame(plan, passing, names))
     if not len(passing):
-        st.info("No split passes these filters.", icon=":material/filter_alt:")
+        st.info("No layout passes these filters.", icon=":material/filter_alt:")
         return
     frame = tables.splits_frame(plan, passing[:SHOWN_ROWS], ranges=ranges)
     keys = frame["key"].tolist()
@@ -51,12 +51,12 @@ def draw_ranked_splits(plan: Plan) -> None:
         height="content" if len(frame) < 11 else 390,
         column_order=order,
         column_config=columns_of.column_config(plan),
-        alt=f"The {len(frame)} best splits that run, best first",
+        alt=f"The {len(frame)} best layouts that run, best first",
     )
     if len(passing) > len(frame):
-        st.caption(f"The first {len(frame):,} of {len(passing):,} splits; the export has all.")
+        st.caption(f"The first {len(frame):,} of {len(passing):,} layouts; the export has all.")
     elif len(passing) < len(plan.order):
-        st.caption(f"{len(passing):,} of {len(plan.order):,} splits pass the filters.")
+        st.caption(f"{len(passing):,} of {len(plan.order):,} layouts pass the filters.")
 
 
 def pick_filters(plan: Plan) -> Filters:
@@ -76,7 +76,7 @@ def pick_filters(plan: Plan) -> Filters:
         "Best tradeoffs only",
         key=f"filter-front-{plan.kind}",
         persist_state="session",
-        help="Splits that no other beats in both measures in which the chart starts, by device",
+        help="Layouts that no other beats in both measures in which the chart starts, by device",
     )
     axes = plan.shown.axes if front else None
     return Filters(tuple(by), tuple(picked_states), tuple(picked), axes)

@@ -116,7 +116,7 @@ def draw_bundle_refusal(plan: Plan) -> None:
 def draw_left_split_note() -> None:
     if lost := planned.left_split_name():
         st.caption(
-            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+            common.escape(f"{lost}, the layout that you chose, no longer fits: the link omits it.")
         )
 
 

@@ -155,7 +155,7 @@ def serving_targets(figures: pd.DataFrame) -> str:
         )
         shown = " | ".join("–" if np.isnan(part) else f"{part:.0%}" for part in (share, *vendors))
         verdict = "met" if share >= RANKED_RIGHT else "missed"
-        title = f"better split known, {pairing.title}"
+        title = f"better layout known, {pairing.title}"
         lines.append(
             f"| {title} | {RANKED_RIGHT:.0%} | {shown} | {len(ranked)} pairs | {verdict} |"
         )
@@ -290,9 +290,9 @@ intervals give ([sizing](../guide/size.md#does-it-hold)).
 
 {tables}
 
-What runs of one device, engine and version have in common cancels where their splits are compared.
-How often the split that is estimated to be better was better, by the probability that it is given
-(runs of one source, device, model, engine version, workload and load that differ in split):
+What runs of one device, engine and version have in common cancels where their layouts are compared.
+How often the layout that is estimated to be better was better, by the probability that it is given
+(runs of one source, device, model, engine version, workload and load that differ in layout):
 
 {pairs_of}"""
 
@@ -376,7 +376,7 @@ def score_sections(f: pd.DataFrame) -> str:
     """Scored runs against the targets, and the primary score."""
     return f"""## Against the targets
 
-Scored runs: the primary score, median / p90 of cells, and pairs of splits. No vendor's
+Scored runs: the primary score, median / p90 of cells, and pairs of layouts. No vendor's
 median may be worse than {VENDOR_FACTOR} × that of all.
 
 {serving_targets(f)}
@@ -423,11 +423,11 @@ By source:
 
 def split_sections(f: pd.DataFrame, runs: list[Run]) -> str:
     """The order of splits, and where estimates are worst."""
-    return f"""## The better of two splits
+    return f"""## The better of two layouts
 
-Pairs of runs that differ in split, and by more than 10 % in the figure; all else is equal. Splits
+Pairs of runs that differ in layout, and by more than 10 % in the figure; all else is equal. Layouts
 over different numbers of GPUs are compared by throughput per GPU, and by time without scaling.
-Where versions differ, the pair measures the version as much as the split; a pair whose estimates
+Where versions differ, the pair measures the version as much as the layout; a pair whose estimates
 tie (within 1 %) says nothing about either.
 
 {serving_markdown(split_ranking(f))}
@@ -469,7 +469,7 @@ operator family and dtype of a device, and what engines and fabrics add. None is
 ## Memory
 
 Weights and cache are also compared with the real transformers models on torch's meta device
-(`tests/calibration/test_trace.py`, 28 model × split cases: weights within 0.07 %, cache per token
+(`tests/calibration/test_trace.py`, 28 model × layout cases: weights within 0.07 %, cache per token
 exact).
 Below: what vLLM logged at its start, against the estimate at the same limits.
 

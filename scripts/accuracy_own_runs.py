@@ -430,7 +430,7 @@ def own_runs_report(table: pd.DataFrame, prior: Prior) -> str:
     return f"""Of the runs of a cell (without those that the data exclude) some are drawn at random,
 {DRAWS} times, and given as own runs (`--measured`, [own runs](../method/own-runs.md)); the others
 are estimated. Errors are the cell's medians; the last column is of those tested runs whose very
-deployment (engine version and split) is among the given ones. What is known before any run is
+deployment (engine version and layout) is among the given ones. What is known before any run is
 chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRUTH_DIR`.
 
 {table_text}

@@ -96,6 +96,6 @@ def registered_chart(monkeypatch):
     def devices(focus):
         count = float(focus.plan.raw("gpus")[focus.row])
         figure = go.Figure(go.Bar(x=["devices"], y=[count]))
-        yield views.Chart("devices", "Devices of a split", figure, "How many devices a split uses")
+        yield views.Chart("devices", "Devices of a layout", figure, "How many devices it uses")
 
     return views.VIEWS["devices"]

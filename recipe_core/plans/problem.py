@@ -356,7 +356,7 @@ def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> Non
     )
     refuse_field(
         candidate.engine_version is not None and None in (candidate.tp, candidate.pp, candidate.dp),
-        "goes with a split stated in full.",
+        "goes with a layout stated in full.",
         "candidate.engine_version",
         "State TP, PP and DP too, or leave it out.",
     )

@@ -140,7 +140,7 @@ _SHARED = (*_DEGREES, "weight_dtype", "kv_dtype", "speculative")
 
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
-    """A split on one engine.
+    """A layout on one engine.
 
     ``reasons``: why it cannot run or be started; empty where it can, which has ``figures``.
     ``changes`` to the request, by dotted field, select it.

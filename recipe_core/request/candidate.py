@@ -30,7 +30,7 @@ class PoolRequest(DescribedModel):
     """Ranks that share the experts: 1, or TP × DP."""
 
     replicas: Degree = 1
-    """Copies of the pool's split."""
+    """Copies of the pool's layout."""
 
     @property
     def devices(self) -> int:
@@ -38,7 +38,7 @@ class PoolRequest(DescribedModel):
 
 
 class _Degrees(DescribedModel):
-    """The fields of splits of both kinds: an engine or framework, and degrees of parallelism."""
+    """The fields of layouts of both kinds: an engine or framework, and degrees of parallelism."""
 
     engine: Text | None = None
     """Engine or training framework, by name; left out, that of ``options.engines``, else the
@@ -64,7 +64,7 @@ class _Degrees(DescribedModel):
 
 
 class ServingCandidate(_Degrees):
-    """A serving split, or part of one."""
+    """A serving layout, or part of one."""
 
     weight_dtype: WeightDtype | None = None
     """Number format of the weights; ``auto`` is the checkpoint's own."""
@@ -105,7 +105,7 @@ class ServingCandidate(_Degrees):
 
     engine_version: Text | None = None
     """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
-    out, the one that bundles start. With a split stated in full (TP, PP, DP), in estimates only."""
+    out, the one that bundles start. With a whole layout stated (TP, PP, DP), in estimates only."""
 
     eager: bool | None = None
     """Whether the engine runs without captured graphs. This version does not model it and refuses
@@ -132,7 +132,7 @@ RecomputedModule = Literal[
 
 
 class TrainingCandidate(_Degrees):
-    """A training split, or part of one."""
+    """A training layout, or part of one."""
 
     virtual_stages: Degree | None = None
     """Chunks of layers per pipeline stage (interleaving)."""
@@ -233,7 +233,7 @@ class TrainingCandidate(_Degrees):
 
 
 class CandidateRequest(TrainingCandidate, ServingCandidate):
-    """One split, or part of one: a field left out is chosen by the search.
+    """One layout, or part of one: a field left out is chosen by the search.
 
     A field that only the other kind of workload has is refused.
     """

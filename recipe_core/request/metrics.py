@@ -119,7 +119,7 @@ class Metric(DataRow):
         name: the row's name in pages and links; once for each kind of work.
         column: the values, in SI units.
         title: what it is called; ``head`` stands over a narrow column.
-        kinds: the kinds of work whose splits are compared by it; none, where only reports name it.
+        kinds: the kinds of work whose layouts are compared by it; none, where only reports name it.
         better: whether larger or smaller values are better, or neither.
         per: what follows a value in a phrase: ``34.8 ms per token``.
         abbreviation: what else the field calls it.

@@ -28,7 +28,7 @@ class Phase(DescribedModel):
 
     cp: Degree | None = None
     """Context parallelism of the phase, for long sequences: DP is less by as much, on the same
-    devices; left out, the split's."""
+    devices; left out, the layout's."""
 
 
 class Evaluation(DescribedModel):

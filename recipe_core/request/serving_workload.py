@@ -183,7 +183,7 @@ class ServingWorkload(DescribedModel):
     concurrency: Count | None = None
     """Requests in flight; needed by ``mode: closed``, and only there. May be left out where
     ``objective.limits`` bounds a time (``ttft_ms``, ``tpot_ms``, ``request_latency_ms``) and
-    throughput, cost or energy counts: then every split is judged at its best load within the
+    throughput, cost or energy counts: then every layout is judged at its best load within the
     limits."""
 
     request_rate: Positive | None = None
@@ -207,7 +207,7 @@ class ServingWorkload(DescribedModel):
     """Share of a prompt's tokens found in the prefix cache, 0 to below 1."""
 
     prefix_reuse: Annotated[tuple[PrefixReuse, ...], Field(max_length=256)] = ()
-    """What share would be found in caches of several sizes, as a trace shows it; every split then
+    """What share would be found in caches of several sizes, as a trace shows it; every layout then
     has the share of its own cache. Instead of ``prefix_hit``."""
 
     prefix_affinity: bool = False

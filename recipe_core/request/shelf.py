@@ -31,7 +31,7 @@ _PARAMETER = "kept"
 
 @dataclass(frozen=True)
 class Kept:
-    """A choice: what a reader calls it, and the request of one split."""
+    """A choice: what a reader calls it, and the request of one layout."""
 
     name: str
     request: PlanRequest
@@ -66,7 +66,7 @@ def keep_choice(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
         )
     if request.candidate is None or candidate_key(request.candidate.model_dump()) is None:
         raise InputError(
-            "the request does not state a whole split.", field=_PARAMETER, hint="Choose a split."
+            "the request does not state a whole layout.", field=_PARAMETER, hint="Choose a layout."
         )
     candidate_names = [name] if name else list(_default_names(request))
     return (*shelf, Kept(_free_name(shelf, candidate_names), request))

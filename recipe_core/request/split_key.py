@@ -122,9 +122,9 @@ def read_pins(text: str, at_most: int) -> tuple[list[str], list[str]]:
     """Pinned split keys of a link, and a sentence for each that is not one or is too many."""
     keys = list(dict.fromkeys(item for item in text.split(",") if item))
     pins = [key for key in keys if key_split(key)]
-    ignored = [f"pins: {key!r:.60} does not name a split." for key in keys if not key_split(key)]
+    ignored = [f"pins: {key!r:.60} does not name a layout." for key in keys if not key_split(key)]
     if len(pins) > at_most:
-        ignored.append(f"pins: {len(pins)} splits are pinned; the first {at_most} are kept.")
+        ignored.append(f"pins: {len(pins)} layouts are pinned; the first {at_most} are kept.")
     return pins[:at_most], ignored
 
 

@@ -31,7 +31,7 @@ SHOWN = (
 # Figures that accuracy is drawn against.
 AXES = ("usd_per_million_output_tokens", "tpot_s", "ttft_s", "joules_per_token", "weights_bytes")
 ACCURACY = column_metric("accuracy").title
-SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split for it"}
+SPLITS: dict[str, str] = {"same_split": "Same layout", "best_split": "Best layout for it"}
 FILES = "gguf_"
 # Types of files that stand for the others of as many bits.
 USUAL_FILES = ("gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k")
@@ -255,7 +255,7 @@ def technique_columns(
         Column("Speed", speed_text, align="left"),
         Column(ACCURACY, kept_accuracy),
         *(_figure_column(name, values=values, split=split) for name in SHOWN),
-        Column("Best split for it", "best_split.split", align="left"),
+        Column("Best layout for it", "best_split.split", align="left"),
         Column("Best at", lambda row: ", ".join(map(_goal_title, row["best_at"])), align="left"),
         Column("Checkpoint", lambda row: ", ".join(row["checkpoints"]), help="That already is it"),
     ]

@@ -139,7 +139,7 @@ def fallback_columns(recipe: Recipe) -> list[Column[Fallback]]:
     return [
         Column("Instead", lambda row: _FALLBACKS[row.kind], align="left"),
         Column("Devices", lambda row: f"{row.gpus} × {row.device}", align="left"),
-        Column("Split", lambda row: split_name(row.candidate), align="left"),
+        Column("Layout", lambda row: split_name(row.candidate), align="left"),
         Column("Change", lambda row: "; ".join(fallback_changes(recipe, row)), align="left"),
         Column("Figures", lambda row: ", ".join(_figure_phrases(row.figures)), align="left"),
     ]

@@ -41,7 +41,7 @@ def unpriced_note(plan: Plan) -> str | None:
     titles = list(dict.fromkeys(short_title(place.device) for place in lacking))
     listed, its = " and ".join(titles), "its" if len(titles) == 1 else "their"
     some = len(lacking) < len(places)
-    order = f"{its} splits come last" if some else "splits rank by output per device"
+    order = f"{its} layouts come last" if some else "layouts rank by output per device"
     return f"No price of {listed} is known: {order}."
 
 

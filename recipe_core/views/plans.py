@@ -149,12 +149,12 @@ def front_of_devices(plan: Plan, x: str, y: str) -> Bool:
 
 def split_columns(plan: Plan) -> list[Column[Record]]:
     """Every column of a plan's splits; rows are records of ``split_values``."""
-    columns = [Column[Record]("Split", "split", align="left", name="split")]
+    columns = [Column[Record]("Layout", "split", align="left", name="split")]
     for name, title in GROUPS.items():
         if name not in plan.measures:
             columns.append(Column(title, name, align="left", name=name))
     states = "Holds the whole load at once, starts and queues, or may not start"
-    sure = "Probability that all limits hold, if the split were measured"
+    sure = "Probability that all limits hold, if the layout were measured"
     columns += [
         Column("State", "state", align="left", help=states, name="state"),
         Column("Sure", "sure", _sure_text, help=sure, name="sure"),
@@ -199,9 +199,9 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
     first = int(plan.order[0])
     yield _split_table(plan, top)
     if plan.uncertain[first]:
-        yield f"no split surely starts: 1 {doubt_text(plan, first)}"
+        yield f"no layout surely starts: 1 {doubt_text(plan, first)}"
     elif text := queue_text(plan, first):
-        yield f"no split holds the whole load: 1 starts and queues, it {text}"
+        yield f"no layout holds the whole load: 1 starts and queues, it {text}"
     if sure := limits_text(plan, first):
         yield f"1 {sure}"
     if prices := price_confidences(plan):

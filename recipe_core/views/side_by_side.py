@@ -105,7 +105,7 @@ def _choice_facts(choice: Choice) -> dict[str, str]:
         "Kind": "Training" if request.is_training else "Serving",
         "Model": plan.problem.model.name,
         "Devices": used_devices_text(plan, row),
-        "Split": split_name(candidate),
+        "Layout": split_name(candidate),
         "Engine": _engine_with_version(plan, row),
         "Formats": split_formats_text(candidate),
         **_work(request),

@@ -248,7 +248,7 @@ _COLUMNS: list[Column[Row]] = [
     Column("Name", key, align="left", name="key"),
     Column("Device", short, align="left", name="device"),
     Column("Rented", rented, align="left", help=_UNITS, name="rented"),
-    Column("Split", lambda row: split_name(row["split"]), align="left", name="split"),
+    Column("Layout", lambda row: split_name(row["split"]), align="left", name="split"),
     Column("Engine", lambda row: engine_title(row["engine"]), align="left", name="engine"),
     _money_column("hour", "usd_hour"),
     _money_column("month", "usd_month"),
@@ -268,7 +268,7 @@ UNPRICED: list[Column[Row]] = [
     Column("Name", key, align="left", name="key"),
     Column("Device", short, align="left", name="device"),
     Column("Devices", rented),
-    Column("Split", lambda row: split_name(row["split"]), align="left"),
+    Column("Layout", lambda row: split_name(row["split"]), align="left"),
     Column(
         "Cheapest below",
         "usd_per_device_hour_to_win",
@@ -293,7 +293,7 @@ def offer_facts(row: Row) -> dict[str, str]:
 
 def sized_device_facts(row: Row) -> dict[str, str]:
     figures = row["figures"]
-    facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
+    facts = {"Layout": split_name(row["split"]), "Engine": engine_title(row["engine"])}
     for measure in metrics_of("training" if _is_run(row) else "closed").values():
         if figures.get(measure.column) is not None:
             facts[measure.head] = measure.show(figures[measure.column])

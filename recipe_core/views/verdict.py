@@ -42,7 +42,7 @@ def calibrated_lines(corrections: Corrections | None) -> list[str]:
         return []
     return [
         f"calibrated by {corrections.title}; "
-        "`recipe estimate` says what they did to each figure of a split"
+        "`recipe estimate` says what they did to each figure of a layout"
     ]
 
 
@@ -147,7 +147,7 @@ def split_counts_text(plan: Plan) -> str:
     of = int(legal_rows(plan).sum())
     runs = holding or queueing or doubtful
     start = f"{holding:,} of {of:,}" if runs else f"None of {of:,}"
-    noun = "legal split" if of == 1 else "legal splits"
+    noun = "legal layout" if of == 1 else "legal layouts"
     singular = holding == 1 or not runs
     text = f"{start} {noun} {_verb(plan, singular=singular)}{_within_limits_text(plan)}"
     starts = "starts and queues" if queueing == 1 else "start and queue"
@@ -159,8 +159,8 @@ def short_counts(plan: Plan) -> str:
     """``12 of 32 splits hold the load · 4 queue``."""
     text = (
         split_counts_text(plan)
-        .replace(" legal splits", " splits")
-        .replace(" legal split", " split")
+        .replace(" legal layouts", " layouts")
+        .replace(" legal layout", " layout")
     )
     if stated_limits(plan) and not plan.request.load_searched:
         text = text.replace(_within_limits_text(plan), "")
@@ -176,13 +176,13 @@ def _verb(plan: Plan, *, singular: bool) -> str:
 
 def _only_split_text(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
     if holding:
-        return f"The only split {_verb(plan, singular=True)}{_within_limits_text(plan)}"
+        return f"The only layout {_verb(plan, singular=True)}{_within_limits_text(plan)}"
     if queueing:
-        return "The only split starts and queues"
+        return "The only layout starts and queues"
     if doubtful:
-        return "The only split may not start"
+        return "The only layout may not start"
     verb = "run" if plan.kind == "training" else _verb(plan, singular=False)
-    return f"The only split does not {verb}{_within_limits_text(plan)}"
+    return f"The only layout does not {verb}{_within_limits_text(plan)}"
 
 
 def _within_limits_text(plan: Plan) -> str:
@@ -256,7 +256,7 @@ def nearest(plan: Plan) -> tuple[str, str]:
     """The split that misses by least, and its first reason; where there is none, that."""
     row = nearest_row(plan)
     if row is None:
-        return "These devices allow no split", ""
+        return "These devices allow no layout", ""
     first, *more = row_reasons(plan, row)
     rest = f" (and {len(more)} more)" if more else ""
     return f"Nearest is {split_label(plan, row)}", f"{first}{rest}"

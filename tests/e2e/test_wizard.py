@@ -176,7 +176,7 @@ def test_charts_and_the_filtered_table_are_saved(page: Any, address: str, tmp_pa
     settled(page, PLAN)
     devices.press("ArrowDown")
     page.get_by_role("option", name="MI300X").click()
-    page.get_by_text("splits pass the filters").wait_for()
+    page.get_by_text("layouts pass the filters").wait_for()
     page.keyboard.press("Escape")
     settled(page, PLAN)
     page.get_by_role("button", name="Export").nth(1).click()
@@ -188,7 +188,7 @@ def test_charts_and_the_filtered_table_are_saved(page: Any, address: str, tmp_pa
     assert csv.name == f"{NAME}-splits.csv"
     frame = pd.read_csv(csv)
     assert set(frame["Device"]) == {"MI300X"}
-    assert pd.read_parquet(parquet)["Split"].tolist() == frame["Split"].tolist()
+    assert pd.read_parquet(parquet)["Layout"].tolist() == frame["Layout"].tolist()
 
 
 TPOT = "objective.limits.tpot_ms"

@@ -318,8 +318,8 @@ def test_a_trace_is_described_and_used() -> None:
 
 def test_what_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise NoAnswer("no split can run.", field="hardware")
+        raise NoAnswer("no layout can run.", field="hardware")
 
     monkeypatch.setattr("recipe_core.simulate", refuse, raising=False)
     app = answered(**{"workload.over_time.days": "6"})
-    assert "no split can run" in app.error[0].value
+    assert "no layout can run" in app.error[0].value

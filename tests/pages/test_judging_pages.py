@@ -396,7 +396,7 @@ def test_what_a_link_keeps_and_nobody_can_read_is_named() -> None:
 def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it() -> None:
     app = opened("plan.py", pins=f"{TP8},{TP4}")
     edited(app, {"hardware.per_node": 4})
-    assert "is no longer a split of this plan" in words(app)
+    assert "is no longer a layout of this plan" in words(app)
     assert query_of(app)["pins"] == TP4
     (kept,) = press(app, f"keep-{TP8}").session_state["kept"]
     assert (kept.request.hardware.per_node, kept.request.candidate.tp) == (8, 8)

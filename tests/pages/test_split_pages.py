@@ -32,7 +32,7 @@ from tests.fixtures.rows import table
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 CROWDED = f"plan.py?model={LLAMA_70B}&workload.concurrency=512&workload.max_context=24576"
-"""A load that some splits queue under; others may not start: at TP 2 the cache of one such request
+"""A load that some layouts queue under; others may not start: at TP 2 the cache of one such request
 of Llama-3.1-70B just fits on an H100.
 """
 PIPELINED = "plan.py?workload.kind=training&workload.tokens=1e10&hardware.nodes=4"
@@ -144,7 +144,7 @@ def test_every_registered_view_of_a_serving_split_draws(registered_chart: View) 
     app = compared(pins=f"{TP8},{TP4}")
     assert_drawn(app, "serving")
     assert figure(open_view(app, registered_chart.title), "devices")["data"][0]["y"]
-    assert "Devices of a split" in words(app)
+    assert "Devices of a layout" in words(app)
 
 
 @pytest.mark.nightly
@@ -203,9 +203,9 @@ def test_several_devices_are_coloured_filtered_and_named() -> None:
     assert list(table.proto.column_order)[:3] == ["split", "device", "state"]
     whole = len(table.value)
     assert set(put(app, "filter-device", ["MI300X"]).dataframe[0].value["device"]) == {"MI300X"}
-    assert f"{len(app.dataframe[0].value)} of {whole} splits pass the filters" in words(app)
+    assert f"{len(app.dataframe[0].value)} of {whole} layouts pass the filters" in words(app)
     put(app, "filter-state", ["queues"])
-    assert "No split passes these filters" in words(app) or (
+    assert "No layout passes these filters" in words(app) or (
         app.dataframe[0].value["state"].str.startswith("queues").all()
     )
 

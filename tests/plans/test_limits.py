@@ -464,9 +464,9 @@ def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind):
     assert chances["gh200-144gb"] is None
     assert values["counts"]["tied_with_best"] == count_ties(splits) < len(known) + 1
     note = "No price of GH200 Grace Hopper 144 GB is known: "
-    assert unpriced_note(splits) == f"{note}its splits come last."
+    assert unpriced_note(splits) == f"{note}its layouts come last."
     assert f"{unpriced_note(splits)} State usd_per_device_hour" in plan_text(splits, 3)
-    assert unpriced_note(mixed(kind, "gh200-144gb")) == f"{note}splits rank by output per device."
+    assert unpriced_note(mixed(kind, "gh200-144gb")) == f"{note}layouts rank by output per device."
     fast = priced(kind, ["h100-sxm", GH200], optimize="throughput")
     assert (unpriced_note(fast), fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
     assert None not in beats(fast, fast.order, fast.best_row)

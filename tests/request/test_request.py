@@ -321,7 +321,7 @@ def test_nothing_is_kept_twice_or_beyond_the_most_and_renamed_in_its_place_as_is
         shelf = keep_choice(shelf, change(SERVED, {"workload.concurrency": load}), "same name")
     assert len({kept.name for kept in shelf}) == shelves.MAX_KEPT
     assert "the most that may be" in str(refusal(keep_choice, shelf, SERVED))
-    assert "whole split" in str(refusal(keep_choice, (), DEFAULT))
+    assert "whole layout" in str(refusal(keep_choice, (), DEFAULT))
     assert keep_choice(shelves.remove_from_shelf(shelf, 2), SERVED)[-1].request == SERVED
     shelf = shelves.rename_on_shelf(FEW, 1, "  ours,\tcheap ")
     assert [kept.name for kept in shelf] == [FEW[0].name, "ours, cheap", FEW[2].name]
@@ -371,7 +371,7 @@ UNREAD = [
     *(([choice], NO_NAME) for choice in table("request", "no_choice")),
     *(([["a", FIELDS | more]], said) for more, said in table("request", "unread")),
     ([["x" * 5000, FIELDS]], "kept 1: a name has 1 to 80"),
-    ([["a", {}]], "does not state a whole split"),
+    ([["a", {}]], "does not state a whole layout"),
     ([["a", {**FIELDS, "hardware.device": pack_values([0])[:-4]}]], "cut off or changed"),
 ]
 

@@ -166,7 +166,7 @@ def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said
     assert ("Other formats", "weights in fp8") in changes
     assert any(kind == "Shorter context" and "tokens" in change for kind, change in changes)
     built = recipe_for_request(request_of("pools"))
-    assert overview.recipe_facts(built)["Split"] == "TP 4, prefill on TP 4"
+    assert overview.recipe_facts(built)["Layout"] == "TP 4, prefill on TP 4"
     assert "Prefill pool" in memory_facts(built.estimate)
     pools = {"replicas": 2, "prefill": built.candidate["prefill"] | {"replicas": 3}}
     name = split_name(built.candidate | pools)

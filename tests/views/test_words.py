@@ -52,12 +52,12 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     held, doubtful = int(every.holds.sum()), int((every.feasible & every.uncertain).sum())
     of = int(legal_rows(every).sum())
     assert of < len(every)
-    said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
+    said = f"{held} of {of} legal layouts hold the load · {doubtful} may not start"
     assert words.split_counts_text(every) == said
     assert set(RULE_TITLES) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
     run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
-    said = r"([\d,]+) of [\d,]+ legal splits can run · ([\d,]+) may not start"
+    said = r"([\d,]+) of [\d,]+ legal layouts can run · ([\d,]+) may not start"
     counted = re.fullmatch(said, words.split_counts_text(run)).groups()
     doubtful = int(run.uncertain.sum())
     assert counted == (f"{int(run.feasible.sum()) - doubtful:,}", f"{doubtful:,}")

@@ -144,7 +144,7 @@ def _degree_facts(
     if changed:
         ran = ", ".join(f"{key.upper()} {value}" for key, value in changed.items())
         fields = changed if run.kind == "training" else degrees
-        yield _split_fact("split", f"the split was {ran}", about, **fields)
+        yield _split_fact("split", f"the layout was {ran}", about, **fields)
 
 
 def _value_facts(

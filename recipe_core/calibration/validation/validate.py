@@ -229,7 +229,7 @@ TITLES = {
     "figures": "By figure",
     "vendors": "By vendor",
     "sources": "By source",
-    "ranking": "Pairs of splits that differ by more than 10 %: is the better one ranked first?",
+    "ranking": "Pairs of layouts that differ by more than 10 %: is the better one ranked first?",
     "all": "All figures",
     "engines": "By engine and architecture",
 }
@@ -255,7 +255,7 @@ _NOTES = {
         "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
         "the share of measurements inside the estimated range. The primary score takes the median\n"
         "error of each cell; scored runs are all but those that the table excludes and sources\n"
-        "that list examples. Splits on different numbers of GPUs are compared by throughput per\n"
+        "that list examples. Layouts on different numbers of GPUs are compared by throughput per\n"
         "GPU."
     ),
     "training": (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="recipe",
-    help="Judge every split of a model over your hardware, and write one runnable bundle.",
+    help="Judge every layout of a model over your hardware, and write one runnable bundle.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

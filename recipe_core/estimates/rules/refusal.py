@@ -167,7 +167,7 @@ RULE_TITLES = {
     "dualpipe": "DualPipe does not fit the pipeline",
     "sequence": "Sequence not divisible",
     "virtual-stages": "Chunks without a pipeline",
-    "schedule": "Schedule cannot run the split",
+    "schedule": "Schedule cannot run the layout",
     "shard": "Replicas not divisible by shard",
     "offload": "Parameters cannot wait in host memory",
     "rollout": "Answers cannot be sampled beside it",

@@ -224,7 +224,7 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     yield note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
     needed = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     values = {
-        "head": np.where(feasible, f"The split {does}: the", "The"),
+        "head": np.where(feasible, f"The layout {does}: the", "The"),
         "fits": memory.max_concurrency,
         "needed": needed,
         "total": memory.total_bytes,

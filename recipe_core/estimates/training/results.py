@@ -286,7 +286,7 @@ class TrainingEstimate(EstimateBase):
     schema_version: Literal[1]
     """Version of this schema."""
     feasible: bool
-    """Whether the split can run within the limits of the request."""
+    """Whether the layout can run within the limits of the request."""
     reasons: list[str]
     """Why it cannot run; empty when it can."""
     notes: list[str]

@@ -243,7 +243,7 @@ def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -
     draw.curve("Linear", best.gpus, ideal, {"dash": "dot", "color": draw.colours.muted})
     shares = tokens / np.maximum(ideal, 1e-12)
     draw.curve(
-        "Best split",
+        "Best layout",
         best.gpus,
         tokens,
         0,

@@ -270,7 +270,7 @@ def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
     rows = [
         {
             plan.measures["gpus"].head: measure_text(plan, "gpus", row),
-            "Split": split_label(plan, row),
+            "Layout": split_label(plan, row),
             **{plan.measures[name].title: measure_text(plan, name, row) for name in names},
         }
         for row in best.rows
@@ -281,7 +281,7 @@ def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
 def arithmetic_items(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
     """Formulas with the numbers in them, down to operators, and the sources of these."""
     if not times.lines:
-        yield Note("The split breaks a rule, so nothing was estimated.")
+        yield Note("The layout breaks a rule, so nothing was estimated.")
     for title, lines in times.lines.items():
         head = ("Figure", "Formula", "With your numbers", "Value")
         yield Table(title, head, tuple(map(astuple, lines)), "Value")

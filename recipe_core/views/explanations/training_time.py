@@ -192,8 +192,8 @@ def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
     stages, chunks = int(candidate["pp"]), int(candidate["virtual_stages"])
     if stages == 1:
         raise InputError(
-            "this split has no pipeline: every device holds all layers.",
-            hint="Choose a split with PP above 1.",
+            "this layout has no pipeline: every device holds all layers.",
+            hint="Choose a layout with PP above 1.",
         )
     parts, training = require_part(estimate.breakdown_s).step, require_part(estimate.training)
     total = training.micro_batches
