@@ -156,7 +156,7 @@ def searchable(request: PlanRequest) -> bool:
 def several_loads() -> None:
     """Other loads, each judged with every split."""
     unit = {"open": "a second", "static": "in a batch", "offline": "queued"}
-    counted = unit.get(common.request().workload.mode, "in flight")
+    counted = unit.get(common.request().workload.mode, "at once")
     numbers.draw_number_list(
         "Other loads",
         "options.loads",

@@ -289,14 +289,14 @@ def _name_broken_load(block: Block) -> Block:
     """The block, its limits broken under a load that their sentences name."""
 
     def said(rule: Refusal) -> Callable[[int], str]:
-        return lambda i: f"at {_in_flight(block.cases.load[i])}: {rule.say(i)}"
+        return lambda i: f"at {_users_text(block.cases.load[i])}: {rule.say(i)}"
 
     limits = (replace(rule, say=said(rule)) for rule in block.limits)
     return replace(block, limits=tuple(limits))
 
 
-def _in_flight(load: float) -> str:
-    return "one request in flight" if load == 1 else f"{load:,.0f} requests in flight"
+def _users_text(load: float) -> str:
+    return "one user" if load == 1 else f"{load:,.0f} users at once"
 
 
 def _find_best_loads(

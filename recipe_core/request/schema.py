@@ -48,9 +48,9 @@ class Options(DescribedModel):
     """Other clusters, judged side by side with the request's."""
 
     loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
-    """Other loads besides the workload's, in the unit of its mode: requests in flight, in the batch
-    or in the queue, or requests per second. Each is a row of the plan. To have the best load of
-    every layout searched, leave ``workload.concurrency`` out instead."""
+    """Other loads besides the workload's, in the unit of its mode: users at once, requests in the
+    batch or in the queue, or requests per second. Each is a row of the plan. To have the best load
+    of every layout searched, leave ``workload.concurrency`` out instead."""
 
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
     """Limits on the tokens of one engine step to judge; none given: the engine's default."""

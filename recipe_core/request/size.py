@@ -271,7 +271,7 @@ class SizeRequest(DescribedModel):
             raise InputError(
                 "is missing.",
                 field="workload.concurrency",
-                hint="State how many requests are in flight: sizing finds what holds them.",
+                hint="State how many users there are at once: sizing finds what holds them.",
             )
         return self
 

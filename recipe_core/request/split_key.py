@@ -214,12 +214,12 @@ def split_short_name(candidate: Mapping[str, Any]) -> str:
 
 
 def load_metric(field: str) -> Metric:
-    """The metric of a load by the workload's field: requests in flight, in a batch, or queued."""
+    """The metric of a load by the workload's field: users, requests in a batch, or queued."""
     mode = next(mode for mode, name in LOADS.items() if name == field)
     return next(metric for metric in metrics() if metric.name == "load" and mode in metric.kinds)
 
 
 def load_field_text(field: str, load: float) -> str:
-    """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
+    """A load with what it counts, by the workload's field: ``64 users at once``, ``8 queued``."""
     number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
-    return f"{number} {load_metric(field).per}"
+    return f"{number} {load_metric(field).per}".replace("users", "user" if load == 1 else "users")

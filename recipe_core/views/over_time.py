@@ -76,9 +76,9 @@ BOUNDS = {
 METRICS = {
     "waiting": "waiting requests",
     "running": "running requests",
-    "in-flight": "requests in flight",
+    "in-flight": "requests at once",
     "kv-usage": "share of the KV cache in use",
-    "request-rate": "requests per second",
+    "request-rate": "requests a second",
 }
 LIMITS = {
     "ttft_s": "first token",

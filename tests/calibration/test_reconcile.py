@@ -66,7 +66,7 @@ def test_the_estimates_own_figures_match_and_an_explanation_that_does_not_fit_is
     assert result.ok
     answer = beside(measured({"tpot_s": 5.0}, load={"mode": "closed", "concurrency": 16}))
     assert (verdicts(answer), answer.ok) == ({"tpot_s": OPEN}, False)
-    assert answer.facts == ("the load was 16 requests in flight",)
+    assert answer.facts == ("the load was 16 users at once",)
     assert answer.rows[0].again is not None
     for candidate, split, wanted in (
         ({"memory_fraction": 0.6}, {"memory_fraction": 0.6}, EXPLAINED),

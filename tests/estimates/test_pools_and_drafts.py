@@ -235,7 +235,7 @@ def test_both_pools_are_counted_and_an_arrival_rate_that_they_cannot_serve_is_re
     for share, feasible in ((0.9, True), (1.1, False)):
         served = estimate_of(workload=OPEN | {"request_rate": share * most})
         assert served["feasible"] is feasible
-    assert "requests/s arrive" in served["reasons"][0]
+    assert "requests a second arrive" in served["reasons"][0]
     assert answer["pools"]["prefill"]["gpus"] == answer["pools"]["decode"]["gpus"] == 8
     serving = answer["serving"]
     per_gpu = serving["output_tokens_per_s_per_gpu"]

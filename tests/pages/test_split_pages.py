@@ -234,7 +234,7 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
     table = shown(app, **{"why-not": True}).dataframe[1].value
     keys = table["key"].tolist()
     row = next(n for n, key in enumerate(keys) if key.endswith(f".{degrees}"))
-    assert "in flight: time per output token" in table["why"][row]
+    assert "users at once: time per output token" in table["why"][row]
     shown(app, **{"refused-splits": {"selection": {"rows": [row], "columns": [], "cells": []}}})
     assert float(query_of(press(app, "fix-0"))["objective.limits.tpot_ms"]) > 40
     ranked = app.dataframe[0].value.set_index("key")

@@ -130,10 +130,10 @@ def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
     row = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp1.ep1")
     assert (searched.columns["load"][row], row_state(searched, row)) == (1, "cannot run")
     assert row_reasons(searched, row)[0].startswith(
-        "at one request in flight: time per output token 54"
+        "at one user: time per output token 54"
     )
     pair = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp2.ep1")
-    assert row_reasons(searched, pair)[0].startswith("at 2 requests in flight: ")
+    assert row_reasons(searched, pair)[0].startswith("at 2 users at once: ")
     nothing = plan_splits(request(limits={"tpot_ms": 5}))
     assert nothing.best is None
     for offered in nothing.changes():
@@ -287,7 +287,7 @@ def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     assert key.endswith(".load128")
     assert key_load(key) == 128
     assert "load" not in (key_split(key) or {})
-    assert split_label(listed, row).endswith("128 in flight")
+    assert split_label(listed, row).endswith("128 users at once")
     assert listed.columns["load"][find_row(listed, key.removesuffix(".load128"))] == 64
     settled = change(asked, select_split(asked, key))
     assert (load_after(settled), sorted(settled.options.loads)) == (128, [16, 64])
@@ -303,7 +303,7 @@ def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     assert listed.measures["load"].title == "Requests that arrive"
     searched = searched_70b()
     assert not any("load" in row_key(searched, row) for row in map(int, searched.order))
-    assert searched.measures["load"].title == "Requests in flight"
+    assert searched.measures["load"].title == "Users at once"
     assert rb.plan(values()).request.load_searched
 
 

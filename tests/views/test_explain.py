@@ -334,7 +334,7 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
             continue
         gain = second.per_gpu[other] / first.per_gpu[one] - 1
         assert float(row[-1].rstrip("%")) == pytest.approx(gain * 100, abs=0.51)
-    assert "in flight" in listed.rows[0][1]
+    assert "users at once" in listed.rows[0][1]
     splits = planned(*LIMITED)
     figure = frontier_lines(frontier_of(*LIMITED), splits, splits.best_row)
     names = [trace.name for trace in figure.data]
@@ -344,7 +344,7 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
     curves = [trace for trace in figure.data if trace.name in ("H100 SXM5", "MI300X")]
     assert {trace.line.shape for trace in curves} == {"vh"}
     assert curves[0].line.color == palette(dark=False).groups[0]
-    assert "in flight" in curves[0].customdata[0][1]
+    assert "users at once" in curves[0].customdata[0][1]
 
 
 SCHEDULES = st.sampled_from(["1f1b", "gpipe", "interleaved"])

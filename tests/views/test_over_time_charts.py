@@ -148,7 +148,7 @@ def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is
     rows = view.scaling_rows(table("over_time_charts", "scaling"))
     assert table("over_time_charts", "named").items() <= rows.items()
     keda = view.scaling_rows(KEDA["scaling"])
-    assert keda["Target of requests in flight"] == "12 a replica"
+    assert keda["Target of requests at once"] == "12 a replica"
     columns = view.policy_columns(WEEK)
     table_of = column_frame(view.policies_and_bounds(WEEK), columns)
     assert table_of["Policy"].tolist()[:3] == ["KEDA", "Fixed number", "Kubernetes HPA"]

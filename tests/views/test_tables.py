@@ -80,7 +80,7 @@ def test_filters_keep_what_they_name():
     assert set(splits.raw("gpus")[four]) == {4}
     assert not splits.queues[four].any()
     assert set(splits.clusters_of_rows[filtered(front=splits.shown.axes)]) == {0, 1}
-    loads = {f"{load} in flight" for load in (16, 64, 512)}
+    loads = {f"{load} users at once" for load in (16, 64, 512)}
     assert set(tables.group_titles(splits, "load")) == loads
     assert tables.states_of(splits) == [HOLDS, QUEUES, UNCERTAIN]
     doubtful = filtered(states=(UNCERTAIN,))

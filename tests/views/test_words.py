@@ -123,11 +123,11 @@ def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     searched = planned(tpot_ms="40")
     load = int(searched.columns["load"][searched.best_row])
     assert searched.request.load_searched
-    assert plan_verdict(searched).subject.endswith(f" · {load:,} in flight")
+    assert plan_verdict(searched).subject.endswith(f" · {load:,} users at once")
     assert "hold a load within the limit" in plan_verdict(searched).short_counts
-    assert plan_verdict(planned(COST)).subject.count("in flight") == 0
+    assert plan_verdict(planned(COST)).subject.count("users at once") == 0
     several = planned({"options.loads": "16,64"})
-    assert re.search(r"· (16|64) in flight$", plan_verdict(several).subject)
+    assert re.search(r"· (16|64) users at once$", plan_verdict(several).subject)
     cheap = planned(COST)
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])

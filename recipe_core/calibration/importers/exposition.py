@@ -177,7 +177,7 @@ def _put_load(samples: Samples, generated_tokens: float | None, draft: Draft) ->
             draft.load[length] = max(round(mean), 1)
     steps = _sum_metric(samples, STEPS)
     if not steps or not generated_tokens:
-        draft.notes.append("requests in flight are not counted: state the load")
+        draft.notes.append("requests running are not counted: state the load")
         return
     draft.load |= {"mode": "closed", "concurrency": max(round(generated_tokens / steps), 1)}
-    draft.notes.append("requests in flight are the tokens that an engine step made on average")
+    draft.notes.append("requests running are the tokens that an engine step made on average")

@@ -49,8 +49,8 @@ CACHE_FORMATS = {
 WORDS = {
     "input_tokens": "{} tokens a prompt",
     "output_tokens": "{} tokens an answer",
-    "concurrency": "{} requests in flight",
-    "request_rate": "{} requests per second",
+    "concurrency": "{} users at once",
+    "request_rate": "{} requests a second",
     "batch": "a batch of {}",
     "requests": "a queue of {} requests",
 }
@@ -342,6 +342,6 @@ def logged_parts(run: Imported, estimate: tuple[Figures, object] | None) -> list
     if HELD in figures and {"kv_cache_tokens", "max_concurrency"} & run.figures.keys():
         notes.append(
             f"the cache holds {figures[HELD]:,.0f} tokens: the log charges every request for the "
-            "tokens in flight"
+            "tokens under way"
         )
     return notes

@@ -68,7 +68,7 @@ class GroundOptions:
     nodes: int | None = Option(None, help="Nodes.")
     input_tokens: int | None = Option(None, help="Tokens per prompt.")
     output_tokens: int | None = Option(None, help="Tokens per answer.")
-    concurrency: int | None = Option(None, help="Requests in flight.")
+    concurrency: int | None = Option(None, help="Users at once.")
 
 
 def with_options(

@@ -355,7 +355,7 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             "rate",
             may_start & served.unstable,
             lambda i: (
-                f"{significant(float(cases.load[i]))} requests/s arrive; this layout serves "
+                f"{significant(float(cases.load[i]))} requests a second arrive; this layout serves "
                 f"{significant(float(served.output_tokens_per_s[i] / cases.output_tokens[i]))}"
             ),
         ),

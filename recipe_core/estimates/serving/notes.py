@@ -248,7 +248,7 @@ def _logged_note(e: Estimates) -> Note:
     why = np.where(
         tokens < by_requests,
         "the first shares blocks out evenly, to layers with windows too",
-        "it charges every request for the tokens in flight",
+        "it charges every request for the tokens under way",
     )
     return note_where("logged-tokens", holds_more, tokens=tokens, why=why, **values)
 

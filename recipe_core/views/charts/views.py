@@ -300,7 +300,7 @@ def _operator_table(work: Working, causes: Mapping[str, str]) -> Table:
 
 
 def crossing_text(at: Crossing, load_unit: str) -> str:
-    """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
+    """The load and the output at a crossing: ``96 users at once, 2,810 tok/s``."""
     return f"{plain_load_text(at.load)} {load_unit}, {token_rate_text(at.output_tokens_per_s)}"
 
 

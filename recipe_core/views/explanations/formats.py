@@ -152,7 +152,11 @@ def _scale_price(setting: Setting, factor: float) -> Setting:
 
 def _load_text(setting: Setting, cases: Cases) -> str:
     load = float(cases.load[0])
-    return f"{significant(load)} requests/s" if setting.mode == "open" else f"{load:,.0f} requests"
+    return (
+        f"{significant(load)} requests a second"
+        if setting.mode == "open"
+        else f"{load:,.0f} requests"
+    )
 
 
 def _peak_text(setting: Setting, device: Device) -> str:
