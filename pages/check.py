@@ -9,7 +9,7 @@ import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import gib, seconds_text, token_rate_text
+from recipe_core.base.units import chance_text, gib, seconds_text, share_text, token_rate_text
 from recipe_core.calibration.place import calibration_stamp
 from recipe_core.commands.carry import plan_request_of
 from recipe_core.commands.words import MAX_CHARACTERS
@@ -24,7 +24,7 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
 from recipe_core.views.commands import changed_lines, idle_devices_text, memory_meant, words_text
 from recipe_core.views.glossary import term_help
-from recipe_core.views.verdict import changed_figures, percent
+from recipe_core.views.verdict import changed_figures
 
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
@@ -179,7 +179,7 @@ def draw_better_layout(answer: dict[str, Any]) -> None:
     if offer is None:
         draw_no_better(answer)
         return
-    gain = "" if offer.get("gain") is None else f", {offer['gain']:+.0%}"
+    gain = "" if offer.get("gain") is None else f", {share_text(offer['gain'], signed=True)}"
     serving = offer["estimate"]["serving"]
     st.header("A better layout", anchor=False)
     speed, tpot = token_rate_text(serving["output_tokens_per_s"]), seconds_text(serving["tpot_s"])
@@ -212,7 +212,7 @@ def draw_corrections(answer: dict[str, Any]) -> None:
     if changes:
         st.header("The same command, corrected", anchor=False)
     for change in changes:
-        chance = percent(change["start_probability"])
+        chance = chance_text(change["start_probability"])
         text = f"It starts {words_text(change)}, with a probability of {chance}."
         st.markdown(f":material/build: {common.escape(text)}")
         if "command" in change:

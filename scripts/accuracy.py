@@ -112,7 +112,7 @@ class Score:
     cells: int
 
     def __str__(self) -> str:
-        return f"{self.median:.1%} / {self.p90:.1%}" if self.cells else "–"
+        return f"{100 * self.median:.1f} % / {100 * self.p90:.1f} %" if self.cells else "–"
 
 
 def _scores(figures: pd.DataFrame) -> dict[tuple[str, str], Score]:
@@ -145,7 +145,7 @@ def serving_targets(figures: pd.DataFrame) -> str:
         total, *vendors = (scores.get((mode, figure), NO_SCORE) for scores in of_parts)
         shown = " | ".join(map(str, (total, *vendors)))
         verdict = _verdict(total, median, p90, vendors)
-        aims = f"{median:.1%} / {p90:.1%}"
+        aims = f"{100 * median:.1f} % / {100 * p90:.1f} %"
         lines.append(f"| {title} | {aims} | {shown} | {total.cells} | {verdict} |")
     for pairing in PAIRINGS:
         ranked = split_pairs(scored_figures(figures), pairing)
@@ -153,11 +153,13 @@ def serving_targets(figures: pd.DataFrame) -> str:
             part.right.mean()
             for part in (ranked, ranked[ranked.vendor == "nvidia"], ranked[ranked.vendor == "amd"])
         )
-        shown = " | ".join("–" if np.isnan(part) else f"{part:.0%}" for part in (share, *vendors))
+        shown = " | ".join(
+            "–" if np.isnan(part) else f"{100 * part:.0f} %" for part in (share, *vendors)
+        )
         verdict = "met" if share >= RANKED_RIGHT else "missed"
         title = f"better layout known, {pairing.title}"
         lines.append(
-            f"| {title} | {RANKED_RIGHT:.0%} | {shown} | {len(ranked)} pairs | {verdict} |"
+            f"| {title} | {100 * RANKED_RIGHT:.0f} % | {shown} | {len(ranked)} pairs | {verdict} |"
         )
     return "\n".join(lines)
 
@@ -258,7 +260,7 @@ def serving_left_out() -> str:
     for figure in scores["plain"]:
         of_figure = [scores[name].get(figure) for name in names]
         cells = " | ".join(
-            "–" if score is None else f"{score['median']:.1%} / {score['p90']:.1%}"
+            "–" if score is None else f"{100 * score['median']:.1f} % / {100 * score['p90']:.1f} %"
             for score in of_figure
         )
         lines.append(f"| {figure} | {cells} |")

@@ -87,7 +87,7 @@ class Alternative(Change):
     def accuracy_text(self) -> str:
         """Say how much accuracy other number formats keep; empty where none change.
 
-        ``Keeps 98.6% of the base's accuracy, 93.5% to 100% likely.``
+        ``Keeps 98.6 % of the base's accuracy, 93.5 % to 100 % likely.``
         """
         if self.accuracy is None:
             return ""
@@ -99,7 +99,7 @@ class Alternative(Change):
 
     @property
     def label(self) -> str:
-        """``fp8 weights: $1.71, −15 %, 99.6% accuracy``.
+        """``fp8 weights: $1.71, −15 %, 99.6 % accuracy``.
 
         With what is gained where the goal's figure is not.
         """

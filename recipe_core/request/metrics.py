@@ -31,6 +31,7 @@ from recipe_core.base.units import (
     joules,
     per_second,
     seconds_text,
+    share_text,
     significant,
     token_rate_text,
     usd,
@@ -69,10 +70,6 @@ def _flop_rate(value: float) -> str:
     return per_second(value, "FLOP")
 
 
-def _whole_percent(share: float) -> str:
-    return f"{share:.0%}"
-
-
 UNITS: Mapping[str, Unit] = {
     "number": Unit("", 1.0, amount_text),
     "per_second": Unit("1/s", 1.0, significant),
@@ -88,7 +85,7 @@ UNITS: Mapping[str, Unit] = {
         "$", HOURS_PER_MONTH, lambda usd_per_hour: usd(usd_per_hour * HOURS_PER_MONTH)
     ),
     "gibibytes": Unit("GiB", 1 / GIB, gib),
-    "percent": Unit("%", 100.0, _whole_percent),
+    "percent": Unit("%", 100.0, share_text),
     "utilisation": Unit("%", 100.0, utilisation),
     "accuracy": Unit("%", 100.0, accuracy_text),
     "accuracy_bound": Unit("%", 100.0, accuracy_bound),

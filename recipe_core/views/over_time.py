@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipe_core.base import units
 from recipe_core.base.units import chance_text, long_duration, percent_text, significant, trimmed
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Period, Scaling
@@ -221,8 +222,8 @@ def policy_facts(policy: Json) -> str:
     facts = f"{policy_cost(policy)}, {share} within the limits, {_replica_span(policy)} replicas"
     against = policy["against"]
     beside = []
-    if against.get("always_peak") is not None:
-        beside.append(f"{against['always_peak']:.0%} of what replicas for the peak cost")
+    if (peak := against.get("always_peak")) is not None:
+        beside.append(f"{units.share_text(peak)} of what replicas for the peak cost")
     if against.get("clairvoyant") is not None:
         beside.append(f"{significant(against['clairvoyant'])} times the clairvoyant bound")
     return f"{facts}; {' and '.join(beside)}" if beside else facts
@@ -308,7 +309,7 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
             lambda policy: _worst_time(answer, policy),
             help="When the fewest requests kept the limits",
         ),
-        Column("Of peak cost", "against.always_peak", "{:.0%}".format, help=BOUNDS["always_peak"]),
+        Column("Of peak cost", "against.always_peak", units.share_text, help=BOUNDS["always_peak"]),
         Column("× clairvoyant", "against.clairvoyant", "{:.2f}".format, help=BOUNDS["clairvoyant"]),
     ]
 
@@ -334,7 +335,7 @@ def scaling_rows(scaling: Json) -> dict[str, str]:
             rows[title] = long_duration(seconds)
     for name, title in (("tolerance", "Tolerance"), ("headroom", "Headroom")):
         if (share := getattr(policy, name)) is not None:
-            rows[title] = f"{share:.0%}"
+            rows[title] = units.share_text(share)
     for direction, title in (("up", "Added at most"), ("down", "Ended at most")):
         step, period_s = (
             getattr(policy, f"{direction}_step"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipe_core.base.units import chance_text
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans.kind import DEGREES
@@ -24,7 +25,7 @@ from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.estimates import estimate_text
 from recipe_core.views.texts import Phrases
-from recipe_core.views.verdict import goals_text, hourly_text, percent, split_formats_text
+from recipe_core.views.verdict import goals_text, hourly_text, split_formats_text
 
 if TYPE_CHECKING:
     from recipe_core.recipe.comparison import Difference
@@ -91,7 +92,7 @@ def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
     return _PHRASES.facts("facts", recipe, request, formats, workload, goals, limits, chance)
 
 
-_PHRASES = Phrases("recipes", hourly=hourly_text, chance_percent=percent)
+_PHRASES = Phrases("recipes", hourly=hourly_text, chance_percent=chance_text)
 
 
 def option_origins(recipe: Recipe) -> list[Origin]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.base.units import share_text
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
@@ -140,4 +141,4 @@ def _nearest_limit(plan: Plan, row: int) -> str:
     name, share = max(shares.items(), key=lambda item: item[1])
     if share < NEAR:
         return ""
-    return f"Nearest limit: {limits_by_name()[name].label}, of which {share:.0%} is used."
+    return f"Nearest limit: {limits_by_name()[name].label}, of which {share_text(share)} is used."

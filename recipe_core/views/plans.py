@@ -41,7 +41,7 @@ from recipe_core.views.plan_words import (
     objective_measures,
     unpriced_note,
 )
-from recipe_core.views.verdict import calibrated_lines, percent, split_counts_text
+from recipe_core.views.verdict import calibrated_lines, split_counts_text
 
 if TYPE_CHECKING:  # importing it would slow every plan down
     from recipe_core.plans.flips import Flip
@@ -134,7 +134,7 @@ def state_text(plan: Plan, row: int) -> str:
     Of one that may not start the probability that it does: ``uncertain: starts with 37 %``.
     """
     if plan.uncertain[row]:
-        return f"{UNCERTAIN}: starts with {percent(plan.columns['start_probability'][row])}"
+        return f"{UNCERTAIN}: starts with {chance_text(plan.columns['start_probability'][row])}"
     return f"{QUEUES}: {held_text(plan, row)}" if plan.queues[row] else HOLDS
 
 

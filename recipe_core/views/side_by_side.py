@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.units import band_ends_text, chance_text, round_significant
+from recipe_core.base.units import band_ends_text, chance_text, round_significant, share_text
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.prices import HOURS_PER_MONTH
@@ -247,7 +247,7 @@ def _mark_best_choices(choices: Sequence[Choice], measure: Metric, amounts: Any)
 
 
 def difference_text(amount: float, base: float) -> str:
-    """A figure against the baseline's: ``−15%``, ``× 12``, ``same``; empty where one is unknown."""
+    """A figure against the baseline's: ``−15 %``, ``× 12``, ``same``; empty where unknown."""
     if not (np.isfinite(amount) and np.isfinite(base)) or base == 0:
         return ""
     share = amount / base - 1
@@ -255,7 +255,7 @@ def difference_text(amount: float, base: float) -> str:
         return "same"
     if amount / base >= FACTOR:
         return f"× {amount / base:,.0f}"
-    return f"{share:+.0%}".replace("-", "−")
+    return share_text(share, signed=True).replace("-", "−")
 
 
 def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import chance_text, days, significant, usd
+from recipe_core.base.units import chance_text, days, share_text, significant, usd
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device_profile, short_title
@@ -98,7 +98,7 @@ def size_verdict(answer: Row) -> tuple[bool, str]:
 
 
 def sentence(row: Row) -> str:
-    """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93%``."""
+    """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93 %``."""
     return _say("said", row)
 
 
@@ -168,8 +168,8 @@ def _nines_text(probability: float) -> str:
     """A share of time with as many nines as it has."""
     for digits in (1, 2, 3):
         if probability < 1 - 10.0 ** -(digits + 2):
-            return f"{probability:.{digits}%}"
-    return f"{probability:.4%}"
+            return share_text(probability, digits)
+    return share_text(probability, 4)
 
 
 PHRASES = Phrases(
@@ -319,7 +319,7 @@ def headroom_rows(row: Row) -> list[dict[str, str]]:
                 "Asked": f"{'at least' if rule.at_least else 'at most'} {texts['limit']}",
                 "Estimated": f"{texts['value']}{mark}",
                 "Likely range": f"{texts['low']} – {texts['high']}{mark}",
-                "Left": UNKNOWN if rest is None else f"{rest:.0%}",
+                "Left": UNKNOWN if rest is None else share_text(rest),
             }
         )
     return rows

@@ -229,7 +229,7 @@ def starts_text(plan: Plan, row: int) -> str:
     """
     if not plan.runs[row] or (plan.kind == "serving" and not plan.uncertain[row]):
         return ""
-    chance = f"starts with {percent(float(plan.columns['start_probability'][row]))}"
+    chance = f"starts with {chance_text(float(plan.columns['start_probability'][row]))}"
     usable = float(plan.columns["usable_bytes"][row])
     needed = usable + float(plan.columns["shortfall_bytes"][row])
     if plan.kind == "serving" and needed < FULL * usable:
@@ -245,11 +245,6 @@ def may_miss(plan: Plan, row: int) -> bool:
     objective = plan.request.objective
     confidence = SURE if objective.judges_by_estimate else objective.required_confidence
     return bool(stated_limits(plan)) and float(plan.chances[row]) < confidence
-
-
-def percent(probability: float) -> str:
-    """A probability as the pages write it: ``38 %``."""
-    return chance_text(probability)
 
 
 def nearest(plan: Plan) -> tuple[str, str]:

@@ -91,7 +91,7 @@ def test_cached_prompts_guessed_formats_and_caches_set_by_hand_explain_figures()
     long = REQUEST | {"workload": workload}
     ttft = estimate(long, workload={"prefix_hit": 0.98})["serving"]["ttft_s"]
     row = explained(measured({"ttft_s": ttft}, settings={"prefix_hit": 0.98}), long)
-    assert "98% of prompts' tokens" in row.explained_by[0]
+    assert "98 % of prompts' tokens" in row.explained_by[0]
     weights = estimate(candidate={"weight_dtype": "fp8"})["memory"]["weights_bytes"]
     assert "no file says so" in explained(measured({"weights_bytes": weights})).explained_by[0]
     memory = estimate()["memory"]

@@ -160,7 +160,7 @@ def test_the_command_line_prints_formula_beside_trace(tmp_path):
     assert trace["peak_bytes"] == pytest.approx(formula, rel=0.05)
     difference = formula / trace["peak_bytes"] - 1
     assert trace["differences"]["peak_memory"] == pytest.approx(difference)
-    assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(trace)
+    assert "exchanged bytes, formula against trace: shard +0.00 %" in training_trace_text(trace)
 
 
 def step_request(model=LLAMA_BASE, layers=None, sequence_length=4096, global_batch=None, **split):

@@ -275,7 +275,7 @@ def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:
     assert {"bf16", "fp8", "int4"} <= {note.get("text", "").strip("←→↑↓ ") for note in notes}
     assert figure(app, "accuracy-axes")["layout"]["coloraxis"]["colorbar"]
     assert "Expected accuracy, mean of benchmarks" in words(app)
-    assert any("limit 50%" in tile.delta for tile in app.metric)  # the figure that is limited
+    assert any("limit 50 %" in tile.delta for tile in app.metric)  # the figure that is limited
 
 
 # The recipe

@@ -92,7 +92,7 @@ def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_li
     assert outputs[1] > 1.37 * outputs[0]
     searched = searched_70b()
     flips = [flip.title for flip in searched.sensitivity()]
-    assert "limit on time per output token -20%" in flips
+    assert "limit on time per output token -20 %" in flips
     assert not any(what.startswith("concurrency") for what in flips)
     for step in (16.0, 40.0, 60.0):
         again = plan_splits(change(searched.request, {"objective.limits.tpot_ms": step}))
@@ -129,9 +129,7 @@ def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
     searched = plan_splits(request(limits={"tpot_ms": 30}))
     row = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp1.ep1")
     assert (searched.columns["load"][row], row_state(searched, row)) == (1, "cannot run")
-    assert row_reasons(searched, row)[0].startswith(
-        "at one user: time per output token 54"
-    )
+    assert row_reasons(searched, row)[0].startswith("at one user: time per output token 54")
     pair = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp2.ep1")
     assert row_reasons(searched, pair)[0].startswith("at 2 users at once: ")
     nothing = plan_splits(request(limits={"tpot_ms": 5}))

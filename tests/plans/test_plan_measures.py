@@ -164,7 +164,7 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     best = board.best_row
     training = board.estimate(best).training
     assert board.raw("mfu")[best] == pytest.approx(training.mfu, rel=1e-12)
-    assert measure_text(board, "mfu", best) == f"{training.mfu:.1%}"
+    assert measure_text(board, "mfu", best) == f"{100 * training.mfu:.1f} %"
     assert all(
         "mfu" in names for names in (board.shown.headline, board.shown.listed, board.shown.tabled)
     )
@@ -184,7 +184,8 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     text = estimate_text(board.candidate(full), estimate.to_json())
     for name in ("mfu", "hfu"):
         value = getattr(training, name)
-        assert re.search(rf"{re.escape(metrics_of('training')[name].title)} +{value:.1%}", text)
+        title = re.escape(metrics_of("training")[name].title)
+        assert re.search(rf"{title} +{100 * value:.1f} %", text)
     board = made(TRAINING | {"candidate.precision": "fp8"})  # taken from the candidate
     assert board.candidate(0)["precision"] == "fp8"
     assert len(board) > 100

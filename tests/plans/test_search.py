@@ -179,7 +179,7 @@ def test_fronts_and_flips_are_of_what_is_asked_and_another_process_has_keys_and_
         make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2)
     )
     names = {flip.title for flip in find_flips(splits)}  # each is planned: test_one_plan
-    assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
+    assert {"concurrency × 2", "input tokens +50 %", "output tokens -50 %"} <= names
     splits = plan_splits(make_request(objective={"limits": {"tpot_ms": 7.0}}))
     keys = [row_key(splits, row) for row in range(len(splits))]  # counted here, before it is sent
     arrived = pickle.loads(cloudpickle.dumps(splits))
@@ -253,7 +253,7 @@ def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged(
     splits = plan_splits(make_request(per_node=1))
     assert len(splits.order) == 0
     (reason,) = row_reasons(splits, nearest_row(splits))
-    assert "72.8 GiB usable (92% of 79.2 GiB)" in reason
+    assert "72.8 GiB usable (92 % of 79.2 GiB)" in reason
     assert "GiB short" in reason
     assert splits.to_json()["nearest"]["changes"]
     plans = [plan_splits(make_request("Qwen/Qwen3-32B", "l40s", count)) for count in (1, 2, 4, 8)]

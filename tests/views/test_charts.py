@@ -348,7 +348,7 @@ def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
     scaled = curves.scaling(run)
     ideal, best = scaling_curve(scaled, [split_label(run, row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
-    assert best["text"][0] == "100%"
+    assert best["text"][0] == "100 %"
     base, moves = formats.tornado(splits, splits.best_row, "tpot")
     less, more = swings(base, moves, splits.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}
@@ -419,5 +419,5 @@ def test_what_caches_find_is_a_curve_with_the_devices_and_every_tier_or_says_wha
         assert np.interp(np.log(mark.x[0]), sizes, line.y) == pytest.approx(mark.y[0], abs=0.02)
     assert [row[0] for row in tiers.rows] == ["Host memory", "Drives", "Remote store"]
     held, note = shown(None, ())
-    assert (held.rows[0][-1], type(note)) == ("0.0%, as stated", views.Note)
+    assert (held.rows[0][-1], type(note)) == ("0.0 %, as stated", views.Note)
     assert "workload.prefix_reuse" in note.text

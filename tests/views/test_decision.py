@@ -74,7 +74,7 @@ def test_cards_say_what_to_rent_what_may_break_it_and_what_certainty_costs():
     first = cards["cheapest"]
     assert first.money.endswith(" a month")
     assert first.dearer == ""
-    assert first.sure.endswith("%")
+    assert first.sure.endswith(" %")
     assert "a month more (+" in cards["safest"].dearer
     without = decision_cards(answer(limited=False))
     assert {card.sure for card in without} == {"–"}
@@ -92,7 +92,7 @@ def test_risks_are_the_price_the_nearest_limit_and_a_device_that_was_not_timed()
     assert old == "The price is unverified and 194 days old: ask Somebody for a quote."
     near = {**room, "tpot_ms": {**room["tpot_ms"], "share_left": 0.03}}
     [close] = choice_risks({**plain, "headroom": near})
-    assert close == "The time per output token is 3% within its limit."
+    assert close == "The time per output token is 3 % within its limit."
     [untimed] = choice_risks({**plain, "timed": False})
     assert "No operator was timed on" in untimed
     [spanning] = choice_risks({**plain, "spans": True})

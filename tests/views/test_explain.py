@@ -333,7 +333,7 @@ def test_devices_are_compared_at_round_interactivities_and_drawn_with_limit_and_
             assert row[-1] == "–"
             continue
         gain = second.per_gpu[other] / first.per_gpu[one] - 1
-        assert float(row[-1].rstrip("%")) == pytest.approx(gain * 100, abs=0.51)
+        assert float(row[-1].rstrip(" %")) == pytest.approx(gain * 100, abs=0.51)
     assert "users at once" in listed.rows[0][1]
     splits = planned(*LIMITED)
     figure = frontier_lines(frontier_of(*LIMITED), splits, splits.best_row)

@@ -120,7 +120,7 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest():
     assert good
     assert said.startswith("Cheapest is KEDA: $13,")
     assert "100 % within the limits" in said
-    assert "50% of what replicas for the peak cost" in said
+    assert "50 % of what replicas for the peak cost" in said
     good, said = view.over_time_verdict(answer(best=None, policies=[HPA]))
     assert not good
     assert said.startswith("No policy keeps the limits for 99 % of the requests. Nearest is Kub")

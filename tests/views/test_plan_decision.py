@@ -91,7 +91,7 @@ def test_the_limit_that_is_nearest_is_named_where_it_is_near():
         assert bool(named) == near
         assert decision.verdict
         if near:
-            assert "85%" in named[0]
+            assert "85 %" in named[0]
             assert "time per output token" in named[0].lower()
 
 

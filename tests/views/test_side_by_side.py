@@ -84,7 +84,7 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
         cells = line(side.compare_figures(several, baseline), "Throughput").cells
         ratio = value(several[1 - baseline], "Throughput") / value(several[baseline], "Throughput")
         assert cells[baseline].difference == ""
-        shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
+        shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix(" %"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
     for *amounts, said in table("side_by_side", "differences"):
         amounts = [np.nan if amount is None else amount for amount in amounts]

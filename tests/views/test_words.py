@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from recipe_core.base import units
 from recipe_core.base.data_files import DataFile
 from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.prices import HOURS_PER_MONTH
@@ -94,7 +95,7 @@ def test_a_start_is_said_with_its_memory_and_probability_for_runs_and_where_it_i
         peak, usable = (
             float(run.columns[name][row]) / 2**30 for name in ("peak_memory_bytes", "usable_bytes")
         )
-        chance = words.percent(float(starts[row]))
+        chance = units.chance_text(float(starts[row]))
         assert (
             words.starts_text(run, row) == f"{peak:.1f} of {usable:.1f} GiB: starts with {chance}"
         )

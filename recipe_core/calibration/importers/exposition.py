@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from recipe_core.base.units import share_text
 from recipe_core.calibration.importers.measurement import Content, Draft, Fields, one_line
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
@@ -63,7 +64,7 @@ def finish_exposition(fields: Fields, draft: Draft) -> None:
     if hit := _prefix_hit(samples):
         draft.settings["prefix_hit"] = hit
         if hit >= 0.01:  # a row of a table does not state it
-            draft.exclude(f"{hit:.0%} of prompts' tokens came from the cache")
+            draft.exclude(f"{share_text(hit)} of prompts' tokens came from the cache")
     if requests := _sum_metric(samples, f"{metrics.ttft}_count"):
         draft.settings["requests"] = round(requests)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.units import gib
+from recipe_core.base.units import gib, share_text
 from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.columns.corrections import assumed_version, version_in_text
@@ -221,7 +221,7 @@ def _request_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
         yield _load_fact("max_context", title, CACHE | TIMES, max_context=longest)
     hit = run.settings.get("prefix_hit")
     if hit is not None and 0.005 < hit < 1 and abs(hit - work.get("prefix_hit", 0.0)) > 0.005:
-        title = f"{hit:.0%} of prompts' tokens were in the prefix cache"
+        title = f"{share_text(hit)} of prompts' tokens were in the prefix cache"
         yield _load_fact("prefix_hit", title, TIMES, prefix_hit=round(hit, 4))
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.units import gib, significant
+from recipe_core.base.units import gib, share_text, significant
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Judged, Refusal
@@ -249,8 +249,8 @@ def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
         "kv-link",
         busiest >= 1,
         lambda i: (
-            f"cached blocks of the requests that arrive take {busiest[i]:.0%} of the time of the "
-            "link or the store they come from; send fewer requests, or leave that tier out"
+            f"cached blocks of the requests that arrive take {share_text(busiest[i])} of the time "
+            "of the link or the store they come from; send fewer requests, or leave that tier out"
         ),
     )
 
@@ -295,7 +295,8 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
             longest += ": lower max_context"
         return (
             f"needs {gib(mem.start_bytes[i])} per GPU to start with {request}, "
-            f"{usable} usable ({share[i]:.0%} of {capacity}): {gib(mem.shortfall_bytes[i])} short, "
+            f"{usable} usable ({share_text(share[i])} of {capacity}): "
+            f"{gib(mem.shortfall_bytes[i])} short, "
             f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.data_files import DataFile, DataRow, DataTable
-from recipe_core.base.units import gib, seconds_text, significant
+from recipe_core.base.units import gib, seconds_text, share_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
 from recipe_core.estimates.serving.cache import logged_requests, logged_tokens, logs_less
@@ -84,6 +84,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "gib": gib,
     "seconds": seconds_text,
     "short": significant,
+    "share": share_text,
+    "tenths": lambda share: share_text(share, 1),
     "prompts": lambda count: _count_text(count, "prompt"),
 }
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import plotly.graph_objects as go
 
-from recipe_core.base.units import significant, token_rate_text
+from recipe_core.base.units import share_text, significant, token_rate_text
 from recipe_core.estimates.serving.accuracy import NearFigure
 from recipe_core.estimates.serving.feature_results import KvTier
 from recipe_core.estimates.serving.results import ServingEstimate
@@ -241,8 +241,8 @@ def frontier_table(frontier: Frontier) -> Table:
 def _gain_text(value: float | None, first: float | None) -> str:
     if value is None or first is None:
         return "–"
-    text = f"{value / first - 1:+.0%}"
-    return "0%" if text in ("+0%", "-0%") else text
+    text = share_text(value / first - 1, signed=True)
+    return "0 %" if text in ("+0 %", "-0 %") else text
 
 
 def device_table(estimate: ServingEstimate, stated_hit: float) -> Table:
