@@ -15,7 +15,7 @@ from recipe_core.request.scaling import Period, Scaling
 from recipe_core.request.split_key import split_name
 from recipe_core.scaling.policies.rows import policy_rows
 from recipe_core.views.columns import Column, terminal
-from recipe_core.views.size_view import dollars
+from recipe_core.views.size_view import dollars, engine_title
 from recipe_core.views.traces import request_rate, traffic_sentence
 
 PHASES: tuple[Column[Json], ...] = (
@@ -33,7 +33,7 @@ PHASES: tuple[Column[Json], ...] = (
 def start_text(candidate: Json, devices: int, start: Json) -> str:
     """The time of a start, its phases, and what single changes save."""
     lines = [
-        f"{candidate['engine']} on {devices} device{'s' * (devices != 1)}. "
+        f"{engine_title(candidate['engine'])} on {devices} device{'s' * (devices != 1)}. "
         + start_sentence(start),
         terminal(start["phases"], PHASES),
     ]
@@ -259,8 +259,8 @@ def scenario_sentences(answer: Json) -> list[str]:
     served = request_rate(answer["service"]["requests_per_s"])
     return [
         f"{percent_text(answer['attainment_wanted'])} of all requests: {', '.join(limits)}.",
-        f"One replica is {answer['engine']} with {split_name(answer['candidate'])} on {devices} "
-        f"device{'s' * (devices != 1)}{cost}. It serves {served} within the limits.",
+        f"One replica is {engine_title(answer['engine'])} with {split_name(answer['candidate'])} "
+        f"on {devices} device{'s' * (devices != 1)}{cost}. It serves {served} within the limits.",
         traffic_sentence(answer["load"]),
         start_sentence(answer["start"]),
     ]
