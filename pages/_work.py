@@ -35,7 +35,7 @@ def calculated(
     task: str,
     function: Callable[..., Value],
     *arguments: Any,
-    simulated_what: str = "splits",
+    simulated_what: str = "layouts",
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> Value:

@@ -74,7 +74,7 @@ class Claim(DescribedModel):
         same = {
             "engine": (self.engine, self.version) == (engine.name, engine.version),
             "device": (self.count, self.device) == (device.count, device.name),
-            "split": self.candidate == recipe.candidate,
+            "layout": self.candidate == recipe.candidate,
         }
         doubts = [f"of another {part}" for part, holds in same.items() if not holds]
         return doubts if today <= self.expires else [f"expired on {self.expires}", *doubts]

@@ -100,7 +100,7 @@ def option_origins(recipe: Recipe) -> list[Origin]:
     spec = engine(recipe.engine.name) if recipe.engine.name in engine_names() else None
     flags = {option.name: option.flag for option in spec.options.by_name.values()} if spec else {}
     parts = {
-        "split": ("candidate", recipe.candidate),
+        "layout": ("candidate", recipe.candidate),
         "option": ("options", recipe.engine.options),
         "variable": ("environment", recipe.environment),
     }
