@@ -251,7 +251,7 @@ def test_runners_up_stand_below_the_card_and_are_one_click() -> None:
     labels = {button.key: button.label.replace("\\", "") for button in buttons}
     assert 1 <= len(labels) <= 5
     key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
-    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
+    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+ % accuracy", labels[key])
     figure_then = labels[key].split(": ")[1].split(",")[0]
     assert query_of(press(app, key))["options.weight_dtypes"] == "fp8"
     assert figure_then in [tile.value for tile in app.metric]
