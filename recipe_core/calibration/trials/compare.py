@@ -212,8 +212,8 @@ def judge_agreement(
     if bounds.share is not None and by_share:
         judged = True
         if alike.share < bounds.share:
-            found, least = share_text(alike.share, 1), share_text(bounds.share)
-            broken.append(f"{found} of answers are identical, not {least}")
+            alike_text, least_text = share_text(alike.share, 1), share_text(bounds.share)
+            broken.append(f"{alike_text} of answers are identical, not {least_text}")
     for name, text in (("mean_abs", "log-probabilities differ"), ("kl_mean", "divergence is")):
         bound, value = getattr(bounds, name), getattr(apart, name, None)
         if bound is None or value is None:

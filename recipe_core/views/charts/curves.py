@@ -232,8 +232,8 @@ def _tier_marks(cache: PrefixCache, tiers: Sequence[KvTier]) -> list[tuple[str, 
     size = cache.seen_tokens
     for tier in tiers:
         size = max(size, tier.capacity_tokens)
-        found = f"{share_text(tier.hit, 1)} found; {tier.verdict}"
-        text = f"{count_text(tier.capacity_tokens)} tokens, {found}"
+        hit_text = f"{share_text(tier.hit, 1)} found; {tier.verdict}"
+        text = f"{count_text(tier.capacity_tokens)} tokens, {hit_text}"
         marks.append((TIERS[tier.name], size, tier.hit, text))
     return marks
 
