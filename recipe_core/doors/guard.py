@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from recipe_core.base.errors import RecipeError
 from recipe_core.base.resources import shipped_path
 from recipe_core.doors.moved import MOVED
 from recipe_core.doors.sessions import PATH as SIGN_IN
@@ -41,17 +41,19 @@ def note_fault(error: Exception, where: str) -> str:
     return number
 
 
-def fault_json(error: Exception, where: str) -> dict[str, Any]:
-    """Log an unexpected error, and say so as the API says errors, without a word of it."""
+class FaultError(RecipeError):
+    """An unexpected error as its caller hears of it: without a word of what it was."""
+
+    code = "server"
+
+
+def tell_fault(error: Exception, where: str) -> FaultError:
+    """Log an unexpected error; what the one who asked is told."""
     number = note_fault(error, where)
-    return {
-        "error": {
-            "code": "server",
-            "field": None,
-            "message": "something failed, and it is not your fault.",
-            "hint": f"The server's log has the details under {number}.",
-        }
-    }
+    return FaultError(
+        "something failed, and it is not your fault.",
+        hint=f"The server's log has the details under {number}.",
+    )
 
 
 class FaultsTold:
@@ -79,7 +81,7 @@ class FaultsTold:
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
-            await JSONResponse(fault_json(error, self._where), 500)(scope, receive, send)
+            await JSONResponse(tell_fault(error, self._where).to_json(), 500)(scope, receive, send)
 
 
 # Paths for anybody: is the server running, and the form itself.

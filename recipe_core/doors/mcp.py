@@ -32,7 +32,7 @@ from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import catalog, operations
 from recipe_core.doors.catalog import Json
-from recipe_core.doors.guard import FaultsTold, fault_json
+from recipe_core.doors.guard import FaultsTold, tell_fault
 from recipe_core.doors.operations import CATALOG, OPERATIONS
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
@@ -400,7 +400,7 @@ def _with_errors(answer: Callable[..., Any], kind: type[Exception]) -> Callable[
         except RecipeError as error:
             problem = error.to_json()
         except Exception as error:
-            problem = fault_json(error, f"the tool {answer.__name__}")
+            problem = tell_fault(error, f"the tool {answer.__name__}").to_json()
         raise kind(to_json(problem, indent=None)) from None
 
     # The server builds a tool's schema from the signature, and resolves no string annotations.

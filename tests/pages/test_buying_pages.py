@@ -246,6 +246,21 @@ def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulat
     assert (request["workload"]["over_time"]["mean_rate"], policies) == (16.0, ["keda", "hpa"])
 
 
+def test_a_fault_of_the_simulation_is_told_and_another_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("secret")
+
+    monkeypatch.setattr("recipe_core.simulate", fail, raising=False)
+    app = answered(**{"workload.over_time.days": "3"})
+    (told,) = [error.value for error in app.error]
+    assert "not your fault" in told
+    assert "secret" in caplog.text
+    assert "secret" not in told
+    assert not app.button(key="over-time-simulate").disabled
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("simulated")
 def test_a_policy_is_looked_at_and_used() -> None:
