@@ -23,8 +23,7 @@ from recipe_core.plans.plan_json import device_basis, measure_text
 from recipe_core.plans.splits import row_request
 from recipe_core.targets.by_hand import start_command
 from recipe_core.views.by_device import device_columns, factor_sentence, plan_by_device
-from recipe_core.views.decision import left_out_sentence, runner_up
-from recipe_core.views.plan_decision import Decision, describe_decision
+from recipe_core.views.decision import Decision, describe_decision, left_out_sentence, runner_up
 from recipe_core.views.plan_words import (
     confidence_prices_text,
     likely_text,

@@ -31,8 +31,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import candidate_key
 from recipe_core.views import overview
 from recipe_core.views.chips import request_chips
+from recipe_core.views.decision import describe_decision
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
-from recipe_core.views.plan_decision import describe_decision
 from recipe_core.views.plan_words import figures_phrase
 from recipe_core.views.report import html_report
 

@@ -19,6 +19,13 @@ from recipe_core.hardware.request import HardwareRequest
 HOURS_PER_YEAR = 8760.0
 # 730.
 HOURS_PER_MONTH = HOURS_PER_YEAR / 12
+
+
+def price_month(usd_per_hour: float) -> float:
+    """Return the US dollars of a month of 730 hours."""
+    return usd_per_hour * HOURS_PER_MONTH
+
+
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -106,10 +113,6 @@ class OwnershipCost(DataRow):
     def upkeep_usd_per_hour(self) -> float:
         """Upkeep by hour of use: ``capex · upkeep / 8760 / use``."""
         return self.standing_upkeep_usd_per_hour / self.use
-
-    @property
-    def staff_usd_per_hour(self) -> float:
-        return self.standing_staff_usd_per_hour / self.use
 
     @property
     def power_usd_per_hour(self) -> float:

@@ -37,7 +37,7 @@ from recipe_core.base.units import (
     utilisation,
     watts,
 )
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 
 FILE = Path(__file__).with_name("metrics.yaml")
 
@@ -62,7 +62,7 @@ class Unit:
 
 # Functions with names, which workers send as such.
 def _usd_monthly(usd_per_hour: float) -> str:
-    return usd(usd_per_hour * HOURS_PER_MONTH)
+    return usd(price_month(usd_per_hour))
 
 
 def _flop_rate(value: float) -> str:
@@ -84,9 +84,7 @@ UNITS: Mapping[str, Unit] = {
     "tokens_per_s": Unit("tok/s", 1.0, token_rate_text),
     "flops_per_s": Unit("FLOP/s", 1.0, _flop_rate),
     "usd": Unit("$", 1.0, usd),
-    "usd_monthly": Unit(
-        "$", HOURS_PER_MONTH, lambda usd_per_hour: usd(usd_per_hour * HOURS_PER_MONTH)
-    ),
+    "usd_monthly": Unit("$", HOURS_PER_MONTH, _usd_monthly),
     "gibibytes": Unit("GiB", 1 / GIB, gib),
     "percent": Unit("%", 100.0, _whole_percent),
     "utilisation": Unit("%", 100.0, utilisation),

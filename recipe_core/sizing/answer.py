@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.estimates.measured.support import is_timed
 from recipe_core.hardware import offers
 from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 from recipe_core.plans.limits import LIMITS, stated_limits
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.size import SizeRequest
@@ -118,7 +118,7 @@ class Answer:
         per_hour = _finite_or_none(columns["usd_per_hour"][row] * dearer)
         out: Json = {
             "usd_per_hour": per_hour,
-            "usd_per_month": None if per_hour is None else per_hour * HOURS_PER_MONTH,
+            "usd_per_month": None if per_hour is None else price_month(per_hour),
         }
         for name in ("usd_per_million_output_tokens", "usd_per_million_tokens", "usd"):
             if name in columns:

@@ -16,7 +16,7 @@ import pandas as pd
 from recipe_core.base.units import band_ends_text, chance_text, round_significant
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import price_month
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
@@ -406,7 +406,7 @@ def _choice_row(choice: Choice, plan: Plan) -> dict[str, Any]:
         amount, low, high = value_with_band(choice, measure.title)
         out[measure.column] = amount
         if measure.column == _PER_HOUR:
-            out["usd_per_month"] = amount * HOURS_PER_MONTH
+            out["usd_per_month"] = price_month(amount)
         if np.isfinite(low) and np.isfinite(high):
             out |= {f"{measure.column}_low": low, f"{measure.column}_high": high}
     return out

@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.base.units import GIB, chance_text, gib, significant, usd
 from recipe_core.estimates.columns.scales import CALIBRATED
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
@@ -274,7 +274,7 @@ def _verdict_facts(plan: Plan, row: int) -> Iterator[str]:
 
 def hourly_text(usd_per_hour: float) -> str:
     """``$12.8 an hour, $9,344 a month of 730 hours``."""
-    month = f"{usd(usd_per_hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
+    month = f"{usd(price_month(usd_per_hour))} a month of {HOURS_PER_MONTH:,.0f} hours"
     return f"{usd(usd_per_hour)} an hour, {month}"
 
 

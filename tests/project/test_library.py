@@ -15,7 +15,7 @@ from recipe_core.bundle.write import bundle_of
 from recipe_core.plans.plan import Plan
 from recipe_core.request.link import from_query, link_query
 from recipe_core.request.presets import EXAMPLES_FILE, ExampleFile, examples
-from recipe_core.views.plan_decision import case_answer
+from recipe_core.views.decision import case_answer
 from tests.conftest import request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
