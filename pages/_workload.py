@@ -9,7 +9,7 @@ import _numbers as numbers
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.engines.spec import engine
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans import launch_rules
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
@@ -57,7 +57,12 @@ METHODS = {
     "grpo": "GRPO",
     "ppo": "PPO",
 }
-SAMPLERS = {name: engine(name).title for name in ("vllm", "sglang")}
+SAMPLERS = {
+    name: engine(name).title
+    for name in engine_names()
+    if name in launch_rules.launchable_names("rollout_engines")
+}
+"""Engines that sample answers for a framework."""
 PLACEMENTS = {"colocated": "The devices that train", "apart": "Devices of their own"}
 REWARDS = {"rule": "A rule", "model": "A model of its size"}
 DATA = {"": "Usual for the method", "text": "Texts", "chat": "Chats", "preference": "Preferences"}

@@ -8,15 +8,13 @@ from typing import Any
 
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.hardware.prices import all_offers
+from recipe_core.models.search import name_format
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import candidate_key, split_short_name
 from recipe_core.views.over_time import policy_title
 from recipe_core.views.size_view import engine_title
-
-# Names of number formats as people write them.
-FORMATS = {"auto": "as stored", "fp8": "FP8", "int8": "INT8", "int4": "INT4", "bf16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,9 @@ def _format_chips(request: PlanRequest) -> Iterator[Chip]:
         ("options.kv_dtypes", options.kv_dtypes, "KV cache"),
     ):
         if tuple(dtypes) != ("auto",):
-            names = " or ".join(FORMATS.get(name, name.upper()) for name in dtypes)
+            names = " or ".join(
+                "as stored" if dtype == "auto" else name_format(dtype) for dtype in dtypes
+            )
             yield Chip(f"{names} {noun}", {field: ("auto",)})
     if options.compression is not None:
         yield Chip("Checkpoint to be made", {"options.compression": None})

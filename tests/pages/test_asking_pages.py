@@ -14,6 +14,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
+from recipe_core.engines.spec import engine
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.models.catalog import catalog_entry
 from recipe_core.models.search import model_facts
 from recipe_core.plans.plans import plan_splits
@@ -284,6 +286,16 @@ def test_a_run_gets_a_ramp_that_travels_in_its_link_and_loses_it() -> None:
     assert "1.10 T tokens in 2 phases" in words(app)
     press(press(app, "_remove_phase_0"), "_remove_phase_0")
     assert app.session_state["request"].workload.phases is None
+
+
+def test_answers_are_sampled_by_the_engines_that_a_framework_can_launch() -> None:
+    rollout = {"workload.rollout.prompts": "128", "workload.rollout.response_tokens": "1024"}
+    app = opened("traffic.py", **RUN | rollout | {"workload.method": "grpo"})
+    programs = program_facts().engines.values()
+    samplers = {name for program in programs for name in program.launches.rollout_engines}
+    assert len(samplers) > 1
+    offered = app.selectbox(key="_workload.rollout.engine").options
+    assert set(offered) == {engine(name).title for name in samplers}
 
 
 def test_the_plan_draws_what_a_run_loses() -> None:
