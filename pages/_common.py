@@ -112,10 +112,8 @@ def change_to(changes: Mapping[str, Any]) -> None:
     """
     takes_hardware = hardware_is_open() and any(map(_is_of_hardware, changes.items()))
     changed = change(request() if takes_hardware else asked(), changes)
-    st.session_state.update({"edited": True, "request": changed})
-    st.session_state.pop("found", None)
-    if takes_hardware:  # a layout is one on the hardware that was found: from here that is chosen
-        st.session_state["hardware-open"] = False
+    # a layout is one on the hardware that was found: from here that is chosen
+    replace_request(changed, hardware_open=hardware_is_open() and not takes_hardware)
 
 
 def _is_of_hardware(changed: tuple[str, Any]) -> bool:
@@ -178,8 +176,7 @@ def take_back() -> None:
     if undo_title() is None:
         return
     _, before, was_open, _ = st.session_state.pop("undoable")
-    st.session_state.update({"request": before, "hardware-open": was_open, "edited": True})
-    st.session_state.pop("found", None)
+    replace_request(before, hardware_open=was_open)
 
 
 def narrow_to(changes: Mapping[str, Any]) -> None:
@@ -243,16 +240,21 @@ def draw_kind(**options: Any) -> None:
 
 
 def turn_kind(kind: str) -> Mapping[str, Any] | None:
-    """Turn the request to serving or training, as it was when it last was that."""
+    """Turn the request to serving or training, as it was when it last was that.
+
+    Not with a layout while the hardware is to be found: it was chosen on other hardware.
+    """
     former: dict[str, PlanRequest] = st.session_state.setdefault("kinds", {})
     former[asked().workload.kind] = asked()
     former_request = former.get(kind)
     if former_request is None:
         return {"workload.kind": kind}
-    shared_parts = {"model": asked().model, "hardware": asked().hardware}
-    turned = former_request.model_copy(update=shared_parts)
-    st.session_state.update({"request": turned, "edited": True})
-    st.session_state.pop("found", None)
+    parts: dict[str, Any] = {"model": asked().model, "hardware": asked().hardware}
+    candidate = former_request.candidate
+    if hardware_is_open() and candidate is not None and candidate_key(candidate.model_dump()):
+        parts["candidate"] = shared_candidate(former_request)
+    turned = former_request.model_copy(update=parts)
+    replace_request(turned, hardware_open=hardware_is_open())
     return None
 
 
@@ -363,15 +365,13 @@ def by_cost(open_request: PlanRequest) -> PlanRequest:
 def choose_hardware() -> None:
     """Take the hardware that is shown as chosen; engines and layout stay as they were asked."""
     on_shown = asked().model_copy(update={"hardware": request().hardware})
-    st.session_state.update({"request": on_shown, "hardware-open": False, "edited": True})
-    st.session_state.pop("found", None)
+    replace_request(on_shown, hardware_open=False)
 
 
 def open_hardware() -> None:
     """Leave the hardware to be found again, and with it the layout."""
     open_request = asked().model_copy(update={"candidate": shared_candidate(asked())})
-    st.session_state.update({"request": open_request, "hardware-open": True, "edited": True})
-    st.session_state.pop("found", None)
+    replace_request(open_request, hardware_open=True)
 
 
 def follow_edit() -> None:
@@ -380,18 +380,20 @@ def follow_edit() -> None:
         st.rerun()
 
 
-def replace_request(new_request: PlanRequest) -> None:
-    """Make another request the wizard's; pins are the other plan's."""
-    st.session_state.update({"request": new_request, "edited": True, "hardware-open": False})
+def replace_request(new_request: PlanRequest, *, hardware_open: bool = False) -> None:
+    """Make another request the session's; hardware that was found is that of the one before.
+
+    ``hardware_open``: whether its hardware is to be found.
+    """
+    state = st.session_state
+    state.update({"request": new_request, "hardware-open": hardware_open, "edited": True})
+    state.pop("found", None)
 
 
 def start_over() -> None:
     """Back to the request of an empty link; what is kept stays."""
-    st.session_state.update(
-        {"request": by_cost(DEFAULT), "pins": [], "market": Market(), "edited": True}
-        | {"hardware-open": True, "lens": None}
-    )
-    st.session_state.pop("found", None)
+    st.session_state.update({"pins": [], "market": Market(), "lens": None})
+    replace_request(by_cost(DEFAULT), hardware_open=True)
 
 
 def shared_fields() -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import _common as common
@@ -39,6 +40,11 @@ def draw_sizing_problem(place: Any, error: RecipeError) -> None:
         place.error(common.escape(error), icon=":material/error:")
 
 
+def draw_progress(place: Any, part: Json) -> None:
+    text = f"Sized {part['sized']} of {part['of']} devices"
+    place.progress(part["sized"] / part["of"], text=text)
+
+
 def find_hardware() -> Json | None:
     """Return the answer over all devices, and make the best of them the request's for this run.
 
@@ -47,10 +53,7 @@ def find_hardware() -> Json | None:
     place = st.empty()
     try:
         request = sized_request()
-        for answer in sizing.sizing_answers(request):
-            if "sized" in answer and answer["sized"] < answer["of"]:
-                text = f"Sized {answer['sized']} of {answer['of']} devices"
-                place.progress(answer["sized"] / answer["of"], text=text)
+        answer = sizing.find_sizing(request, partial(draw_progress, place))
     except RecipeError as error:
         st.session_state["found"] = None
         draw_sizing_problem(place, error)

@@ -34,9 +34,11 @@ def draw_devices(sized: Json | None) -> None:
 def draw_sizing(request: Any) -> Json:
     """The answer over all devices, drawn part by part while it is worked out."""
     place = st.empty()
-    for answer in sizing.sizing_answers(request):
-        if "sized" in answer and answer["sized"] < answer["of"]:
-            with place.container():
-                result.draw_partial_sizing(answer)
+
+    def draw_part(part: Json) -> None:
+        with place.container():
+            result.draw_partial_sizing(part)
+
+    answer = sizing.find_sizing(request, draw_part)
     place.empty()
     return answer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import _common as common
@@ -22,10 +22,10 @@ _answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
 
 
-def sizing_answers(request: SizeRequest) -> Iterator[Json]:
-    """Answers over more and more devices, the whole one last; at once where it is known.
+def find_sizing(request: SizeRequest, draw_part: Callable[[Json], None]) -> Json:
+    """The answer over all devices, at once where it is known; ``draw_part`` shows those before it.
 
-    Sessions share them, so read only.
+    Sessions share it, so read only.
 
     Raises:
         RecipeError: where there is nothing to size.
@@ -48,9 +48,9 @@ def sizing_answers(request: SizeRequest) -> Iterator[Json]:
             simulated_what="devices" if request.objective.limits.percentile else "",
         )
         if part["sized"] < part["of"]:
-            yield part
+            draw_part(part)
             continue
         answer = part
         with _lock:
             _answers[key] = answer
-    yield answer
+    return answer
