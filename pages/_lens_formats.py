@@ -5,6 +5,7 @@ import _common as common
 import _formats_answer as judging
 import _formats_row as details
 import _numbers as numbers
+import _widgets as widgets
 import _workload as asking
 import streamlit as st
 
@@ -15,17 +16,6 @@ from recipe_core.views.charts.formats import accuracy_against
 from recipe_core.views.glossary import term_help
 
 HELD = {"ratio": "Against the base", "value": "Values"}
-
-
-def draw_training_notice() -> None:
-    st.info(
-        "This lens is about models that are served. A training run has one format, which its "
-        "recipe states.",
-        icon=":material/info:",
-    )
-    common.edit_button(
-        "Serve this model", "formats-serve", {"workload.kind": "serving"}, ":material/dns:"
-    )
 
 
 def draw_accuracy_limit() -> None:
@@ -199,7 +189,11 @@ def draw_smaller_models(answer: judging.Json) -> None:
 def draw_formats() -> None:
     """Every number format and technique of compression for the same request."""
     if common.asks_for_training():
-        draw_training_notice()
+        widgets.draw_serving_only(
+            "This lens is about models that are served. A training run has one format, which its "
+            "recipe states.",
+            "formats-serve",
+        )
         return
     draw_accuracy_limit()
     try:

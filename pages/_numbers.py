@@ -88,11 +88,12 @@ def box(
     takes = f"Takes {limits.text}{f', in {unit}' if unit else ''}."
     plain = "help" in options and options["help"] is None  # what it takes is said if it refuses
     about = options.pop("help", None)
+    sentences = None if plain else " ".join(filter(None, (about, takes)))
     st.text_input(
         label,
         key=key,
         on_change=commit,
-        help=None if plain else f"{about} {takes}" if about else takes,
+        help=sentences,
         autocomplete="off",
         **{"width": BOX_PX, **options},
     )

@@ -23,6 +23,13 @@ def draw_page_head(title: str) -> None:
     st.caption(common.escape(asked_summary(common.asked(), hardware=not common.hardware_is_open())))
 
 
+def draw_serving_only(reason: str, key: str) -> None:
+    """Say that a lens is not about training, and offer to serve the model."""
+    st.info(reason, icon=":material/info:")
+    serving = {"workload.kind": "serving"}
+    common.edit_button("Serve this model", key, serving, ":material/dns:")
+
+
 def code(text: str) -> None:
     """Text to copy, in one colour: syntax colours are too pale for some readers."""
     st.code(text, language=None, wrap_lines=True)

@@ -105,6 +105,30 @@ def chip(name: str) -> re.Pattern[str]:
     return re.compile(f"^{name}")
 
 
+def walk_to_traffic(hand: Hand, door: str, text: str, model: str) -> None:
+    """Take a way in and a model, up to the screen that asks for traffic or the run."""
+    hand.press_button(door)
+    settled(hand.page, "Model")
+    hand.find_model(text, model, "model")
+    hand.press_button("Next")
+    settled(hand.page, "Traffic and limits")
+
+
+def walk_to_answer(hand: Hand, title: str, device: str, **counts: str) -> Any:
+    """Choose hardware from there; the answer's card, with what the library answers."""
+    page = hand.page
+    hand.press_button("Next")
+    settled(page, "Hardware")
+    hand.press(page.get_by_role("radio", name="I choose"))
+    choose_device(page, title, device, **counts)
+    for name, count in counts.items():
+        wait_for_query(page, f"hardware.{name}", count)
+    hand.press_button("Show the answer")
+    card = answer_of(page)
+    same_as_library(page)
+    return card
+
+
 def leave(page: Any) -> None:
     """Close what a chip opened; a press elsewhere does the same."""
     page.keyboard.press("Escape")
@@ -135,11 +159,7 @@ def test_a_cheapest_layout_within_a_limit_on_eight_devices(hand: Hand, tmp_path:
 
 def test_b_hardware_for_a_rate_a_limit_and_a_budget(hand: Hand, tmp_path: Path) -> None:
     page = hand.page
-    hand.press_button("Serve a model")
-    settled(page, "Model")
-    hand.find_model("qwen3 235b", QWEN_235B, "model")
-    hand.press_button("Next")
-    settled(page, "Traffic and limits")
+    walk_to_traffic(hand, "Serve a model", "qwen3 235b", QWEN_235B)
     hand.take("Load", "Requests a second")
     wait_for_query(page, "workload.mode", "open")
     settled(page, "Traffic and limits")
@@ -177,21 +197,10 @@ def test_c_two_devices_are_compared_from_the_gallery(hand: Hand) -> None:
 
 def test_d_adapters_of_a_small_model_on_two_consumer_cards(hand: Hand, tmp_path: Path) -> None:
     page = hand.page
-    hand.press_button("Train or fine-tune")
-    settled(page, "Model")
-    hand.find_model("qwen3 8b", "Qwen/Qwen3-8B", "model")
-    hand.press_button("Next")
-    settled(page, "Traffic and limits")
+    walk_to_traffic(hand, "Train or fine-tune", "qwen3 8b", "Qwen/Qwen3-8B")
     hand.take("Kind of run", "LoRA")
     wait_for_query(page, "workload.method", "lora")
-    hand.press_button("Next")
-    settled(page, "Hardware")
-    hand.press(page.get_by_role("radio", name="I choose"))
-    choose_device(page, "RTX 4090", "rtx-4090", per_node="2")
-    wait_for_query(page, "hardware.per_node", "2")
-    hand.press_button("Show the answer")
-    card = answer_of(page)
-    same_as_library(page)
+    card = walk_to_answer(hand, "RTX 4090", "rtx-4090", per_node="2")
     expect(card).to_contain_text("2 × RTX 4090")
     starts = re.search(r"starts with (\d+) %", card.inner_text())
     assert starts is not None
@@ -204,21 +213,10 @@ def test_d_adapters_of_a_small_model_on_two_consumer_cards(hand: Hand, tmp_path:
 
 def test_e_a_long_run_says_days_and_money(hand: Hand) -> None:
     page = hand.page
-    hand.press_button("Train or fine-tune")
-    settled(page, "Model")
-    hand.find_model("llama 2 7b", "meta-llama/Llama-2-7b-hf", "model")
-    hand.press_button("Next")
-    settled(page, "Traffic and limits")
+    walk_to_traffic(hand, "Train or fine-tune", "llama 2 7b", "meta-llama/Llama-2-7b-hf")
     hand.write("Tokens in all", "1e12")
     wait_for_query(page, "workload.tokens", "1000000000000")
-    hand.press_button("Next")
-    settled(page, "Hardware")
-    hand.press(page.get_by_role("radio", name="I choose"))
-    choose_device(page, "H100 SXM", "h100-sxm", per_node="8", nodes="8")
-    wait_for_query(page, "hardware.nodes", "8")
-    hand.press_button("Show the answer")
-    card = answer_of(page)
-    same_as_library(page)
+    card = walk_to_answer(hand, "H100 SXM", "h100-sxm", per_node="8", nodes="8")
     plan = planned(page)
     for name in ("wall", "usd_run"):
         expect(card).to_contain_text(measure_text(plan, name, plan.best_row)[0])
