@@ -20,9 +20,9 @@ def draw_format_row(row: Row, answer: Row) -> None:
         title = common.escape(view.technique_title(row))
         st.markdown(f"**{title}**: {common.escape(row['effect'])}")
         lines = [
-            row["why"],
+            view.reason_text(row),
             *row["notes"],
-            *_engine_support_lines(support),
+            view.support_text(row),
             view.checkpoint_sentence(row),
             view.weights_text(row, answer),
             row["accuracy"]["basis"],
@@ -37,14 +37,6 @@ def draw_format_row(row: Row, answer: Row) -> None:
             st.caption(common.escape(f"Checkpoints of the catalog that are it: {names}"))
         draw_published_figures(row)
         draw_use_format(row, "formats-use")
-
-
-def _engine_support_lines(support: Row) -> list[str]:
-    """Say what the engine says, and from which version."""
-    words = f"“{support['words']}”" if support["words"] else ""
-    version = f"from version {support['min_version']}" if support["min_version"] else ""
-    text = " ".join(filter(None, [words, version]))
-    return [text] if text else []
 
 
 def draw_published_figures(row: Row) -> None:

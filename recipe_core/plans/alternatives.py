@@ -65,9 +65,10 @@ class Alternative(Change):
         title: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
         figure: the goal's figure then, as a text with its unit.
         change: by which share the figure is then larger (negative: smaller).
-        gain: by how much what it improves is better: a logarithm.
+        gain: by how much what it improves is better: a logarithm; negative for a runner-up that is
+            worse.
         gained: the figure that improves instead of the goal's, and by which share; empty where the
-            goal's does (``better``).
+            goal's does, and for a runner-up that improves nothing.
         accuracy: what its formats keep of the accuracy of the model's base; None where they stay.
     """
 
@@ -78,10 +79,6 @@ class Alternative(Change):
     gain: float
     gained: str = ""
     accuracy: Retained | None = None
-
-    @property
-    def better(self) -> bool:
-        return not self.gained
 
     @property
     def accuracy_text(self) -> str:
@@ -135,6 +132,8 @@ def find_safer_row(plan: Plan, row: int, least_chance: float = SURE) -> int | No
 def find_alternatives(plan: Plan, *, runners_up: bool = False) -> list[Alternative]:
     """Choices beside the best split, the best of each kind; those that improve the goal first.
 
+    Last are those that improve another figure instead.
+
     Empty where nothing is feasible. Limits on percentiles and plans beyond ``MOST_ROWS`` rows leave
     out what had to be planned anew. ``runners_up``: with the best other engine and the best other
     format, also where they improve nothing.
@@ -152,9 +151,10 @@ def find_alternatives(plan: Plan, *, runners_up: bool = False) -> list[Alternati
     by_kind: dict[Kind, Alternative] = {}
     for option in sorted(options, key=lambda option: -option.gain):
         by_kind.setdefault(option.kind, option)
-    # what makes the choice safe comes first, then what improves the goal, the most first
-    ranked = sorted(by_kind.values(), key=lambda option: (option.kind != "sure", not option.better))
-    return ranked[:AT_MOST]
+    # what makes the choice safe comes first, then by the goal's figure: runners-up may be worse
+    choices = sorted(by_kind.values(), key=lambda choice: bool(choice.gained))
+    choices.sort(key=lambda choice: choice.kind != "sure")
+    return choices[:AT_MOST]
 
 
 def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:

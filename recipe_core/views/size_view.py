@@ -45,7 +45,7 @@ def short(row: Row) -> str:
     try:
         title = short_title(device_profile(row["device"]))
     except RecipeError:  # a profile of one's own is known by what the answer says of it
-        title = row["title"]
+        title = row.get("title", row["device"])
     return f"{title}, owned" if row.get("owned") else title
 
 

@@ -122,8 +122,8 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
     choices = find_alternatives(before)
     assert choices
     assert len({choice.kind for choice in choices}) == len(choices) <= 5
-    better = [choice.better for choice in choices if choice.kind != "sure"]
-    assert better == sorted(better, reverse=True)  # those that improve come first
+    trades = [bool(choice.gained) for choice in choices if choice.kind != "sure"]
+    assert trades == sorted(trades)  # those that improve the goal come first
     for choice in choices:
         after = plan_splits(change(before.request, choice.fields))
         row = find_row(after, choice.key)
@@ -132,10 +132,10 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         assert after.candidate(row) == choice.candidate
         assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
         assert choice.label.startswith(f"{choice.title}: ")
-        assert choice.better != bool(choice.gained)
-        if choice.better and len(before.request.objective.goals) == 1:
+        assert choice.gain > 0
+        if not choice.gained and len(before.request.objective.goals) == 1:
             assert abs(choice.change) >= beside.LEAST_GAIN * 0.9
-        if not choice.better:  # another format without a gain is no choice
+        if choice.gained:  # another format without a gain is no choice
             assert choice.kind in ("fewer", "more", "sure")
         if name == "stated" and choice.kind not in ("fewer", "more"):
             assert choice.fields["candidate"] is None  # left to the ranking again
@@ -196,8 +196,12 @@ def test_what_is_worse_is_a_runner_up_only_and_says_by_how_much():
     quantised = planned(smallest | {"objective.optimize": "tpot"})
     assert not [c for c in find_alternatives(quantised) if c.kind in (*beside.FORMATS, "engine")]
     choices = {c.kind: c for c in find_alternatives(quantised, runners_up=True)}
+    order = [choice.kind for choice in find_alternatives(quantised, runners_up=True)]
+    traded = [kind for kind in order if choices[kind].gained]
+    assert order[len(order) - len(traded) :] == traded
     for kind in ("cache", "checkpoint"):
         assert choices[kind].gain < 0 < choices[kind].change
+        assert choices[kind].gained == ""
         assert choices[kind].label.startswith(f"{choices[kind].title}: {choices[kind].figure}, +")
     other = planned(LLAMA | {"hardware.device": "mi300x"})
     (slower,) = (c for c in find_alternatives(other, runners_up=True) if c.kind == "engine")
