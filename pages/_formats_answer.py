@@ -38,7 +38,7 @@ def judge_formats(request: PlanRequest) -> Json:
         formats_answer,
         json.loads(text),
         folders=key[2],
-        simulated_what="",
+        simulated_noun="",
     )
     with _lock:
         _answers[key] = judged

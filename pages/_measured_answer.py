@@ -35,7 +35,7 @@ def compared_runs(ids: tuple[str, ...] | None, stamp: str) -> RunsCompared:  # n
         compare_runs,
         [entry.measured for entry in entries],
         folders=folders_allowed(),
-        simulated_what="",
+        simulated_noun="",
     )
     names = {entry.id: run_name(entry) for entry in entries}
     return with_titles(rename_runs(compared, names))
@@ -61,5 +61,5 @@ def preview_files(files: list[Any]) -> UploadPreview:
         uploads,
         common.request().to_json(),
         folders=folders_allowed(),
-        simulated_what="",
+        simulated_noun="",
     )

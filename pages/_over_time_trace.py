@@ -63,7 +63,7 @@ def read_trace_upload() -> None:
     if unread is None:
         return
     try:
-        look = work.calculated("Reading the trace", look_at_trace, *unread, simulated_what="")
+        look = work.calculated("Reading the trace", look_at_trace, *unread, simulated_noun="")
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
     else:

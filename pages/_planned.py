@@ -46,14 +46,14 @@ def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
 def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
     plan = _plan_of_text(text, digest, may_read)
     return work.calculated(
-        "Planning alternatives", find_alternatives, plan, runners_up=True, simulated_what=""
+        "Planning alternatives", find_alternatives, plan, runners_up=True, simulated_noun=""
     )
 
 
 @lru_cache(maxsize=64)
 def _confidence_prices_of(text: str, digest: str, may_read: bool) -> tuple[ConfidencePrice, ...]:
     plan = _plan_of_text(text, digest, may_read)
-    return work.calculated("Pricing certainty", price_confidences, plan, simulated_what="")
+    return work.calculated("Pricing certainty", price_confidences, plan, simulated_noun="")
 
 
 @lru_cache(maxsize=64)

@@ -26,7 +26,7 @@ _lock = threading.Lock()
 
 
 def _cached_value(
-    task: str, function: Callable[..., Any], request: PlanRequest, simulated_what: str = ""
+    task: str, function: Callable[..., Any], request: PlanRequest, simulated_noun: str = ""
 ) -> Any:
     """The value of a function of one request; what failed is tried again the next time."""
     digest = (
@@ -37,7 +37,7 @@ def _cached_value(
         answer = _answers.get(key)
     if answer is None:
         answer = work.calculated(
-            task, function, request, folders=folders_allowed(), simulated_what=simulated_what
+            task, function, request, folders=folders_allowed(), simulated_noun=simulated_noun
         )
         with _lock:
             _answers[key] = answer

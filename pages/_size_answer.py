@@ -45,7 +45,7 @@ def find_sizing(request: SizeRequest, draw_part: Callable[[Json], None]) -> Json
             parts,
             digest=key[1],
             folders=key[2],
-            simulated_what="devices" if request.objective.limits.percentile else "",
+            simulated_noun="devices" if request.objective.limits.percentile else "",
         )
         if part["sized"] < part["of"]:
             draw_part(part)

@@ -35,7 +35,7 @@ def calculated(
     task: str,
     function: Callable[..., Value],
     *arguments: Any,
-    simulated_what: str = "splits",
+    simulated_noun: str = "splits",
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> Value:
@@ -44,7 +44,7 @@ def calculated(
     Meanwhile the page says what is being done, and how far it is while requests are simulated for
     percentiles, with a way to do without. The button, any other edit, or to leave the page ends
     the work: there Streamlit stops a script, as soon as it draws something.
-    ``simulated_what``: what is counted meanwhile; empty where steps are no simulations.
+    ``simulated_noun``: what is counted meanwhile; empty where steps are no simulations.
 
     Raises:
         RecipeError: as the function, and where the server has too much to do.
@@ -67,14 +67,14 @@ def calculated(
             )
 
         def show(done: int, steps: int) -> None:
-            if not simulated_what:
+            if not simulated_noun:
                 return
             if not bars:
                 begin()
-            text = f"Simulating requests: {done} of {steps} {simulated_what}"
+            text = f"Simulating requests: {done} of {steps} {simulated_noun}"
             bars[0].progress(min(done / steps, 1.0), text=text)
 
-        def left() -> bool:
+        def look_at_queue() -> bool:
             nonlocal looked
             if clock() - looked > LOOK_EVERY_S:
                 looked = clock()
@@ -82,7 +82,9 @@ def calculated(
             return False
 
         with budget.watched(show):
-            value = pool.run(function, *arguments, client=client, abandoned=left, **options)
+            value = pool.run(
+                function, *arguments, client=client, abandoned=look_at_queue, **options
+            )
     place.empty()
     return value
 

@@ -323,11 +323,14 @@ def _likenesses(word: str) -> dict[str, float]:
     """Likeness of a word to every other; numbers are equal or not, since 7b is not almost 70b."""
     if word[0].isdigit():  # people leave the unit out
         return {name: 0.95 * (name.rstrip(_UNITS) == word) for name in _all_parts()} | {word: 1.0}
-    matcher, out = SequenceMatcher(None, "", word, autojunk=False), dict.fromkeys(_all_parts(), 0.0)
-    for name in out:
+    matcher, likenesses = (
+        SequenceMatcher(None, "", word, autojunk=False),
+        dict.fromkeys(_all_parts(), 0.0),
+    )
+    for name in likenesses:
         matcher.set_seq1(name)
         if len(word) >= 3 and name.startswith(word):  # the start of a word, as people shorten
-            out[name] = 0.9
+            likenesses[name] = 0.9
         elif matcher.real_quick_ratio() > 0.5 and matcher.quick_ratio() > 0.5:
-            out[name] = matcher.ratio()
-    return out | {word: 1.0}
+            likenesses[name] = matcher.ratio()
+    return likenesses | {word: 1.0}

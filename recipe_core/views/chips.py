@@ -51,8 +51,8 @@ def _search_chips(request: PlanRequest) -> Iterator[Chip]:
         titles = " or ".join(map(engine_title, options.engines))
         yield Chip(titles, {"options.engines": ()})
     for n, hardware in enumerate(options.hardware):
-        rest = tuple(place for k, place in enumerate(options.hardware) if k != n)
-        yield Chip(f"or {hardware_name(hardware)}", {"options.hardware": rest})
+        other_clusters = tuple(place for k, place in enumerate(options.hardware) if k != n)
+        yield Chip(f"or {hardware_name(hardware)}", {"options.hardware": other_clusters})
     if options.disaggregated:
         yield Chip("Prefill pools", {"options.disaggregated": False})
     if options.context_parallel:
@@ -73,9 +73,9 @@ def _run_chips(request: PlanRequest) -> Iterator[Chip]:
     options, candidate = request.options, request.candidate
     if candidate is not None and candidate_key(candidate.model_dump()):
         shared = shared_candidate(request)
-        rest = shared.model_dump(exclude_none=True) if shared else None
+        shared_fields = shared.model_dump(exclude_none=True) if shared else None
         name = split_short_name(candidate.model_dump())
-        yield Chip(f"Layout {name}", {"candidate": rest})
+        yield Chip(f"Layout {name}", {"candidate": shared_fields})
     elif candidate is not None and candidate.engine:
         yield Chip(engine_title(candidate.engine), {"candidate.engine": None})
     if options.scaling is not None:
@@ -88,5 +88,5 @@ def _run_chips(request: PlanRequest) -> Iterator[Chip]:
 def device_text(request: PlanRequest) -> str:
     """The devices of a request in a few words, with those beside them."""
     count = f"{request.hardware.devices:,} × {chip_title(device_profile(request.hardware.device))}"
-    more = len(request.options.hardware)
-    return f"{count} +{more}" if more else count
+    beside = len(request.options.hardware)
+    return f"{count} +{beside}" if beside else count

@@ -153,13 +153,13 @@ def runner_up(answer: Row) -> dict[str, Any] | None:
         return None
     first, second = answer["devices"][:2]
     measure = "usd" if first.get("usd") is not None else "usd_per_month"
-    more = second[measure] - first[measure]
-    share = more / first[measure]
+    difference = second[measure] - first[measure]
+    share = difference / first[measure]
     row, next_row, *_ = size_by_device(answer)
-    next_device = _say.sentence("runner_up", second, more, share, measure)
+    next_device = _say.sentence("runner_up", second, difference, share, measure)
     return {
         "device": view.key(second),
-        "difference_usd": more,
+        "difference_usd": difference,
         "difference_share": share,
         "sentence": f"{next_device} {factor_sentence(row, next_row, measure)}".strip(),
     }
