@@ -402,10 +402,6 @@ def shared_fields() -> dict[str, Any] | None:
     return shared.model_dump(exclude_none=True) if shared else None
 
 
-def split_fields(key: str) -> dict[str, Any]:
-    return select_split(request(), key)
-
-
 # --- what pages draw in one line -----------------------------------------------------------------
 
 

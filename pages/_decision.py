@@ -87,7 +87,7 @@ def draw_figures(plan: Plan, row: int) -> None:
 
 def below_figure(plan: Plan, name: str, row: int) -> str:
     """The likely range of a figure, and its limit."""
-    likely, bound = likely_text(plan, name, row, unit=False), shown_limit(plan, name)
+    likely, bound = likely_text(plan, name, row), shown_limit(plan, name)
     measure = plan.measures[name]
     limit = "" if bound is None else f"limit {measure.show(bound / measure.factor)}"
     return ", ".join(filter(None, [likely, limit]))

@@ -25,9 +25,7 @@ _answers: LRUCache[Key, Any] = LRUCache(maxsize=256)
 _lock = threading.Lock()
 
 
-def _cached_value(
-    task: str, function: Callable[..., Any], request: PlanRequest, simulated_noun: str = ""
-) -> Any:
+def _cached_value(task: str, function: Callable[..., Any], request: PlanRequest) -> Any:
     """The value of a function of one request; what failed is tried again the next time."""
     digest = (
         f"{load_model_spec(request.model, folders=folders_allowed()).digest}{calibration_stamp()}"
@@ -37,7 +35,7 @@ def _cached_value(
         answer = _answers.get(key)
     if answer is None:
         answer = work.calculated(
-            task, function, request, folders=folders_allowed(), simulated_noun=simulated_noun
+            task, function, request, folders=folders_allowed(), simulated_noun=""
         )
         with _lock:
             _answers[key] = answer

@@ -117,18 +117,6 @@ def share_change_text(share: float) -> str:
     return f"{'+' if points > 0 else '−'}{abs(points):,} %"
 
 
-def find_safer_row(plan: Plan, row: int, least_chance: float = SURE) -> int | None:
-    """The best row that keeps the limits with a probability of ``least``.
-
-    None without limits, where ``row`` is as sure itself, and where no split that holds the load is.
-    """
-    if not stated_limits(plan) or float(plan.chances[row]) >= least_chance:
-        return None
-    rows = plan.order[plan.holds[plan.order]]
-    sure = rows[plan.chances[rows] >= least_chance]
-    return int(sure[0]) if len(sure) else None
-
-
 def find_alternatives(plan: Plan, *, runners_up: bool = False) -> list[Alternative]:
     """Choices beside the best split, the best of each kind; those that improve the goal first.
 
@@ -209,10 +197,7 @@ def row_devices_text(plan: Plan, row: int) -> str:
 
 
 def _surer_edits(plan: Plan, best: int) -> Iterator[Edit]:
-    """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
-
-    Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
-    """
+    """Limits that have to hold with ``SURE``, where they may well be missed and loads can give."""
     doubtful = bool(stated_limits(plan)) and float(plan.chances[best]) < SURE
     confidence = plan.request.objective.required_confidence
     if doubtful and plan.request.load_searched and confidence < SURE:

@@ -73,23 +73,6 @@ TRAINING_TOKENS = 10e9
 
 # The rollout that a request starts with when its method turns to one that samples answers.
 START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
-# Its fields in the order that a page asks for them: what is asked, what answers, what rewards.
-ROLLOUT_FIELDS = (
-    *("prompts", "samples", "prompt_tokens", "response_tokens", "max_response_tokens"),
-    *("engine", "placement", "devices", "tp"),
-    *("reward", "reward_file", "reward_s"),
-)
-
-
-def rollout_values(request: PlanRequest) -> dict[str, Any]:
-    """Return what a page asks about the answers of a run, by dotted field: as stated or usual.
-
-    Nothing where the method samples none. None stands for what is left to the plan.
-    """
-    rollout = getattr(request.workload, "rollout", None)
-    if rollout is None:
-        return {}
-    return {f"workload.rollout.{name}": getattr(rollout, name) for name in ROLLOUT_FIELDS}
 
 
 def value_of(request: PlanRequest, field: str) -> Any:

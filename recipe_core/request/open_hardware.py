@@ -18,14 +18,11 @@ from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.link import MAX_VALUE, START_LOADS
 from recipe_core.request.metrics import Goal
-from recipe_core.request.objective import SURE, Objective
+from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.size import AnyHardware, Market, SizeRequest
 from recipe_core.request.split_key import split_key
-
-# What a form shows of a request that states no confidence.
-CONFIDENCE = SURE
 
 
 def sized_goal(request: PlanRequest) -> Goal:

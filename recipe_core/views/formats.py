@@ -246,7 +246,7 @@ def reason_text(row: Json) -> str:
 
 
 def support_text(row: Json) -> str:
-    """What the engine itself says of a technique, or a note on its source code; since when."""
+    """Return what the engine says of a technique, or a note on its source code; and since when."""
     support = row["support"]
     is_code = _CODE.search(support["words"]) is not None
     words = support["note"] if is_code else support["words"] and f"“{support['words']}”"

@@ -14,7 +14,7 @@ from recipe_core.base.units import chance_text
 from recipe_core.doors.worker import pickle_message
 from recipe_core.engines.spec import engine
 from recipe_core.plans import alternatives as beside
-from recipe_core.plans.alternatives import find_alternatives, find_safer_row
+from recipe_core.plans.alternatives import find_alternatives
 from recipe_core.plans.confidence import joint_probability, signed_correlation
 from recipe_core.plans.limits import LIMITS, limits_phrase
 from recipe_core.plans.plan_json import measure_text, split_label
@@ -212,17 +212,10 @@ def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered
     doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35", "objective.confidence": "0.5"})
     best = doubtful.best_row
     assert doubtful.chances[best] < beside.SURE
-    safe = find_safer_row(doubtful, best)
-    assert doubtful.chances[safe] >= beside.SURE
-    ranked = [int(row) for row in doubtful.order]
-    before = ranked[: ranked.index(safe)]
-    assert all(doubtful.chances[row] < beside.SURE or doubtful.queues[row] for row in before)
+    kept = doubtful.order[doubtful.holds[doubtful.order]]
+    safe = int(kept[doubtful.chances[kept] >= beside.SURE][0])
     asked = plan_splits(change(doubtful.request, {"objective.confidence": beside.SURE}))
     assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
-    free, limited = case("throughput"), case("cost")
-    assert find_safer_row(free, free.best_row) is None
-    if limited.chances[limited.best_row] >= beside.SURE:
-        assert find_safer_row(limited, limited.best_row) is None
     assert find_alternatives(case("searched"))[0].kind != "sure"  # it is
     searched = plan_splits(change(case("searched").request, {"objective.confidence": 0.5}))
     assert searched.chances[searched.best_row] < beside.SURE

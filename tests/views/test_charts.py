@@ -224,8 +224,7 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     assert all(trace.error_x.array is None for trace in points(without))
     row = splits.best_row
     low, high = (float(end[0]) * 1e3 for end in band_ends(splits, "tpot", [row]))
-    assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
-    assert likely_text(splits, "tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
+    assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} likely"
     assert likely_text(splits, "gpus", row) == ""
 
 
