@@ -237,12 +237,17 @@ _CODE = re.compile(
 )
 
 
+_QUOTE = re.compile(r" ?\(“[^”]*”\)")
+
+
 def reason_text(row: Json) -> str:
-    """Say why a technique does not run, in words: the note beside what is a line of source code."""
-    why: str = row["why"] or ""
+    """Say why a technique does not run, in words: without what is a line of source code."""
+    why, support = row["why"] or "", row["support"]
     if not _CODE.search(why):
         return why
-    return row["support"]["note"] or "The engine's source code has nothing for it on this device."
+    if support["words"] and support["words"].casefold() in why.casefold():
+        return support["note"] or "The engine's source code has nothing for it on this device."
+    return _QUOTE.sub(lambda quote: "" if _CODE.search(quote[0]) else quote[0], why)
 
 
 def support_text(row: Json) -> str:

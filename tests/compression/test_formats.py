@@ -120,6 +120,9 @@ def test_rows_and_base_are_said_in_words() -> None:
     assert len(quoted) > 3
     assert [text for text in said if classes.search(text)] == []
     assert all(view.reason_text(row) for row in rows if row["why"])
+    why = "vLLM does not load fp8 weights (“ValueError: no kernel”)."
+    refused = {"why": why, "support": {"words": "FP8 needs 8.9", "note": ""}}
+    assert view.reason_text(refused) == "vLLM does not load fp8 weights."
 
 
 @over("device", ["h100-sxm", "a100-80gb-sxm", "b200-sxm", "mi300x", "l40s"])
