@@ -345,7 +345,7 @@ def keep_button(split_request: PlanRequest, key: str, **options: Any) -> None:
 
 
 def select(key: str) -> None:
-    """Make a split the request's own; the recipe page shows it."""
+    """Make a split the request's own."""
     apply_changes(select_split(request(), key))
 
 

@@ -1,4 +1,4 @@
-"""The answer of the page Formats: judged by the server's workers, and cached."""
+"""The answer of the lens on formats: judged by the server's workers, and cached."""
 
 from __future__ import annotations
 

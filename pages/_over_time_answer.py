@@ -1,4 +1,4 @@
-"""The answer of the page Over time: simulated by the server's workers when asked, and cached."""
+"""The answer of the lens on time: simulated by the server's workers when asked, and cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits on time, and what a new replica finds, on the page Over time."""
+"""Limits on time, and what a new replica finds, on the lens on time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load on the page Over time: a named shape, rates that are typed, or a trace."""
+"""The load on the lens on time: a named shape, rates that are typed, or a trace."""
 
 from __future__ import annotations
 

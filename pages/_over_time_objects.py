@@ -1,4 +1,4 @@
-"""The objects that a policy becomes, as the bundle will hold them, on the page Over time."""
+"""The objects that a policy becomes, as the bundle will hold them, on the lens on time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of the page Over time: verdict, policies, one of them through the time."""
+"""The answer of the lens on time: verdict, policies, one of them through the time."""
 
 from __future__ import annotations
 

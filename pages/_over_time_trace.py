@@ -1,4 +1,4 @@
-"""A trace on the page Over time: uploaded, described, and made the load of the request.
+"""A trace on the lens on time: uploaded, described, and made the load of the request.
 
 The trace itself stays in the session; what the request needs of it travels in the link.
 """

@@ -1,4 +1,4 @@
-"""The answer of the size page: devices sized part by part by the server's workers, and cached."""
+"""The answer of the lens on hardware: devices sized part by part by workers, and cached."""
 
 from __future__ import annotations
 

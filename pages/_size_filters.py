@@ -1,4 +1,4 @@
-"""The folded part of the size page's form: filters on the market, and machines that one has."""
+"""The folded form of the lens on hardware: filters on the market, and machines that one has."""
 
 from __future__ import annotations
 

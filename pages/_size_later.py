@@ -1,4 +1,4 @@
-"""Folded parts of the size page: growth, availability, buying or renting.
+"""Folded parts of the lens on hardware: growth, availability, buying or renting.
 
 An open one adds its part to the request; its figures last as long as the browser's page.
 """

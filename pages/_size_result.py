@@ -1,4 +1,4 @@
-"""The answer of the size page: verdict, devices, charts, and one device closely."""
+"""The answer of the lens on hardware: verdict, devices, charts, and one device closely."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def draw_sized_devices(answer: Json, request: SizeRequest) -> None:
 
 
 def draw_device_actions(row: Json, request: SizeRequest) -> None:
-    """Make the device the wizard's own, and go on with its recipe or its splits."""
+    """Draw buttons that make the device the request's own, or keep it."""
     with st.container(horizontal=True):
         st.button(
             view.take_label(row),
