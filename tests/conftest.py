@@ -2,12 +2,14 @@
 
 import os
 
+from tests.corpus.world import DAY
 from tests.fixtures.paths import DATA, ROOT
 
-# Before anything reads it: tests ask no hub, runs of this machine change no test's numbers, and
-# threads of torch that wait leave their core to the other worker.
+# Before anything reads it: tests ask no hub, runs of this machine and the calendar change no test's
+# numbers, and threads of torch that wait leave their core to the other worker.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["RECIPE_BUILDER_CALIBRATION"] = ""
+os.environ["RECIPE_BUILDER_TODAY"] = DAY.isoformat()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest

@@ -11,7 +11,7 @@ from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.hardware.cluster import cluster, device_names, device_profile, fabric
 from recipe_core.hardware.market_places import is_on_market_place
 from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of
+from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of, prefer_offers
 from recipe_core.hardware.profile import Device, Vendor
 from recipe_core.hardware.request import FIELD, HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
@@ -221,22 +221,16 @@ def _passes_filters(offer: Offer, market: Market) -> bool:
 
 
 def _preferred_offers(offers: Sequence[Offer], market: Market) -> list[Offer]:
-    """Offers that are verified and new, else verified ones, else all.
-
-    Those of market places where these are let in, named, or all that offer a named device.
-    """
-    counted_offers = [
+    """The surest offers; a market place's where let in, named, or alone to have a named device."""
+    let_in = [
         offer
         for offer in offers
         if market.market_places
         or not is_on_market_place(offer)
         or any(_sells(offer, name) for name in market.providers)
     ]
-    left = counted_offers or list(offers if market.devices else ())
-    for older in (market.older_prices, True):
-        if trusted := [offer for offer in left if offer.is_trusted(older=older)]:
-            return trusted
-    return left
+    left = let_in or (offers if market.devices else ())
+    return prefer_offers(left, market_places=True, older=market.older_prices)
 
 
 def _drop_beaten_offers(offers: Sequence[Offer], profile: Device, market: Market) -> list[Offer]:
