@@ -73,6 +73,8 @@ def read_url() -> None:
     if "request" in state and (edited or not query or query == state.get("written")):
         return  # ours, a click in the navigation, or an edit the address does not show yet
     state["request"], ignored = from_query(query)
+    if not states_request(query):
+        state["request"] = common.new_request()
     state["pins"], bad_pins = read_pins(query.get("pins", ""), common.MAX_PINS)
     state["market"], bad_market = market_of(query)
     state["kept"], bad_kept = shelf_of(query)

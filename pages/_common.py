@@ -14,6 +14,7 @@ import streamlit as st
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.hardware.cluster import device_profile, is_own
+from recipe_core.hardware.offers import current_day
 from recipe_core.hardware.profile import Device
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.models.spec import ModelSpec
@@ -21,6 +22,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.request.edit import change, select_split, shared_candidate, value_of
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.open_hardware import changed_market
+from recipe_core.request.presets import preset_changes
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.shelf import Shelf, keep_choice, shelf_holds
 from recipe_core.request.size import Market
@@ -360,6 +362,11 @@ def by_cost(open_request: PlanRequest) -> PlanRequest:
     return change(open_request, {"objective.optimize": "cost"})
 
 
+def new_request() -> PlanRequest:
+    """Return what a new plan starts from: usual chats, on hardware to be found."""
+    return by_cost(change(DEFAULT, preset_changes(DEFAULT, "chat")))
+
+
 def choose_hardware() -> None:
     """Take the hardware that is shown as chosen; engines and layout stay as they were asked."""
     on_shown = asked().model_copy(update={"hardware": request().hardware})
@@ -386,9 +393,9 @@ def replace_request(new_request: PlanRequest) -> None:
 
 
 def start_over() -> None:
-    """Back to the request of an empty link; what is kept stays."""
+    """Back to a new plan; what is kept stays."""
     st.session_state.update(
-        {"request": by_cost(DEFAULT), "pins": [], "market": Market(), "edited": True}
+        {"request": new_request(), "pins": [], "market": Market(), "edited": True}
         | {"hardware-open": True, "lens": None}
     )
     st.session_state.pop("found", None)
@@ -461,14 +468,16 @@ def model() -> ModelSpec:
 
 
 def inputs_digest() -> str:
-    """Say what tells answers apart beside the request: the model's files, and the calibration's.
+    """Say what tells answers apart beside the request: files of model and calibration, the day.
+
+    Prices age by the day, and another may then be counted with.
 
     Raises:
         RecipeError: where the model cannot be read.
     """
     from recipe_core.calibration.place import calibration_stamp
 
-    return f"{model().digest}{calibration_stamp()}"
+    return f"{model().digest}{calibration_stamp()}{current_day()}"
 
 
 def calibration_note(plan: Plan, row: int) -> None:

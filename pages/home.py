@@ -45,7 +45,7 @@ def draw_doors() -> None:
 def draw_current() -> None:
     """The way back to the request that the link or this session has already."""
     request = common.asked()
-    if request in (DEFAULT, common.by_cost(DEFAULT)):
+    if request in (DEFAULT, common.by_cost(DEFAULT), common.new_request()):
         return
     address.page_link(
         "plan.py", f"Continue with {common.escape(model_name(request))}", ":material/arrow_forward:"

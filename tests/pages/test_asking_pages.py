@@ -26,6 +26,7 @@ from tests.fixtures.opening import (
     LLAMA_70B,
     assert_says,
     codes,
+    edited,
     figure,
     open_view,
     opened,
@@ -75,8 +76,8 @@ def test_a_case_opens_on_its_plan(name: str) -> None:
     assert app.dataframe[0].value["key"].size
 
 
-OPEN = {"v": "1", "objective.optimize": "cost"}
-"""The link of an empty request, whose hardware is to be found: cost is what counts of it."""
+OPEN = {"v": "1", "workload.max_context": "16384", "objective.optimize": "cost"}
+"""The link of a new plan: chats, on hardware that is to be found: cost is what counts of it."""
 
 
 def home() -> AppTest:
@@ -90,6 +91,29 @@ def test_the_doors_lead_to_the_model_and_to_the_check() -> None:
     assert (app.session_state["page"], query_of(app)) == ("model.py", OPEN)
     app = press(home(), "door-check")
     assert app.session_state["page"] == "check.py"
+
+
+def shown_traffic(app: AppTest) -> tuple[str, str]:
+    """What the boxes of the screen Traffic show: the kind, and the longest request."""
+    app.switch_page("traffic.py").run()
+    return app.selectbox(key="_preset").value, app.text_input(key="_workload.max_context").value
+
+
+def test_a_new_plan_starts_as_chat_with_its_longest_request_and_a_link_as_it_says() -> None:
+    app = home()
+    assert shown_traffic(app) == ("chat", "16,384")
+    edited(app, {"model": "google/gemma-2-9b-it"})
+    assert shown_traffic(app) == ("chat", "8,192")
+    edited(app, {"model": "Qwen/Qwen3-8B"})
+    assert shown_traffic(app) == ("chat", "16,384")
+    put(app, "_preset", "rag")
+    assert shown_traffic(app) == ("rag", "32,768")
+    press(app, "new")
+    assert (shown_traffic(app), query_of(app)) == (("chat", "16,384"), OPEN)
+    # a link that states something means what it meant before: the longest is left out
+    app = opened("traffic.py", model="Qwen/Qwen3-8B")
+    assert "workload.max_context" not in query_of(app)
+    assert app.text_input(key="_workload.max_context").value == ""
 
 
 def test_a_model_that_is_found_at_the_start_opens_its_plan() -> None:

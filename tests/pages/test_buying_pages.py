@@ -10,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.hardware.offers import TODAY
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
 from recipe_core.request.open_hardware import size_request, sized_goal
@@ -116,6 +117,19 @@ def test_the_plan_is_on_the_best_hardware_while_nobody_has_chosen_any() -> None:
     app.switch_page("ship.py").run()
     assert app.header[0].value.replace("\\", "") == card
     assert not states_hardware(query_of(app))
+
+
+def test_a_server_that_runs_on_counts_with_the_prices_of_its_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = opened("hardware.py", **{"hardware.device": "mi300x"})
+    assert "runpod-mi300x" in words(app)
+    plan = opened("plan.py", **query_of(app))
+    before = words(plan)
+    monkeypatch.setenv(TODAY, "2027-06-01")  # all offers are old: the cheapest verified one
+    shown(plan)
+    assert words(plan) != before
+    assert "tensorwave-mi300x" in words(plan)
 
 
 def test_the_hardware_is_taken_with_its_price_and_split_and_given_back() -> None:

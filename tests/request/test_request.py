@@ -244,6 +244,13 @@ def test_longer_lengths_leave_the_longest_request_open_and_a_load_or_candidate_i
     assert change(change(DEFAULT, preset_changes(DEFAULT, "chat")), short) == change(
         change(DEFAULT, short), {"workload.max_context": 8192}
     )
+    # the longest of a preset is its own again where positions suffice, a stated one stays
+    chat = change(DEFAULT, preset_changes(DEFAULT, "chat") | {"workload.concurrency": 7})
+    again = {"model": DEFAULT.model}
+    assert reduce(change, (short, again), chat) == chat
+    assert reduce(change, ({"workload.max_context": 4096}, short, again), chat) == change(
+        chat, {"workload.max_context": 4096}
+    )
     assert "shorter than" in str(refusal(change, DEFAULT, {"workload.max_context": 10}))
     request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
     stated = {"candidate.tp": "8", "candidate.pp": "1", "candidate.dp": "1"}
