@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from recipe_core.plans.splits import row_key
 from recipe_core.request.edit import select_split, shared_candidate
 from recipe_core.request.objective import SURE
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_load, split_key
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
@@ -48,7 +49,6 @@ MOST_ROWS = 4000
 MADE = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
 # Checkpoints of the same model in other formats that are tried at most.
 OTHER_CHECKPOINTS = 3
-
 
 # Edits to try; without a title they are called after the devices that are then used.
 Edit = tuple[Kind, str, Mapping[str, Any]]
@@ -168,8 +168,10 @@ def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:
     }
     for kind, beyond in sides.items():
         for row in map(int, rows[beyond][:1]):
-            fields = select_split(plan.request, row_key(plan, row))
-            yield from _compare_choice(plan, best, plan, row, (kind, "", fields))
+            key = row_key(plan, row)
+            edit: Edit = (kind, "", select_split(plan.request, key))
+            for choice in _compare_choice(plan, best, plan, row, edit):  # of the first cluster then
+                yield replace(choice, key=split_key(plan.candidate(row), load=key_load(key)))
 
 
 def _plan_edits(plan: Plan, best: int, *, runners_up: bool) -> Iterator[Alternative]:
