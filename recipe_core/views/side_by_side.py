@@ -27,6 +27,7 @@ from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import link_omissions
 from recipe_core.request.metrics import Metric
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.shelf import base_model_name
 from recipe_core.request.split_key import split_name
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.views.columns import UNKNOWN as NOTHING
@@ -312,9 +313,13 @@ def _question(request: PlanRequest) -> dict[str, Any]:
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
         step = (workload.global_batch, workload.sequence_length)
-        return {"model": request.model, "step": step, "run": (workload.method, workload.tokens)}
+        return {
+            "model": base_model_name(request),
+            "step": step,
+            "run": (workload.method, workload.tokens),
+        }
     lengths = (workload.input_tokens, workload.output_tokens)
-    return {"model": request.model, "load": load_name(workload), "lengths": lengths}
+    return {"model": base_model_name(request), "load": load_name(workload), "lengths": lengths}
 
 
 # --- commands

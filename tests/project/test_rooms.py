@@ -18,10 +18,10 @@ from tests.fixtures.rows import over, table
 BUDGETS = {
     "base": 2_240,
     "payload": 16_140,
-    "models": 5_400,
+    "models": 5_410,
     "hardware": 4_770,
     "engines": 3_040,
-    "request": 4_580,
+    "request": 4_630,
     "accuracy": 2_800,
     "estimates": 19_140,
     "plans": 8_800,

@@ -1,5 +1,6 @@
 """Requests: refused by the field, edited by field name, offered by pages, kept side by side."""
 
+import itertools
 import math
 from functools import reduce
 from urllib.parse import urlencode
@@ -27,7 +28,13 @@ from recipe_core.request.presets import aims, preset_changes, preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.shelf import keep_choice, shelf_of, shelf_query
-from recipe_core.request.split_key import candidate_key, key_cluster, key_split, split_key
+from recipe_core.request.split_key import (
+    candidate_key,
+    key_cluster,
+    key_split,
+    split_key,
+    split_short_name,
+)
 from recipe_core.request.supervision import Supervision
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.refusals import refusal
@@ -307,17 +314,28 @@ SERVED, ON_MI300X, RUN = (chosen(*row) for row in table("request", "kept"))
 FEW = keep_choice(keep_choice(keep_choice((), SERVED), ON_MI300X), RUN)
 
 
+def kept_names(*choices):
+    """The names of choices that the reader did not name."""
+    shelf = reduce(keep_choice, itertools.starmap(chosen, choices), ())
+    assert shelf_of(shelf_query(shelf)) == (shelf, [])
+    return [kept.name for kept in shelf]
+
+
 def test_a_name_says_what_tells_a_choice_from_others():
-    bf16 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
-    other_format = chosen(bf16, {"hardware.device": "mi300x"})
-    other_load = change(ON_MI300X, {"workload.concurrency": 8})
-    assert [kept.name for kept in keep_choice(keep_choice(FEW, other_format), other_load)] == [
-        "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2",
-        "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2 · zero 1 · mb 2",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · bf16",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · fp8",
-    ]
+    for row in table("request", "names"):
+        degrees = [split_short_name(key_split(key)) for key, _ in row["kept"]]
+        said = [
+            name.replace("LAYOUT", text) for name, text in zip(row["names"], degrees, strict=True)
+        ]
+        assert kept_names(*row["kept"]) == said
+    shelf = shelves.rename_on_shelf(FEW, 1, "int8")
+    named = shelf[1]
+    rest = shelves.remove_from_shelf(shelf, 0)
+    assert (rest[0], len({kept.name for kept in rest})) == (named, 2)  # the reader's own name stays
+    alone = shelves.remove_from_shelf(rest, 0)
+    assert alone == keep_choice((), RUN)
+    taken = shelves.rename_on_shelf(FEW, 1, alone[0].name)
+    assert shelves.remove_from_shelf(taken, 0)[1].name != alone[0].name
 
 
 def test_nothing_is_kept_twice_or_beyond_the_most_and_renamed_in_its_place_as_is_allowed():

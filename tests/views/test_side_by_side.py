@@ -116,6 +116,9 @@ def test_serving_and_training_share_few_figures_and_cautions_name_what_differs()
     assert "are of different things" in side.cautions(several)[0]
     assert side.cautions(choices("eight", "four")) == []
     assert "differ in model:" in side.cautions(choices("eight", "amd"))[0]
+    copy = {"model": "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8"}
+    eight_bits = evaluated("copy", asked("vllm.int8.bf16.tp8.pp1.dp1.ep1", copy))
+    assert side.cautions([choice("eight"), eight_bits]) == []  # a copy is no other model
     other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
     assert "differ in load:" in side.cautions([choice("eight"), other])[0]
     private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})
