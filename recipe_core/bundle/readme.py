@@ -27,7 +27,10 @@ from recipe_core.recipe.schema import dns_label
 from recipe_core.request.split_key import training_split
 from recipe_core.scaling.summary import HOURS
 from recipe_core.targets.by_hand import TITLES, target_uses
-from recipe_core.targets.restarts import Row
+from recipe_core.targets.restarts import Row, Setting
+
+# The answers of all targets to what may break.
+FAILURES = "targets/failures.md"
 
 
 def bundle_readme(
@@ -43,13 +46,15 @@ def bundle_readme(
     """Markdown.
 
     ``paths``: those of the targets' files. ``refused``: why a target is unavailable. ``restarts``:
-    who starts what again where. ``clusters``: notes on clusters. ``reach``: the section on who can
-    reach the servers. ``spot``: which targets ask for a spot price.
+    who starts what again, on the target that the bundle is for, or by its launcher. ``clusters``:
+    notes on clusters. ``reach``: the section on who can reach the servers. ``spot``: which targets
+    ask for a spot price.
     """
     serving = recipe.kind == "serving"
     estimate, lock = recipe.estimate, recipe.lock
     place = launch["parameters"]["model"]
-    key = launch["api"].get("key_variable")
+    key, target = launch["api"].get("key_variable"), recipe.parameters.target
+    uses = target_uses(paths, dns_label(recipe.name), recipe.kind, key)
     return _readme_template().render(
         recipe=recipe,
         launch=launch,
@@ -65,12 +70,15 @@ def bundle_readme(
         compression=estimate.get("compression") if "compression" in launch else None,
         addresses=_server_addresses(launch) if serving else [],
         commands="\n".join(_process_commands(launch)),
-        uses=target_uses(paths, dns_label(recipe.name), recipe.kind, key),
+        target=TITLES.get(target or ""),
+        uses=[use for use in uses if not target or use.path.startswith(f"targets/{target}/")],
+        others=sorted({use.title for use in uses} - {TITLES.get(target or "")}, key=str.casefold),
         refused=refused,
         clusters=clusters,
         reach=reach,
         restarts=restarts,
-        titles=TITLES,
+        setting=_setting_text,
+        failures=FAILURES,
         latency_s=estimate.get("serving", {}).get("request_latency_s", 0.0),
         workload=_escaped_terms(
             f"{name} {value}"
@@ -82,6 +90,20 @@ def bundle_readme(
         fallbacks=[(fallback_title(recipe, fall), fall.figures) for fall in recipe.fallbacks],
         containerfile=CONTAINERFILE,
     )
+
+
+def failures_text(restarts: Sequence[Row]) -> str:
+    """Who does what when something breaks, on every target that the bundle has files of."""
+    table = ["| where | when | who | does what |", "|---|---|---|---|"]
+    for row in restarts:
+        where, answer = TITLES.get(row.target, row.target), row.answer
+        does = f"{answer.does}{_setting_text(answer.settings)}"
+        table.append(f"| {where} | {', '.join(row.events)} | {answer.who} | {does} |")
+    return "\n".join(["# When something breaks, by target", "", *table, ""])
+
+
+def _setting_text(settings: Sequence[Setting]) -> str:
+    return f" (`{'`, `'.join(map(str, settings))}`)" if settings else ""
 
 
 @cache

@@ -114,9 +114,6 @@ def remove_from_shelf(shelf: Shelf, place: int) -> Shelf:
     return _name_by_difference((*shelf[:place], *shelf[place + 1 :]))
 
 
-# --- names ---
-
-
 def _name_by_difference(shelf: Shelf) -> Shelf:
     """Name the choices that the reader did not name: shortly, by what tells them apart.
 

@@ -77,7 +77,8 @@ def test_what_a_drained_node_loses_is_said_of_the_framework():
     said = {}
     for name in ("titan-8b", "trl-8b", "torch-8b"):
         _, files = built(name)
-        rows = [line for line in files["README.md"].splitlines() if "node is drained" in line]
+        lines = files["targets/failures.md"].splitlines()
+        rows = [line for line in lines if "node is drained" in line]
         row = next(line for line in rows if "kubelet" in line)
         said[name] = row
     assert "lets the trainer write a checkpoint" not in said["titan-8b"]

@@ -32,7 +32,7 @@ BUDGETS = {
     "commands": 3_660,
     "recipe": 3_920,
     "targets": 8_040,
-    "bundle": 2_220,
+    "bundle": 2_260,
     "calibration": 8_420,
     "views": 11_480,
     "doors": 6_700,
