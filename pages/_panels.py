@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import _common as common
+import _device_browser as browser
 import _numbers as numbers
 import _workload as asking
 import streamlit as st
@@ -277,6 +278,7 @@ def draw_device() -> None:
         device_line,
         help=None,
     )
+    browser.draw_device_browser()
     with numbers.group_boxes("counts"), st.grid(2, min_column_width=120):
         numbers.draw_number("Devices per node", "hardware.per_node", help=None)
         numbers.draw_number("Nodes", "hardware.nodes", help=None)

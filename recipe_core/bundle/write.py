@@ -198,19 +198,19 @@ def bundle_of(recipe: Recipe) -> Bundle:
     making = checkpoint_launch(decision)
     start_files |= making_files(decision)
     available = [name for name in targets if name not in refused]
-    chosen = _chosen_target(context, refused)
-    named = [chosen] if chosen else available
+    target = _chosen_target(context, refused)
+    shown_targets = [target] if target else available
     texts = {
         **start_files,
         "README.md": bundle_readme(
             recipe,
             launch,
             start_files,
-            {} if chosen else refused,
-            target_restarts(context, chosen or LAUNCHER),
-            [*scaling_notes(context, named), *cluster_notes(context, named)],
-            reach_section(context, named),
-            spot_note(context, named),
+            {} if target else refused,
+            target_restarts(context, target or LAUNCHER),
+            [*scaling_notes(context, shown_targets), *cluster_notes(context, shown_targets)],
+            reach_section(context, shown_targets),
+            spot_note(context, shown_targets),
         ),
         FAILURES: failures_text(restart_rows(context, [LAUNCHER, *available])),
         "expected.json": to_json(recipe.estimate),
@@ -236,12 +236,12 @@ def _chosen_target(context: Context, refused: Mapping[str, str]) -> str | None:
     Raises:
         InputError: for one that has no files here, or starts nothing.
     """
-    chosen = context.parameters.target
-    if chosen is None or (chosen not in refused and target_restarts(context, chosen)):
-        return chosen
+    target = context.parameters.target
+    if target is None or (target not in refused and target_restarts(context, target)):
+        return target
     starting = [name for name in target_names(context) if target_restarts(context, name)]
     offered = ", ".join(name for name in starting if name not in refused)
-    reason = refused.get(chosen, f"no target {chosen!r} starts this recipe.")
+    reason = refused.get(target, f"no target {target!r} starts this recipe.")
     hint = f"Choose one of {offered}, or leave it out."
     raise InputError(reason, field="parameters.target", hint=hint)
 

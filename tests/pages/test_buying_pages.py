@@ -10,6 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.hardware.cluster import device_names
 from recipe_core.hardware.offers import TODAY
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
@@ -28,6 +29,7 @@ from tests.fixtures.opening import (
     query_of,
     shown,
     states_hardware,
+    tick,
     words,
 )
 from tests.fixtures.over_time import answer
@@ -130,6 +132,38 @@ def test_a_server_that_runs_on_counts_with_the_prices_of_its_day(
     shown(plan)
     assert words(plan) != before
     assert "tensorwave-mi300x" in words(plan)
+
+
+@pytest.mark.parametrize("page", ["hardware.py", "plan.py"])
+def test_a_device_is_browsed_and_taken_as_the_box_takes_it(page: str) -> None:
+    """A closed fold computes and asks nothing; a row says what the profile and the price say."""
+    chosen = {"hardware.device": "h100-sxm", "hardware.per_node": "8"}
+    app = opened(page, **chosen)
+    app.session_state["chip-hardware"] = page == "plan.py"  # the popover of the plan's chip
+    app.run()
+    assert "devices" not in app.session_state
+    shown(app, **{"browse-devices": True})
+    listed = next(frame.value for frame in app.dataframe if "TB/s" in frame.value)
+    assert len(listed) == len(device_names(announced=True))
+    assert app.session_state["devices"]["selection"]["rows"] == [
+        titles(listed).index("H100 SXM5 80 GB")
+    ]
+    row = titles(listed).index("Instinct MI300X 192 GB")
+    tick(app, "devices", row)
+    assert query_of(app)["hardware.device"] == "mi300x"
+    assert app.session_state["devices"]["selection"]["rows"] == [row]
+    assert app.selectbox(key="_hardware.device").value == "mi300x"
+    by_box = opened(page, **chosen)
+    shown(by_box, **{"chip-hardware": page == "plan.py"})
+    put(by_box, "_hardware.device", "mi300x")
+    assert query_of(by_box) == query_of(app)
+    put(app, "_device-count", 16)
+    asked = app.session_state["request"].hardware
+    assert (asked.per_node, asked.nodes) == (8, 2)
+
+
+def titles(listed: Any) -> list[str]:
+    return [str(title) for title in listed["Device"]]
 
 
 def test_the_hardware_is_taken_with_its_price_and_split_and_given_back() -> None:

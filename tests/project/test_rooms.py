@@ -34,7 +34,7 @@ BUDGETS = {
     "targets": 8_040,
     "bundle": 2_260,
     "calibration": 8_420,
-    "views": 11_480,
+    "views": 11_600,
     "doors": 6_700,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
