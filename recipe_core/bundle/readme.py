@@ -93,7 +93,7 @@ def bundle_readme(
 
 
 def failures_text(restarts: Sequence[Row]) -> str:
-    """Who does what when something breaks, on every target that the bundle has files of."""
+    """The answers of every target that the bundle has files of to what may break, as Markdown."""
     table = ["| where | when | who | does what |", "|---|---|---|---|"]
     for row in restarts:
         where, answer = TITLES.get(row.target, row.target), row.answer
