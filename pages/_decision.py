@@ -135,12 +135,15 @@ def draw_actions(plan: Plan, row: int) -> None:
     if st.button("Ship it", key="ship", type="primary", icon=":material/inventory_2:"):
         st.switch_page("ship.py", query_params=address.screen_link_query())
     common.keep_button(row_request(plan, row), "keep")
-    with st.popover("Command", icon=":material/terminal:"):
+
+    def draw_command() -> None:
         try:
             widgets.code(start_command(plan, row, folders=folders_allowed()))
             st.caption("Of the first process. Ship has every process, file, check and target.")
         except RecipeError as error:
             st.warning(common.escape(error), icon=":material/block:")
+
+    common.draw_opened("Command", "command", draw_command, icon=":material/terminal:")
 
 
 def draw_what_changes(plan: Plan, decision: Decision) -> None:

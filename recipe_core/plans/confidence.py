@@ -184,7 +184,8 @@ def joint_probability(scores: Float, correlation: Float) -> Float:
 
 
 def _cdf(scores: Float) -> Float:
-    return np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()])
+    tails = map(math.erfc, (-scores / math.sqrt(2)).tolist())
+    return np.asarray(0.5 * np.fromiter(tails, dtype=float, count=len(scores)))
 
 
 def _both(first: Float, second: Float, correlation: float) -> Float:

@@ -10,6 +10,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import gib, significant
+from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Judged, Refusal
@@ -163,6 +164,10 @@ def _serve_startable(
     return some.take(slice(count)).scatter(rows, len(cases))
 
 
+# Memory at a number of requests at once: another load leaves most of it.
+_MEMORY: Recall[Memory] = Recall(65_536, without="load", priced=False)
+
+
 def estimate_serving(setting: Setting, cases: Cases) -> Estimates:
     """Memory, latency, throughput and cost of every case, and why some cannot run.
 
@@ -174,7 +179,9 @@ def estimate_serving(setting: Setting, cases: Cases) -> Estimates:
         sequences = np.maximum(
             np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0
         )
-    mem = serving_memory(setting, cases, sequences)
+    mem = _MEMORY.value(
+        lambda: serving_memory(setting, cases, sequences), setting, cases, sequences
+    )
     cached = correction = None
     if setting.reuse is None and setting.offload is None:
         served, pools = _solve_load(setting, cases, mem)
