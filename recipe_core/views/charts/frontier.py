@@ -13,8 +13,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import significant, token_rate_text, usd
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import cluster_title, measure_text, split_label
-from recipe_core.plans.splits import is_known, row_key
+from recipe_core.plans.plan_json import cluster_title, measure_text, split_label, split_labels
+from recipe_core.plans.splits import is_known, row_key, row_keys
 from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.charts.labels import Plane, add_labels, range_without_outliers
 from recipe_core.views.charts.style import (
@@ -92,7 +92,7 @@ def frontier_lines(
     draw, wide = Drawing(dark=dark), frontier.plan
     curves = [_curve_of(wide, envelope, money) for envelope in frontier.envelopes]
     plane = _plane_of(curves)
-    _add_slow_zone(draw, plan, plane)
+    shapes = _slow_zone(draw, plan, plane)
     names = []
     for n, curve in enumerate(curves):
         colour = draw.colours.groups[n % len(draw.colours.groups)]
@@ -115,6 +115,7 @@ def frontier_lines(
         axis(up, range=list(plane.y)),
         HEIGHT_PX,
         clickmode="event+select",
+        shapes=shapes,
         **look,
     )
 
@@ -161,17 +162,21 @@ def _plane_of(curves: list[Curve]) -> Plane:
     )
 
 
-def _add_slow_zone(draw: Drawing, plan: Plan, plane: Plane) -> None:
-    """Shade what is slower than the limit on the time per token."""
+def _slow_zone(draw: Drawing, plan: Plan, plane: Plane) -> list[Style]:
+    """Name what is slower than the limit on the time per token; its shade and its edge."""
     limit_ms = shown_limit(plan, "tpot")
     if limit_ms is None:
-        return
+        return []
     edge, alarm = 1e3 / limit_ms, draw.colours.alarm
-    end = min(edge, plane.x[1])
-    draw.figure.add_vrect(x0=0, x1=end, fillcolor=alarm, opacity=0.08, line_width=0, layer="below")
-    draw.limit(x=edge, width=1)
     text = f"slower than {significant(limit_ms)} ms a token"
     draw.note(text, alarm, 11, x=0, y=1.0, yref="paper", xanchor="left", yanchor="bottom")
+    high: Style = {"xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
+    shade: Style = {"fillcolor": alarm, "opacity": 0.08, "layer": "below", "line": {"width": 0}}
+    line: Style = {"color": alarm, "dash": "dash", "width": 1}
+    return [
+        {"type": "rect", "x0": 0, "x1": min(edge, plane.x[1]), **high, **shade},
+        {"type": "line", "x0": edge, "x1": edge, **high, "line": line},
+    ]
 
 
 def _add_band(draw: Drawing, curve: Curve, shade: str) -> None:
@@ -186,10 +191,11 @@ def _add_band(draw: Drawing, curve: Curve, shade: str) -> None:
 
 def _add_curve(draw: Drawing, n: int, wide: Plan, curve: Curve, colour: str) -> None:
     envelope = curve.envelope
+    keys, labels = row_keys(wide, envelope.rows), split_labels(wide, envelope.rows)
     about = [
         [
-            row_key(wide, split),
-            split_label(wide, split),
+            keys[k],
+            labels[k],
             used_devices_text(wide, split),
             f"{token_rate_text(float(envelope.per_gpu[k]))} per GPU"
             + _priced_label(float(wide.raw("usd")[split])),
