@@ -208,12 +208,14 @@ def edit_cost(page: Page, server: Server, edit: Edit) -> float:
             changed = page.locator("label").filter(has_text=edit.label)
         changed = changed.filter(visible=True).first
         changed.wait_for()
-        before = rested(server)
+        before, address = rested(server), page.url
         if edit.texts:
             changed.fill(text)
             changed.press("Enter")
         else:
             changed.click()
+        # a page writes its address when its answer is there: a busy machine may seem to rest
+        page.wait_for_function("address => location.href !== address", arg=address)
         page.wait_for_function(SETTLED)
         costs.append(rested(server) - before)
         page.wait_for_function(SETTLED)

@@ -12,8 +12,9 @@ from typing import Any
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.hardware.cluster import cluster, device_names, device_profile, fabric
 from recipe_core.hardware.market_places import is_on_market_place
+from recipe_core.hardware.offer_tables import own_offers
 from recipe_core.hardware.offers import Offer, current_day
-from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of, own_offers
+from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of
 from recipe_core.hardware.profile import Device, Vendor
 from recipe_core.hardware.request import FIELD, HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
