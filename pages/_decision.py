@@ -143,7 +143,7 @@ def draw_actions(plan: Plan, row: int) -> None:
         except RecipeError as error:
             st.warning(common.escape(error), icon=":material/block:")
 
-    common.draw_opened("Command", "command", draw_command, icon=":material/terminal:")
+    common.draw_opened("Command", "card-command", draw_command, icon=":material/terminal:")
 
 
 def draw_what_changes(plan: Plan, decision: Decision) -> None:

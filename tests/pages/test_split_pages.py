@@ -105,6 +105,8 @@ def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at()
     assert 50 <= int(found[2]) < 99  # the best of two close splits, by estimates that may err
     best = open_view(app, "Arithmetic").table[0].value.to_string()
     assert put(app, "focus", TP4).table[0].value.to_string() != best
+    assert not [code.value for code in app.code if "vllm serve" in code.value], "closed"
+    app = shown(app, **{"card-command": True})
     (command,) = (code.value for code in app.code if "vllm serve" in code.value)
     assert "--tensor-parallel-size 8" in command  # of the card, whatever is looked at
     press(open_lens(app, "layouts"), f"use-{TP4}")
