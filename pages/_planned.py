@@ -16,7 +16,7 @@ import recipe_core as rb
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.plans.alternatives import Alternative, find_alternatives
+from recipe_core.plans.alternatives import MOST_ROWS, Alternative, find_alternatives
 from recipe_core.plans.confidence_prices import ConfidencePrice, price_confidences
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
@@ -53,6 +53,8 @@ def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative
 @lru_cache(maxsize=64)
 def _confidence_prices_of(text: str, digest: str, may_read: bool) -> tuple[ConfidencePrice, ...]:
     plan = _plan_of_text(text, digest, may_read)
+    if not plan.request.load_searched and len(plan) <= MOST_ROWS:
+        return price_confidences(plan)  # which picks among its rows: to send it takes longer
     return work.calculated("Pricing certainty", price_confidences, plan, simulated_what="")
 
 
