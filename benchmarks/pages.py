@@ -245,7 +245,8 @@ def main() -> None:
                 answer[name] = visited(page, server, PAGES[name])
                 answer[name]["first_open_processor_s"] = first["open_processor_s"]
                 answer[name]["edits_processor_s"] = {
-                    what: edit_cost(page, server, edit) for what, edit in PAGES[name].edits.items()
+                    edit_name: edit_cost(page, server, edit)
+                    for edit_name, edit in PAGES[name].edits.items()
                 }
             print(name, answer[name], file=sys.stderr)
         resident = server.resident_bytes()

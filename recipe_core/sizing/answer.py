@@ -116,8 +116,8 @@ class Answer:
     def _offer(self, offer: Offer | None) -> Json | None:
         if id(offer) not in self._offers:
             self._offers[id(offer)] = offer_json(offer, self.today)
-        told = self._offers[id(offer)]
-        return None if told is None else dict(told)
+        offer_values = self._offers[id(offer)]
+        return None if offer_values is None else dict(offer_values)
 
     def _money(self, device: SizedDevice, row: int) -> Json:
         """An hour, a month of 730 of them, and a million tokens, in US dollars."""

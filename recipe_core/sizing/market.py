@@ -65,12 +65,12 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
     if not isinstance(request.hardware, AnyHardware):
         yield _named_cluster_choice(request.hardware)
         return
-    own = tuple(offer.model_dump_json() for offer in own_offers())
-    yield from _choices_of(request.market.model_dump_json(), own, current_day())
+    own_prices = tuple(offer.model_dump_json() for offer in own_offers())
+    yield from _choices_of(request.market.model_dump_json(), own_prices, current_day())
 
 
 @lru_cache(maxsize=32)
-def _choices_of(market_text: str, _own: tuple[str, ...], _today: date) -> tuple[Choice, ...]:
+def _choices_of(market_text: str, _own_prices: tuple[str, ...], _today: date) -> tuple[Choice, ...]:
     """The devices that a market lets in; prices grow old, and an operator may have some."""
     return tuple(_iter_choices(Market.model_validate_json(market_text)))
 

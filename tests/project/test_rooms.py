@@ -24,7 +24,7 @@ BUDGETS = {
     "request": 4_580,
     "accuracy": 2_800,
     "estimates": 19_240,
-    "plans": 8_830,
+    "plans": 8_835,
     "launch": 6_100,
     "compression": 2_920,
     "sizing": 2_940,

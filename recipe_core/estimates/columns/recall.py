@@ -31,7 +31,7 @@ class Recall(Generic[Value]):
     def __init__(self, rows: int, without: str = "", *, priced: bool = True) -> None:
         self._priced = priced
         self._kept: LRUCache[Key, tuple[Setting, Value, int]] = LRUCache(
-            rows, getsizeof=lambda kept: kept[2]
+            rows, getsizeof=lambda entry: entry[2]
         )
         self._columns = [column.name for column in fields(Cases) if column.name != without]
         self._most, self._lock = int(rows * LARGEST_SHARE), threading.Lock()
@@ -54,9 +54,9 @@ class Recall(Generic[Value]):
         content = (part.tobytes() if isinstance(part, np.ndarray) else part for part in parts)
         key = (id(setting.model), *names, setting.kv_dtype, *content)
         with self._lock:
-            kept = self._kept.get(key)
-        if kept is not None and kept[0].model is setting.model and kept[0] == setting:
-            return kept[1]
+            entry = self._kept.get(key)
+        if entry is not None and entry[0].model is setting.model and entry[0] == setting:
+            return entry[1]
         value = make()
         with self._lock:
             self._kept[key] = setting, value, max(rows, 1)

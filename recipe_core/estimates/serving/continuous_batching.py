@@ -292,7 +292,7 @@ class Loop:
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
 
     def _pace(self, decoding: Float, step_s: Float, stage_s: Float) -> tuple[Float, Float, Float]:
-        """What prompts add to a step, a step with it, and the requests per second that follow."""
+        """Return what prompts add to a step, the step with it, and requests per second."""
         interference = self.share / self.steps * decoding * stage_s
         step_mean_s = step_s + interference
         return interference, step_mean_s, decoding / (self.steps * step_mean_s)
