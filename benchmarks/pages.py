@@ -65,15 +65,17 @@ PATIENCE_MS = 120_000
 RESTS_S = 1.0
 """A server that took no processor time for so long rests."""
 IN_SIGHT = """() => [...document.querySelectorAll(
-    'a[href], button, input, select, textarea, [role=combobox], [role=slider], [role=tab]')]
+    'a[href], button, summary, input, select, textarea, ' +
+    '[role=combobox], [role=slider], [role=tab]')]
   .filter(control => {
     const box = control.getBoundingClientRect()
     return control.checkVisibility({visibilityProperty: true, opacityProperty: true})
       && box.width > 1 && box.height > 1
       && box.bottom > 0 && box.right > 0 && box.top < innerHeight && box.left < innerWidth
       && !control.parentElement.closest('button, a[href], [role=combobox], [role=slider]')
+      && !control.matches('[data-testid=stSelectbox] button')
   }).length"""
-"""Controls of the first screen; what is a part of another counts once."""
+"""Controls of the first screen; what is a part of another, as a list's arrow, counts once."""
 
 
 def rested(server: Server) -> float:

@@ -156,14 +156,21 @@ def seed(key: str, value: Any) -> None:
     drawn[key] = page
 
 
-def draw_opened(label: str, key: str, draw: Callable[[], None], **options: Any) -> None:
-    """Draw a popover and, only while it is open, what is in it.
+def draw_opened(
+    label: str,
+    key: str,
+    draw: Callable[[], None],
+    part: Callable[..., Any] = st.popover,
+    **options: Any,
+) -> None:
+    """Draw a popover, or an expander as ``part``, and, only while it is open, what is in it.
 
-    Widgets of a closed one would open with what they showed last, or with nothing at all, and the
-    next edit would send that as theirs. Another ``label`` is another popover, which is closed.
+    Widgets of a closed popover would open with what they showed last, or with nothing at all, and
+    the next edit would send that as theirs. What lies in an expander is the next stop of the Tab
+    key; what lies in a popover is the last. Another ``label`` is another part, which is closed.
     """
-    with st.popover(label, key=key, on_change="rerun", **options) as popover:
-        if popover.open:
+    with part(label, key=key, on_change="rerun", **options) as opened:
+        if opened.open:
             draw()
 
 

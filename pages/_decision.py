@@ -28,7 +28,6 @@ from recipe_core.views.plan_decision import Decision, describe_decision
 from recipe_core.views.plan_words import (
     confidence_prices_text,
     likely_text,
-    plan_band_text,
     shown_limit,
 )
 from recipe_core.views.size_view import size_verdict
@@ -70,7 +69,7 @@ def draw_subject(decision: Decision) -> None:
 
 
 def draw_figures(plan: Plan, row: int) -> None:
-    """Three figures with their likely ranges and limits."""
+    """Three figures with their likely ranges and limits, and what the ranges mean."""
     with st.grid(FIGURES, min_column_width=150):
         for name in main_figures(plan, row, FIGURES):
             text, measure = measure_text(plan, name, row), plan.measures[name]
@@ -81,9 +80,14 @@ def draw_figures(plan: Plan, row: int) -> None:
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
-                help=about_figure(plan, name, row),
                 height="stretch",
             )
+    st.caption(
+        common.escape(
+            f"Ranges: eight of ten measured runs are expected there. "
+            f"The device is {device_basis(plan)}."
+        )
+    )
 
 
 def below_figure(plan: Plan, name: str, row: int) -> str:
@@ -92,17 +96,6 @@ def below_figure(plan: Plan, name: str, row: int) -> str:
     measure = plan.measures[name]
     limit = "" if bound is None else f"limit {measure.show(bound / measure.factor)}"
     return ", ".join(filter(None, [likely, limit]))
-
-
-def about_figure(plan: Plan, name: str, row: int) -> str:
-    """Say what a figure means, its exact value, and where measured runs are expected."""
-    measure, band = plan.measures[name], plan_band_text(plan, name, row)
-    exact = f"{plan.values(name)[row]:.6g} {measure.unit.symbol}".strip()
-    sentences = [measure.title, measure.help.rstrip(".")]
-    sentences.append(f"Computed: {exact}; the device is {device_basis(plan)}")
-    if band:
-        sentences.append(f"Eight of ten measured runs are expected between {band}")
-    return common.escape(". ".join(sentences) + ".")
 
 
 def draw_certainty(plan: Plan, *, hardware_found: bool) -> None:

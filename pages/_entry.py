@@ -60,7 +60,8 @@ try:
             widgets.show_notice()
         with st.container(key="body"):
             page.run()
-            header.draw_page_foot()
+            if foot is None:
+                header.draw_page_foot()
 finally:  # also where the page fails: the details say what is wrong with the request, if it is that
     if foot is not None:
         foot.finish()

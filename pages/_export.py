@@ -17,7 +17,7 @@ PICTURE = "picture-format"
 
 def chart_config(subject: str) -> dict[str, Any]:
     """Return how a chart's camera saves it: as chosen, in a file named after the request."""
-    picture = st.session_state.get(PICTURE) or exports.PICTURES[0]
+    picture = st.session_state.get(f"{PICTURE}-{subject}") or exports.PICTURES[0]
     return exports.picture_config(exports.file_name(common.request(), subject), picture)
 
 
@@ -25,7 +25,9 @@ def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
     """The picture's format, and the chart as HTML, which ``figure`` draws on click."""
     name = exports.file_name(common.request(), subject)
     with st.popover("Export", icon=":material/download:"):
-        common.pick_one("Picture format", exports.PICTURES, PICTURE, format_func=str.upper)
+        common.pick_one(
+            "Picture format", exports.PICTURES, f"{PICTURE}-{subject}", format_func=str.upper
+        )
         st.caption("The camera at the chart's upper right corner saves the picture.")
         st.download_button(
             "Interactive chart (HTML)",

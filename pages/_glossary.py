@@ -1,4 +1,4 @@
-"""The glossary, opened from the foot of every page; help texts come from the same words."""
+"""The glossary, opened from the menu of every page; help texts come from the same words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recipe_core.views.glossary import Term, glossary
 
 
 def draw_glossary_button() -> None:
-    if st.button("Glossary", key="glossary", icon=":material/menu_book:", type="tertiary"):
+    if st.button("Glossary", key="glossary", icon=":material/menu_book:", width="stretch"):
         show_glossary()
 
 

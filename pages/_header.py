@@ -51,8 +51,18 @@ def page_title(name: str, title: str) -> str:
 
 
 def draw_page_link(pages: Mapping[str, Any], name: str, title: str) -> None:
-    """A link to a page that keeps the request, also in a new tab; the current one is bold."""
+    """A link to a page that keeps the request, also in a new tab; the current one is bold.
+
+    No link where it leads nowhere: from the start page to itself, and to choices before one is
+    kept.
+    """
     is_current = st.session_state.get("page") == name
+    if name == "home.py" and is_current:
+        st.markdown(f"**{title}**", width="content")
+        return
+    if name == "side.py" and not is_current and not common.shelf():
+        st.caption(title, width="content")
+        return
     st.page_link(
         pages[name],
         label=f"**{title}**" if is_current or name == "home.py" else title,
@@ -62,7 +72,7 @@ def draw_page_link(pages: Mapping[str, Any], name: str, title: str) -> None:
 
 
 def draw_menu() -> None:
-    """Buttons that start a request anew or take an edit back."""
+    """What starts a request anew or takes an edit back, and what explains."""
     if st.button(
         "New",
         key="new",
@@ -82,10 +92,11 @@ def draw_menu() -> None:
         width="stretch",
     )
     address.page_link("home.py", "Examples", ":material/gallery_thumbnail:")
+    address.page_link("evidence.py", "Evidence", ":material/rule:")
+    glossary.draw_glossary_button()
 
 
 def draw_page_foot() -> None:
-    """The end of every page: evidence and glossary."""
+    """The end of a page that has no bar: what its figures rest on."""
     with st.container(horizontal=True, vertical_alignment="center", key="foot"):
         address.page_link("evidence.py", "Evidence: how right are the numbers?", ":material/rule:")
-        glossary.draw_glossary_button()

@@ -1,5 +1,6 @@
 """The lens on layouts: the chart of what they trade, the table of all, and those refused."""
 
+from functools import partial
 from typing import Any
 
 import _common as common
@@ -26,9 +27,9 @@ from recipe_core.views.plan_words import (
 WHY_NOT = "Why not the others?"
 
 
-def pin_clicked() -> None:
-    """Pin what was clicked in the chart; the chart is drawn anew, which clears its selection."""
-    for point in st.session_state["frontier"]["selection"]["points"]:
+def pin_clicked(chart: str) -> None:
+    """Pin what was clicked in a chart, which is drawn anew: that clears its selection."""
+    for point in st.session_state[chart]["selection"]["points"]:
         custom = point.get("customdata")
         if custom and split_key.key_split(str(custom[0])) is not None:
             common.toggle_pin(str(custom[0]))
@@ -70,44 +71,55 @@ def colour_by(plan: Plan) -> str:
     return name or names[0]
 
 
-CHARTS = {"frontier": "Frontier", "tradeoff": "Any two figures"}
+@st.fragment
+def draw_frontier(plan: Plan, row: int | None) -> None:
+    """Draw what each device gives a user and in all; without a layout, any two figures of all."""
+    common.follow_edit()
+    if row is None:
+        draw_tradeoff(plan)
+        return
+    pins = list(common.pins())
+    draw_chart(
+        "frontier",
+        frontier_figure(plan, row, pins=pins, dark=common.dark()),
+        "What each device gives a user and in all, with the limit and the chosen layout",
+    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(
+            "Click a mark to pin its layout, or tick rows under Layouts. "
+            f"Up to {common.MAX_PINS} pins are compared.",
+            width="stretch",
+        )
+        export.chart_menu("frontier", lambda: frontier_figure(plan, row, pins=pins))
+
+
+def draw_chart(key: str, figure: Any, alt: str) -> None:
+    """Draw a chart whose marks can be clicked."""
+    st.plotly_chart(
+        figure,
+        key=key,
+        on_select=partial(pin_clicked, key),
+        selection_mode="points",
+        config=export.chart_config(key),
+        alt=alt,
+    )
 
 
 @st.fragment
-def draw_frontier(plan: Plan, row: int | None) -> None:
-    """Draw what layouts trade, by click; another chart leaves the rest of the page as it is."""
+def draw_tradeoff(plan: Plan) -> None:
+    """Draw all layouts over two figures of the reader's choice."""
     common.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        kind = common.pick_one("Chart", CHARTS, "chart", label_visibility="collapsed")
-        pins = list(common.pins())
-        if kind == "frontier" and row is not None:
-            export.chart_menu("frontier", lambda: frontier_figure(plan, row, pins=pins))
-            figure = frontier_figure(plan, row, pins=pins, dark=common.dark())
-            alt = "What each device gives a user and in all, with the limit and the chosen layout"
-        else:
-            with st.popover("Axes and colours", icon=":material/tune:"):
-                x, y = pick_axes(plan)
-                by = colour_by(plan)
-                bands = st.toggle(
-                    "Likely ranges", value=True, key="tradeoff-ranges", persist_state="session"
-                )
-            settings: dict[str, Any] = {"pins": pins, "by": by, "bands": bands}
-            export.chart_menu("tradeoff", lambda: tradeoff(plan, x, y, **settings))
-            figure = tradeoff(plan, x, y, dark=common.dark(), **settings)
-            measured = " against ".join(plan.measures[name].title.lower() for name in (x, y))
-            alt = f"{measured} for {len(plan)} layouts; {split_states_text(plan)}.".capitalize()
-    st.plotly_chart(
-        figure,
-        key="frontier",
-        on_select=pin_clicked,
-        selection_mode="points",
-        config=export.chart_config(kind),
-        alt=alt,
-    )
-    st.caption(
-        "Click a mark to pin its layout, or tick rows under Layouts. "
-        f"Up to {common.MAX_PINS} pins are compared."
-    )
+        x, y = pick_axes(plan)
+        by = colour_by(plan)
+        bands = st.toggle(
+            "Likely ranges", value=True, key="tradeoff-ranges", persist_state="session"
+        )
+        settings: dict[str, Any] = {"pins": list(common.pins()), "by": by, "bands": bands}
+        export.chart_menu("tradeoff", lambda: tradeoff(plan, x, y, **settings))
+    measured = " against ".join(plan.measures[name].title.lower() for name in (x, y))
+    alt = f"{measured} for {len(plan)} layouts; {split_states_text(plan)}.".capitalize()
+    draw_chart("tradeoff", tradeoff(plan, x, y, dark=common.dark(), **settings), alt)
 
 
 def split_states_text(plan: Plan) -> str:
@@ -177,6 +189,13 @@ def draw_layouts(plan: Plan) -> None:
         draw_pins(plan)
     if plan.best_row is not None:
         table.draw_ranked_splits(plan)
+        common.draw_opened(
+            "Any two figures of all layouts",
+            "tradeoff-part",
+            partial(draw_tradeoff, plan),
+            st.expander,
+            icon=":material/scatter_plot:",
+        )
     with st.expander(WHY_NOT, icon=":material/block:", key="why-not", on_change="rerun") as refused:
         if refused.open or plan.best_row is None:
             why.why_not(plan)

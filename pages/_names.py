@@ -52,7 +52,7 @@ def draw_unmatched_name(*, with_upload: bool = True) -> None:
     reason = f"No model is called “{name[:80]}”."
     if not error.message.startswith("unknown model"):  # a folder, the hub: they say why
         reason = str(error).removeprefix("model: ")
-    where = "below" if with_upload else "on the screen Model"
+    where = "in the list below" if with_upload else "on the screen Model"
     then = "Did you mean one of these?" if similar_names else "Nothing in the catalog is like it."
     st.warning(
         f"{common.escape(reason)} **{common.escape(current_model_name())}** stays. {then} "

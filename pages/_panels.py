@@ -34,11 +34,29 @@ UNLIMITED = "no limit"
 
 def draw_traffic() -> None:
     """Ask what comes: its kind, how much at once, how long requests are; or what is trained."""
+    draw_load()
+    draw_lengths()
+
+
+def draw_load() -> None:
+    """Ask for the kind of traffic and how much comes, or for the method and how much is trained."""
     draw_preset()
     if common.asks_for_training():
         draw_run()
     else:
         draw_serving_load()
+
+
+def draw_lengths() -> None:
+    """Ask how long requests are, or what a step of training holds."""
+    with numbers.group_boxes("lengths"), st.grid(2, min_column_width=150):
+        if not common.asks_for_training():
+            draw_request_lengths()
+        elif common.asked().workload.rollout is not None:
+            draw_rollout()
+        else:
+            numbers.draw_number("Sequence length (tokens)", "workload.sequence_length", help=None)
+            numbers.draw_number("Sequences a step", "workload.global_batch", help=None)
 
 
 def draw_preset() -> None:
@@ -66,12 +84,12 @@ def draw_preset() -> None:
 
 
 def draw_serving_load() -> None:
-    """Ask how requests come and how many, the typical and the longest request."""
+    """Ask how requests come and how many."""
     request = common.asked()
     mode = request.workload.mode
-    common.edit(st.selectbox, "Load", "workload.mode", options=asking.MODES, help=None)
     searchable = mode == "closed" and asking.searchable(request)
     with numbers.group_boxes("load"), st.grid(2, min_column_width=150):
+        common.edit(st.selectbox, "Load", "workload.mode", options=asking.MODES, help=None)
         numbers.draw_number(
             asking.LOAD_TITLES[mode],
             f"workload.{LOADS[mode]}",
@@ -79,34 +97,35 @@ def draw_serving_load() -> None:
             placeholder="as many as limits allow" if searchable else "",
             help=None,
         )
-        numbers.draw_number(
-            "Longest request (tokens)",
-            "workload.max_context",
-            optional=True,
-            placeholder=f"{request.workload.usual_longest:,}",
-            help=None,
-        )
-        numbers.draw_number("Typical input (tokens)", "workload.input_tokens", help=None)
-        numbers.draw_number("Typical output (tokens)", "workload.output_tokens", help=None)
     st.caption(asking.load_sentence(request))
 
 
-def draw_run() -> None:
-    """Ask what is trained, on how much, in which steps."""
-    common.edit(
-        st.selectbox,
-        "Method",
-        "workload.method",
-        options=list(asking.METHODS),
-        format_func=lambda name: asking.launch_choice_text(asking.METHODS[name], "methods", name),
+def draw_request_lengths() -> None:
+    """Ask for the typical request and the longest one."""
+    numbers.draw_number("Typical input (tokens)", "workload.input_tokens", help=None)
+    numbers.draw_number("Typical output (tokens)", "workload.output_tokens", help=None)
+    numbers.draw_number(
+        "Longest request (tokens)",
+        "workload.max_context",
+        optional=True,
+        placeholder=f"{common.asked().workload.usual_longest:,}",
         help=None,
     )
+
+
+def draw_run() -> None:
+    """Ask what is trained, and on how much."""
     with numbers.group_boxes("run"), st.grid(2, min_column_width=150):
-        if common.asked().workload.rollout is not None:
-            draw_rollout()
-        else:
-            numbers.draw_number("Sequence length (tokens)", "workload.sequence_length", help=None)
-            numbers.draw_number("Sequences a step", "workload.global_batch", help=None)
+        common.edit(
+            st.selectbox,
+            "Method",
+            "workload.method",
+            options=list(asking.METHODS),
+            format_func=lambda name: asking.launch_choice_text(
+                asking.METHODS[name], "methods", name
+            ),
+            help=None,
+        )
         numbers.draw_number(
             "Tokens in all",
             "workload.tokens",
@@ -146,6 +165,12 @@ FIRST_LIMITS = {
 
 def draw_goals() -> None:
     """Ask for the limits, how surely they must hold, and what counts beside them."""
+    draw_first_limits()
+    draw_further_goals()
+
+
+def draw_first_limits() -> None:
+    """Ask for the limits that most requests have."""
     *names, _ = FIRST_LIMITS[common.asks_for_training()]
     with numbers.group_boxes("goals"), st.grid(2, min_column_width=150):
         for name in names:
@@ -160,6 +185,11 @@ def draw_goals() -> None:
                 placeholder=UNLIMITED,
                 help=None,
             )
+
+
+def draw_further_goals() -> None:
+    """Ask for the budget, how surely limits must hold, and what counts beside them."""
+    with numbers.group_boxes("budget"), st.grid(2, min_column_width=150):
         numbers.draw_number(
             "Budget ($ a month)",
             "objective.limits.usd_per_hour",

@@ -26,15 +26,15 @@ def draw_rail() -> None:
 
 
 def draw_chip(part: str, now: str, draw: Callable[[], None]) -> None:
-    """A part of the request: what it is now, below the button that opens what it asks."""
+    """A part of the request, which opens what it asks, and below it what it is now."""
     with st.container(gap="xxsmall", key=f"part-{part.lower()}"):
-        common.draw_opened(f"**{part}**", f"chip-{part.lower()}", draw, width="stretch")
+        common.draw_opened(f"**{part}**", f"chip-{part.lower()}", draw, st.expander)
         st.caption(common.escape(now))
 
 
 def draw_model() -> None:
     common.draw_kind()
-    picker.draw_model_search("rail", popular=0, with_upload=False)
+    picker.draw_model_search("rail")
     address.page_link("model.py", "More about the model", ":material/tune:")
 
 

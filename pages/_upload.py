@@ -80,31 +80,24 @@ def remove_config() -> None:
 
 
 def draw_config_upload() -> None:
-    """Show what was uploaded, with its name and the weights' place; and how to upload one."""
-    if config_of_request() is not None:
-        draw_current_config()
-    title = (
-        "Upload another config.json"
-        if config_of_request()
-        else "Not in the list? Upload its config.json"
+    """Places for a config.json: a file, or its text."""
+    draw_upload(
+        "Your config.json",
+        ["json"],
+        ("upload", "paste"),
+        lambda data, name: {"model": uploaded_config(data, name)},
+        "the pasted config.json",
+        f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, never weights or code.",
+        height=150,
+        placeholder='{"model_type": "llama", "hidden_size": 4096, …',
     )
-    with st.expander(title, icon=":material/upload_file:"):
-        draw_upload(
-            "config.json",
-            ["json"],
-            ("upload", "paste"),
-            lambda data, name: {"model": uploaded_config(data, name)},
-            "the pasted config.json",
-            f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, never weights or "
-            "code.",
-            height=150,
-            placeholder='{"model_type": "llama", "hidden_size": 4096, …',
-        )
 
 
 def draw_current_config() -> None:
+    """Show the config.json that is the request's model, with its name and its weights' place."""
     model = config_of_request()
-    assert model is not None  # noqa: S101 - drawn for a config only
+    if model is None:
+        return
     try:
         spec = common.model()
     except RecipeError:

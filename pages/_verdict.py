@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import _address as address
@@ -12,6 +12,7 @@ import _planned as planned
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.plans.alternatives import Alternative
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, plan_launch_note, queue_text, split_label
 from recipe_core.plans.rank import nearest_row
@@ -186,7 +187,7 @@ def reserve_alternatives() -> Callable[[], None]:
     A page calls ``work.later`` with it: nothing on the page waits for what is planned for them.
     """
     place = st.empty()
-    with place.container(horizontal=True, key="alternatives-wait"):
+    with place.container(key="alternatives-wait"):
         st.skeleton(height=40)
 
     def fill() -> None:
@@ -197,16 +198,30 @@ def reserve_alternatives() -> Callable[[], None]:
         if not choices:
             place.empty()  # a container without content would keep what it had
             return
-        with place.container(horizontal=True, key="alternatives"):
-            for n, choice in enumerate(choices):
-                tip = (
-                    f"{choice.split} is then best, each figure planned anew. {choice.accuracy_text}"
-                )
-                draw_edit_button(
-                    choice.label, f"alternative-{n}", choice.fields, MARKS[choice.kind], tip
-                )
+        with place.container(key="alternatives", gap="xsmall"):
+            draw_alternatives(choices)
 
     return fill
+
+
+def draw_alternatives(choices: Sequence[Alternative]) -> None:
+    """Each choice with what it changes, and a list to take one from."""
+    with st.grid(3, min_column_width=280, gap="xsmall"):
+        for choice in choices:
+            st.markdown(f":small[{MARKS[choice.kind]} {common.escape(choice.label)}]")
+    changes = {choice.label: choice.fields for choice in choices}
+    common.draw_choice(
+        st.selectbox,
+        "Take a runner-up",
+        "_runner-up",
+        None,
+        changes.__getitem__,
+        options=list(changes),
+        index=None,
+        placeholder="Take one of them …",
+        label_visibility="collapsed",
+        width=350,
+    )
 
 
 MARKS = {

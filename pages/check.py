@@ -73,7 +73,8 @@ def draw_ground() -> str:
     return json.dumps(out)
 
 
-def ask_command() -> str:
+def draw_examples() -> None:
+    """Commands to try, a click each."""
     with st.container(horizontal=True):
         for n, (title, text) in enumerate(EXAMPLES.items()):
             st.button(
@@ -83,6 +84,11 @@ def ask_command() -> str:
                 on_click=st.session_state.update,
                 args=({"command": text},),
             )
+
+
+def ask_command() -> str:
+    if not (st.session_state.get("command") or "").strip():
+        draw_examples()
     text = st.text_area(
         "Command",
         key="command",
@@ -91,23 +97,22 @@ def ask_command() -> str:
         persist_state="session",
         placeholder="vllm serve …, python -m sglang.launch_server …, trtllm-serve …, docker run … "
         "or a script that starts one of them",
-        help="Parsed, never run: no shell, no process, no environment of this machine",
     )
     chip, per_node, nodes, release, go = st.columns([3, 1, 1, 1, 1], vertical_alignment="bottom")
     with chip:
-        common.pick_device(st.selectbox, "Device", device_names(), lambda chip: chip.title)
+        common.pick_device(
+            st.selectbox, "Device", device_names(), lambda chip: chip.title, help=None
+        )
     with per_node:
-        numbers.draw_number("Devices per node", "hardware.per_node")
+        numbers.draw_number("Devices per node", "hardware.per_node", help=None)
     with nodes:
-        numbers.draw_number("Nodes", "hardware.nodes")
+        numbers.draw_number("Nodes", "hardware.nodes", help=None)
     release.text_input(
         "Engine release",
         key="engine_version",
         max_chars=32,
         persist_state="session",
         placeholder="by the image",
-        help="Options, limits and memory are judged by this release of the engine. Left empty: by "
-        "the image's tag, else by the release that recipes start",
     )
     go.button(
         "Check",
@@ -280,7 +285,8 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
 st.title("Does my command work?", anchor=False)
 st.caption(
     "Paste a command that starts vLLM, SGLang or TensorRT-LLM. "
-    "Does it start, what does it waste, and is there a better layout?"
+    "Does it start, what does it waste, and is there a better layout? "
+    "It is parsed, never run."
 )
 text = ask_command()
 if not text:

@@ -59,7 +59,7 @@ def pick_formats(spec: ModelSpec) -> None:
 
 widgets.draw_page_head("Model")
 common.draw_kind()
-picker.draw_model_search("model")
+picker.draw_model_search("model", with_list=True)
 try:
     spec = common.model()
 except RecipeError as error:

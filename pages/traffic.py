@@ -16,6 +16,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import count_keeping
 from recipe_core.plans.splits import is_known
 from recipe_core.plans.training_settings import framework_choices, framework_limits
+from recipe_core.request.describe import goals_text, lengths_text
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.views.glossary import field_help
 
@@ -303,25 +304,27 @@ def draw_limits(plan: Plan | None) -> None:
 
 
 widgets.draw_page_head("Traffic and limits")
-work_column, goals_column = st.columns(2, gap="large")
-with work_column:
-    panel.draw_traffic()
-    with st.expander("More about the traffic", key="more-traffic", icon=":material/tune:"):
+traffic_column, limits_column = st.columns(2, gap="large")
+with traffic_column:
+    panel.draw_load()
+    st.caption(common.escape(f"{lengths_text(common.asked().workload)}."))
+    with st.expander("Lengths and more", key="more-traffic", icon=":material/tune:"):
+        panel.draw_lengths()
         if training:
             training_details()
             whole.whole_run()
         else:
             asking.media()
             serving_details()
-    if not training:
-        with st.expander(
-            "Engines and formats to search", key="search-space", icon=":material/search:"
-        ):
-            pick_engines()
-with goals_column:
+with limits_column:
     # what is drawn while a plan is made must not move what stands below
     with st.container(key="counted"):
         plan = None if common.hardware_is_open() else planned.planned_or_none()
-    panel.draw_goals()
+    panel.draw_first_limits()
+    st.caption(common.escape(f"{goals_text(common.asked())}."))
     with st.expander("More limits", icon=":material/tune:", key="more-limits"):
+        panel.draw_further_goals()
         draw_limits(plan)
+        if not training:
+            st.markdown("**Engines and formats to search**")
+            pick_engines()

@@ -7,6 +7,7 @@ import re
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count_text, significant
 from recipe_core.hardware.cluster import chip_title, device_profile
+from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.presets import aims, request_aim
@@ -73,6 +74,19 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     return f"{load_name(workload)}, {lengths}{media_name(workload)}"
 
 
+def lengths_text(workload: ServingWorkload | TrainingWorkload) -> str:
+    """How long requests are, or what a step of training holds (tokens)."""
+    if isinstance(workload, ServingWorkload):
+        longest = workload.max_context or workload.usual_longest
+        lengths = f"{workload.input_tokens:,} tokens in, {workload.output_tokens:,} out"
+        return f"Typical request: {lengths}; the longest: {longest:,}"
+    if (work := workload.rollout) is None:
+        batch = f"{workload.global_batch:,} sequences"
+        return f"Each step: {batch} of {workload.sequence_length:,} tokens"
+    answers = f"{work.prompts:,} prompts × {work.samples:,} answers of {work.response_tokens:,}"
+    return f"Each step: {answers} tokens; the longest: {work.longest_response:,}"
+
+
 def media_name(workload: ServingWorkload) -> str:
     """Images and sound of a prompt in a few words; empty where it is text."""
     parts = (("images", workload.images), ("pieces of sound", workload.audio))
@@ -107,6 +121,16 @@ def limits_summary(request: PlanRequest) -> str:
         if (bound := limit.bound(limits)) is not None
     ]
     return ", ".join(texts) or "none stated"
+
+
+def goals_text(request: PlanRequest) -> str:
+    """How surely limits must hold, what is best among what keeps them, and the budget."""
+    aim = request_aim(request)
+    best = aims(request)[aim].title.lower() if aim else "weighted goals"
+    rate = request.objective.limits.usd_per_hour
+    budget = "no budget" if rate is None else f"at most ${rate * HOURS_PER_MONTH:,.0f} a month"
+    sure = f"{request.objective.required_confidence * 100:g} %"
+    return f"Limits must hold with {sure}; optimised for {best}; {budget}"
 
 
 def training_steps_text(workload: TrainingWorkload) -> str:

@@ -84,9 +84,9 @@ def home() -> AppTest:
 
 
 def test_the_doors_lead_to_the_model_and_to_the_check() -> None:
-    app = press(home(), "door-train")
+    app = press(home(), "door-training")
     assert (app.session_state["page"], query_of(app)["workload.kind"]) == ("model.py", "training")
-    app = press(home(), "door-serve")
+    app = press(home(), "door-serving")
     assert (app.session_state["page"], query_of(app)) == ("model.py", OPEN)
     app = press(home(), "door-check")
     assert app.session_state["page"] == "check.py"
@@ -105,7 +105,8 @@ def test_a_link_of_the_time_when_the_start_asked_for_the_model_opens_that() -> N
     assert app.session_state["page"] == "model.py"
     app.switch_page("home.py").run()
     assert app.session_state["page"] == "home.py"  # later it is what the reader opens
-    assert any("Qwen3-8B" in link.proto.label for link in app.get("page_link"))
+    (plan,) = (link.proto for link in app.get("page_link") if link.proto.label == "Plan")
+    assert "Qwen3-8B" in plan.query_string
 
 
 @pytest.mark.nightly
@@ -123,7 +124,8 @@ def assert_drawn(state: str, page: str) -> None:
     app = opened(f"{page}?{STATES[state]}")
     assert app.session_state["page"] == page
     assert len(app.title) == 1
-    decided = app.header if page in ("plan.py", "ship.py") else app.success
+    bar = [text for text in app.markdown if "]\\\n:small[" in str(text.value)]
+    decided = app.header if page in ("plan.py", "ship.py") else bar
     assert len(decided) + len(app.warning) + len(app.error) >= 1
 
 

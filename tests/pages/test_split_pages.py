@@ -48,15 +48,19 @@ def compared(link: str = "", **query: str) -> AppTest:
     return opened(f"plan.py?{link}", model=LLAMA_70B, **query)
 
 
+TRADEOFF = {"tradeoff-part": True}
+"""Opens the chart of any two figures."""
+
+
 def user_axis(app: AppTest) -> bool:
     """Whether the tradeoff is drawn over what one user sees."""
-    title = figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
+    title = figure(app, "tradeoff")["layout"]["xaxis"]["title"]["text"]
     return bool(title == "Interactivity (tok/s)")
 
 
 def names(app: AppTest) -> set[str]:
     """What the chart of the tradeoff has in its legend."""
-    return {trace.get("name") for trace in figure(app, "frontier")["data"]}
+    return {trace.get("name") for trace in figure(app, "tradeoff")["data"]}
 
 
 def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
@@ -73,7 +77,7 @@ def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
     pools = "options.disaggregated=true"
     keys = compared(pools).dataframe[0].value["key"]
     key = next(key for key in keys if ".pre" in key)
-    app = compared(pools, pins=key)
+    app = shown(compared(pools, pins=key), **TRADEOFF)
     assert "Pinned" in names(app)
     assert "prefill on" in words(app)
     press(app, f"use-{key}")
@@ -86,9 +90,9 @@ def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
 
 
 def test_pins_of_a_link_are_drawn_taken_and_removable() -> None:
-    app = shown(opened("plan.py?objective.limits.tpot_ms=40", pins=TP8), chart="tradeoff")
+    app = shown(opened("plan.py?objective.limits.tpot_ms=40", pins=TP8), **TRADEOFF)
     assert "Pinned" in names(app)
-    assert figure(app, "frontier")["layout"]["shapes"][0]["x0"] == 40
+    assert figure(app, "tradeoff")["layout"]["shapes"][0]["x0"] == 40
     assert "pins" not in query_of(press(app, f"unpin-{TP8}"))
     app = opened("plan.py", pins=TP8)
     assert query_of(press(app, f"use-{TP8}"))["candidate.tp"] == "8"
@@ -114,8 +118,8 @@ def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at()
 
 
 def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() -> None:
-    app = shown(opened(CROWDED), chart="tradeoff")
-    traces = {trace.get("name"): trace for trace in figure(app, "frontier")["data"]}
+    app = shown(opened(CROWDED), **TRADEOFF)
+    traces = {trace.get("name"): trace for trace in figure(app, "tradeoff")["data"]}
     assert traces["Starts, queues"]["marker"]["symbol"] == "hourglass-open"
     assert traces["May not start"]["marker"]["symbol"] == "triangle-up-open"
     ranked = app.dataframe[0].value
@@ -123,7 +127,7 @@ def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() ->
     assert ranked["state"].str.contains("uncertain: starts with ").any()
     refused = shown(app, **{"why-not": True}).dataframe[1].value
     possible = [why for why in refused["why"] if "divisible" not in why and "evenly" not in why]
-    counts = re.search(STATES, app.get_by_key("frontier").proto.alt)
+    counts = re.search(STATES, app.get_by_key("tradeoff").proto.alt)
     assert counts
     assert sum(map(int, counts.groups())) == len(ranked)
     assert len(possible) > 1
@@ -165,11 +169,11 @@ def test_axes_columns_and_the_picture_are_chosen() -> None:
     for column in columns:
         assert texts[column].tolist() == [significant(value) for value in values[column]]
     assert any(text.endswith("0") and "." in text for text in texts[columns].to_numpy().ravel())
-    chart = put(app, "picture-format", "svg").get_by_key("frontier").proto
+    chart = put(app, "picture-format-frontier", "svg").get_by_key("frontier").proto
     button = json.loads(chart.config)["toImageButtonOptions"]
     assert button["format"] == "svg"
     assert button["filename"] == "llama-3.1-70b-instruct-8x-h100-sxm-frontier"
-    shown(app, chart="tradeoff")
+    shown(app, **TRADEOFF)
     assert user_axis(put(app, "axis-horizontal-serving", "interactivity"))
     table = put(app, "columns-serving", ["joules", "tpot"]).dataframe[0].proto
     assert "joules" in json.loads(table.columns)
@@ -196,7 +200,7 @@ def test_the_card_says_devices_money_figures_and_ranges() -> None:
 
 
 def test_several_devices_are_coloured_filtered_and_named() -> None:
-    app = opened(CROWDED, **{"options.hardware": MI300X})
+    app = shown(opened(CROWDED, **{"options.hardware": MI300X}), **TRADEOFF)
     assert {"H100 SXM5", "MI300X"} <= names(app)
     assert user_axis(app)
     table = app.dataframe[0]
@@ -213,11 +217,12 @@ def test_several_devices_are_coloured_filtered_and_named() -> None:
 @pytest.mark.nightly
 def test_filters_and_colours_follow_what_differs() -> None:
     """Filters forget what the plan has no more; colours are chosen where several things differ."""
-    app = compared(**{"options.hardware": MI300X})
+    app = shown(compared(**{"options.hardware": MI300X}), **TRADEOFF)
     assert not [box for box in app.selectbox if "colour" in box.key]
     edited(put(app, "filter-count", [8]), {"hardware.per_node": 4})
     assert len(put(app, "filter-count", []).dataframe[0].value) > 1
     app = compared('options.kv_dtypes=["auto","fp8"]', **{"options.hardware": MI300X})
+    shown(app, **TRADEOFF)
     (box,) = (box for box in app.selectbox if box.key and box.key.startswith("colour-"))
     box.select("kv_dtype").run()
     assert {"bf16 cache", "fp8 cache"} <= names(app)
@@ -247,24 +252,29 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
 
 def test_runners_up_stand_below_the_card_and_are_one_click() -> None:
     app = compared("objective.optimize=cost&objective.limits.tpot_ms=40")
-    buttons = [button for button in app.button if (button.key or "").startswith("alternative-")]
-    labels = {button.key: button.label.replace("\\", "") for button in buttons}
+    labels = [label.replace("\\", "") for label in runners_up(app)]
     assert 1 <= len(labels) <= 5
-    key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
-    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
-    figure_then = labels[key].split(": ")[1].split(",")[0]
-    assert query_of(press(app, key))["options.weight_dtypes"] == "fp8"
-    assert figure_then in [tile.value for tile in app.metric]
+    label = next(label for label in labels if label.startswith("fp8 weights"))
+    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", label)
+    assert label in words(app).replace("\\", "")  # in sight, beside the list
+    figure_then = label.split(": ")[1].split(",")[0]
+    taken = put(app, "_runner-up", next(each for each in runners_up(app) if "fp8 weights" in each))
+    assert query_of(taken)["options.weight_dtypes"] == "fp8"
+    assert figure_then in [tile.value for tile in taken.metric]
+    assert taken.selectbox(key="_runner-up").value is None
+
+
+def runners_up(app: AppTest) -> list[str]:
+    return [str(label) for label in app.selectbox(key="_runner-up").options]
 
 
 def test_another_engine_is_a_runner_up_although_it_is_slower() -> None:
     app = compared("hardware.device=mi300x")
     titles = tuple(engine(name).title for name in engine_names())
-    buttons = [button for button in app.button if (button.key or "").startswith("alternative-")]
-    (other,) = (button for button in buttons if button.label.startswith(titles))
-    assert "−" in other.label
-    query = query_of(press(app, other.key))
-    assert other.label.startswith(engine(query["options.engines"]).title)
+    (other,) = (label for label in runners_up(app) if label.startswith(titles))
+    assert "−" in other
+    query = query_of(put(app, "_runner-up", other))
+    assert other.startswith(engine(query["options.engines"]).title)
     assert f"· {engine(query['options.engines']).title} ·" in words(app)
 
 
