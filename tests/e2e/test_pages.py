@@ -30,6 +30,7 @@ from tests.fixtures.wizard import (
     fill,
     find_model,
     follow,
+    open_chip,
     open_lens,
     open_step,
     query,
@@ -57,16 +58,14 @@ def sized(page: Any) -> None:
 def test_from_an_empty_start_to_the_bundle_of_the_cheapest_hardware(page, address, tmp_path):
     open_step(page, address, "")
     find_model(page, "llama 3.1 70b", MODEL, "home")
-    page.get_by_role("button", name=re.compile("^Traffic")).click()
+    open_chip(page, "Traffic")
     fill(page, "Users at once", "32")
     wait_for_query(page, "workload.concurrency", "32")
     settled(page, PLAN)
-    page.keyboard.press("Escape")
-    page.get_by_role("button", name=re.compile("^Limits")).click()
+    open_chip(page, "Limits")
     fill(page, "Time per output token", "40", exact=False)
     wait_for_query(page, "objective.limits.tpot_ms", "40")
     settled(page, PLAN)
-    page.keyboard.press("Escape")
     choose(page, "How sure", "90", "90 %")
     wait_for_query(page, "objective.confidence", "0.9")
     page.get_by_role("tab", name="Hardware", exact=True).click()
