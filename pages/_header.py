@@ -11,6 +11,8 @@ import _glossary as glossary
 import _link as links
 import streamlit as st
 
+from recipe_core.doors.page_scripts import FOCUS_TITLE
+
 NAVIGATION = ("plan.py", "ship.py", "side.py", "check.py")
 """Pages that the header leads to; the walk's screens are reached from them and from the start."""
 
@@ -100,3 +102,13 @@ def draw_page_foot() -> None:
     """The end of a page that has no bar: what its figures rest on."""
     with st.container(horizontal=True, vertical_alignment="center", key="foot"):
         address.page_link("evidence.py", "Evidence: how right are the numbers?", ":material/rule:")
+
+
+def focus_title(turns: int) -> None:
+    """Give the title the focus, once a page was turned; ``turns``: how many were before.
+
+    The browser runs a script once, where its place was empty before: each turn takes the other of
+    two places.
+    """
+    places = st.empty(), st.empty()
+    places[turns % 2].html(f"<script>{FOCUS_TITLE}</script>", unsafe_allow_javascript=True)

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from recipe_core.base.resources import shipped_path
 from recipe_core.doors.moved import MOVED
+from recipe_core.doors.page_scripts import PAGE_SCRIPTS
 from recipe_core.doors.sessions import PATH as SIGN_IN
 from recipe_core.doors.sessions import Sessions, Upload, Visitors, address_of
 from recipe_core.doors.settings import ServerSettings, variable
@@ -339,11 +340,12 @@ def _with_headers(path: str, send: Send) -> Send:
 def page_policy() -> str:
     """The policy of pages: what Streamlit's frontend needs, and nothing of another site.
 
-    It sets styles as it runs and draws icons and downloads from memory; of scripts only its files
-    and the ones inside its own document run, which are named by their digests.
+    It sets styles as it runs and draws icons and downloads from memory; of scripts only its files,
+    the ones inside its own document and those of the pages run, which are named by their digests.
     """
     document = files("streamlit").joinpath("static", "index.html").read_text(encoding="utf-8")
-    scripts = [_script_digest(script) for script in _INLINE_SCRIPT.findall(document)]
+    inline_scripts = [*_INLINE_SCRIPT.findall(document), *PAGE_SCRIPTS]
+    scripts = [_script_digest(script) for script in inline_scripts]
     sources = {
         "default-src": ["'self'"],
         "script-src": ["'self'", "'wasm-unsafe-eval'", *scripts],

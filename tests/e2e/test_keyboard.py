@@ -141,6 +141,26 @@ def test_a_refusal_keeps_the_focus_and_what_is_typed_meanwhile_stays(page, addre
     assert focused(page) == "More limits"
 
 
+TITLE = "() => document.activeElement.tagName === 'H1' && document.activeElement.innerText"
+"""The title that has the focus."""
+
+
+def test_a_turned_page_gives_its_title_the_focus_and_its_first_box_the_next_tab(page, address):
+    open_step(page, address, "model", CHOSEN)
+    for press_on, role, step in (
+        ("Next", "button", "traffic"),
+        ("Next", "button", "hardware"),
+        ("Check", "link", "check"),
+    ):
+        page.get_by_role(role, name=press_on, exact=True).focus()
+        press(page, "Enter")
+        settled(page, PAGES[step])
+        page.wait_for_function(f"title => ({TITLE})() === title", arg=PAGES[step])
+        if step == "traffic":
+            press(page, "Tab")
+            assert focused(page) == "Kind of traffic"
+
+
 def test_a_chip_of_the_plan_opens_and_its_first_box_is_the_next_stop(page, address):
     open_step(page, address, "plan", f"{LLAMA_70B}&hardware.device=h100-sxm")
     tab_to(page, "Limits")
