@@ -74,7 +74,7 @@ def draw_page_link(pages: Mapping[str, Any], name: str, title: str) -> None:
 
 
 def draw_menu() -> None:
-    """What starts a request anew or takes an edit back, and what explains."""
+    """Draw what starts a request anew or takes an edit back, and what explains."""
     if st.button(
         "New",
         key="new",

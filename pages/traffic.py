@@ -16,9 +16,10 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import count_keeping
 from recipe_core.plans.splits import is_known
 from recipe_core.plans.training_settings import framework_choices, framework_limits
-from recipe_core.request.describe import goals_text, lengths_text
+from recipe_core.request.describe import lengths_text
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.views.glossary import field_help
+from recipe_core.views.verdict import further_goals_text
 
 ATTENTION = {
     "flash": "fused, the framework's choice",
@@ -321,7 +322,7 @@ with limits_column:
     with st.container(key="counted"):
         plan = None if common.hardware_is_open() else planned.planned_or_none()
     panel.draw_first_limits()
-    st.caption(common.escape(f"{goals_text(common.asked())}."))
+    st.caption(common.escape(f"{further_goals_text(common.asked())}."))
     with st.expander("More limits", icon=":material/tune:", key="more-limits"):
         panel.draw_further_goals()
         draw_limits(plan)

@@ -7,7 +7,6 @@ import re
 from recipe_core.base.errors import HardwareError
 from recipe_core.base.units import count_text, significant
 from recipe_core.hardware.cluster import chip_title, device_profile
-from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.presets import aims, request_aim
@@ -121,16 +120,6 @@ def limits_summary(request: PlanRequest) -> str:
         if (bound := limit.bound(limits)) is not None
     ]
     return ", ".join(texts) or "none stated"
-
-
-def goals_text(request: PlanRequest) -> str:
-    """How surely limits must hold, what is best among what keeps them, and the budget."""
-    aim = request_aim(request)
-    best = aims(request)[aim].title.lower() if aim else "weighted goals"
-    rate = request.objective.limits.usd_per_hour
-    budget = "no budget" if rate is None else f"at most ${rate * HOURS_PER_MONTH:,.0f} a month"
-    sure = f"{request.objective.required_confidence * 100:g} %"
-    return f"Limits must hold with {sure}; optimised for {best}; {budget}"
 
 
 def training_steps_text(workload: TrainingWorkload) -> str:

@@ -287,6 +287,14 @@ def goals_text(request: PlanRequest) -> str:
     return ", ".join(f"{goal} × {significant(weight, 2)}" for goal, weight in goals)
 
 
+def further_goals_text(request: PlanRequest) -> str:
+    """How surely limits must hold, what counts among what keeps them, and the budget."""
+    rate = request.objective.limits.usd_per_hour
+    budget = "no budget" if rate is None else f"at most {usd(rate * HOURS_PER_MONTH)} a month"
+    sure = f"{request.objective.required_confidence * 100:g} %"
+    return f"Limits must hold with {sure}; optimised for {goals_text(request).lower()}; {budget}"
+
+
 def split_formats_text(candidate: Mapping[str, Any]) -> str:
     """Number formats of a split: ``fp8 weights, bf16 cache``, or a precision of training."""
     if precision := candidate.get("precision"):

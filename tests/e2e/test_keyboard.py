@@ -166,6 +166,7 @@ def test_a_chip_of_the_plan_opens_and_its_first_box_is_the_next_stop(page, addre
     tab_to(page, "Limits")
     press(page, "Enter")
     page.get_by_role("textbox", name=TPOT, exact=True).filter(visible=True).wait_for()
+    settled(page, PLAN)
     for _ in range(2):  # past the limit on the first token
         press(page, "Tab")
     assert focused(page) == TPOT

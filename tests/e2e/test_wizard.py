@@ -69,7 +69,7 @@ def test_a_page_starts_at_its_top(page: Any, address: str) -> None:
     page.set_viewport_size({"width": 1280, "height": 300})
     open_step(page, address, "plan", f"{LLAMA_70B}&{CHOSEN}")
     for name, title in (("Ship it", PAGES["ship"]), ("Check", PAGES["check"]), ("Plan", PLAN)):
-        page.get_by_role("link", name="Evidence").last.scroll_into_view_if_needed()
+        page.locator(".st-key-foot").scroll_into_view_if_needed()
         page.wait_for_function(f"() => {SCROLLED} > 0")
         role = "button" if name == "Ship it" else "link"
         page.get_by_role(role, name=name, exact=True).first.evaluate("control => control.click()")
@@ -127,6 +127,7 @@ def test_a_simulation_shows_how_far_it_is_and_is_given_up_by_a_click(page, addre
 
 def test_a_profile_of_ones_own_is_started_from_uploaded_and_linked(page, address, tmp_path):
     open_step(page, address, "hardware", CHOSEN)
+    unfold(page, "More about the hardware")
     unfold(page, "Device not listed")
     text = saved(page, "Start from", tmp_path).read_text()
     (tmp_path / "mine.yaml").write_text(text.replace("value: 85520809984.0", "value: 64e9"))
@@ -248,7 +249,7 @@ def test_the_bar_moves_nothing_when_the_answer_changes(page, address, width, hei
         for button in ("Back", "Next", "Show the answer"):
             box = page.get_by_role("button", name=button).bounding_box()
             assert box["y"] + box["height"] <= height
-    assert len(places[0]) > 8
+    assert len(places[0]) > 6
     assert places[0] == places[1] == places[2]
 
 
