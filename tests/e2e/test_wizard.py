@@ -66,7 +66,7 @@ def test_back_and_forward_restore_choice_and_page(page: Any, address: str) -> No
 
 def test_a_page_starts_at_its_top(page: Any, address: str) -> None:
     """However far down the page before was read."""
-    page.set_viewport_size({"width": 1280, "height": 300})
+    page.set_viewport_size({"width": 1280, "height": 400})
     open_step(page, address, "plan", f"{LLAMA_70B}&{CHOSEN}")
     for name, title in (("Ship it", PAGES["ship"]), ("Check", PAGES["check"]), ("Plan", PLAN)):
         page.locator(".st-key-foot").scroll_into_view_if_needed()
