@@ -43,6 +43,16 @@ class Server:
         """Processor time of the server and of the processes that it started (seconds; Linux)."""
         return sum(map(_ticks, _family(self.process.pid))) / os.sysconf("SC_CLK_TCK")
 
+    def resident_bytes(self) -> dict[str, int]:
+        """Memory that the server, and its workers together, hold resident (Linux)."""
+        server, *workers = map(_resident_bytes, _family(self.process.pid))
+        return {"server": server, "workers": sum(workers)}
+
+
+def _resident_bytes(pid: int) -> int:
+    """Resident memory of a process, with what it shares with others."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
 
 def _ticks(pid: int) -> int:
     """Processor time of a process, in ticks of the clock."""

@@ -1,13 +1,12 @@
-"""Time from a moved slider to the charts that follow, page by page, without a browser.
+"""Processor time from an edit to the answer and its charts, lens by lens, without a browser.
 
 python benchmarks/edits.py [ROUNDS]      default 20
 
-Each round moves a limit (nothing is estimated again: the plan is cached but judged against the
-limit), the load (every split is estimated again) and the axes of the tradeoff. A round's values are
-new ones, so no plan comes from the cache. Prints one JSON object; the time is that of the script
-run up to what a page leaves for later, as the server would do it, with what it sends made but not
-sent. Alternatives are planned once all else is on the screen: ``later_median_s`` is theirs. It
-exits with 1 when the 95th percentile of any page is over its kind's LIMIT_S.
+Each round moves a limit (nothing is estimated again) and the load (every layout is). A round's
+values are new ones, so no plan comes from the cache. Prints one JSON object; the time is that of
+the script run, by a process that calculates itself, with what it sends made but not sent. Runners-
+up are planned once all else is on the screen: ``later_median_s`` is theirs, and part of the rest.
+It exits with 1 when the 95th percentile of any lens is over its kind's LIMIT_S.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import statistics
 import sys
 import time
@@ -30,6 +30,9 @@ LIMIT_S = {"serving": 0.25, "training": 0.4}
 LLAMA = {
     "model": "meta-llama/Llama-3.1-70B-Instruct",
     "hardware.nodes": "2",
+    "workload.concurrency": "64",
+    "objective.limits.ttft_ms": "2000",
+    "objective.limits.tpot_ms": "40",
     "pins": "vllm.bf16.bf16.tp8.pp1.dp1.ep1",
 }
 TRAINING = {
@@ -40,11 +43,11 @@ TRAINING = {
 }
 
 
-def opened(page: str, query: dict[str, str]) -> AppTest:
+def opened(lens: str, query: dict[str, str]) -> AppTest:
     app = AppTest.from_file(str(shipped_path("pages") / "_entry.py"), default_timeout=60)
-    app.query_params.update(query)
+    app.query_params.update(query | {"lens": lens})
     app.run()
-    return app.switch_page(page).run()
+    return app.switch_page("plan.py").run()
 
 
 def edit(app: AppTest, field: str, value: object) -> Callable[[], object]:
@@ -61,45 +64,38 @@ LATER: list[float] = []
 
 
 def timed(run: Callable[[], object]) -> float:
-    """Seconds of a run, without what it leaves for later."""
-    start, later_before = time.perf_counter(), len(LATER)
+    """Seconds of processor time of a run."""
+    start = time.process_time()
     run()
-    return time.perf_counter() - start - sum(LATER[later_before:])
+    return time.process_time() - start
 
 
 def watch_later() -> None:
     """Take the time of what pages draw after themselves, from the first opened page on."""
-    common: Any = sys.modules["_common"]
-    draw = common.draw_later
+    work: Any = sys.modules["_work"]
+    draw = work.draw_later
     if draw.__name__ == "watched":
         return
 
     def watched() -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         draw()
-        LATER.append(time.perf_counter() - start)
+        LATER.append(time.process_time() - start)
 
-    common.draw_later = watched
+    work.draw_later = watched
 
 
 def rounds(
-    page: str,
-    query: dict[str, str],
-    view: str | None,
-    moves: list[tuple[str, itertools.count[float]]],
-    n: int,
+    lens: str, query: dict[str, str], moves: list[tuple[str, itertools.count[float]]], n: int
 ) -> list[float]:
-    app = opened(page, query)
+    app = opened(lens, query)
     watch_later()
-    if view:
-        app.session_state["views"] = view
-        app.run()
     seconds = []
     for _, (field, values) in itertools.product(range(n), moves):
         value = next(values)
         seconds.append(timed(edit(app, field, int(value) if float(value).is_integer() else value)))
         if app.exception:
-            raise SystemExit(f"{page}: {app.exception[0].message}")
+            raise SystemExit(f"{lens}: {app.exception[0].message}")
     return seconds
 
 
@@ -119,14 +115,13 @@ def training_moves() -> list[tuple[str, itertools.count[float]]]:
 
 def main() -> None:
     logging.disable(logging.WARNING)
+    os.environ["RECIPE_BUILDER_WORKERS"] = "0"
     n = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+    moves = serving_moves()  # one lens goes on where the other ended: plans are cached
     cases = {
-        "objective": ("objective.py", LLAMA, None, serving_moves()),
-        **{
-            f"compare, {view}": ("compare.py", LLAMA, view, serving_moves())
-            for view in ("Memory", "Time", "Load", "Sensitivity")
-        },
-        "compare training, Memory": ("compare.py", TRAINING, "Memory", training_moves()),
+        "layouts": ("layouts", LLAMA, moves),
+        "why": ("why", LLAMA, moves),
+        "training, layouts": ("layouts", TRAINING, training_moves()),
     }
     answer, slow = {}, False
     for name, case in cases.items():

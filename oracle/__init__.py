@@ -221,7 +221,7 @@ def _method(setting: Setting, rank: Rank, wide: str, tp: int, dp: int, ep: int) 
         sentences.append(f"Added to that plan, as engines split: {', '.join(rank.added)}.")
     if rank.repeated_kv:
         sentences.append(
-            f"transformers cannot split the KV heads over tp {tp}: K and V were built with one "
+            f"transformers cannot split the KV heads over TP {tp}: K and V were built with one "
             "head per rank, as engines replicate them."
         )
     if rank.gathered:

@@ -144,7 +144,7 @@ def _share_groups(model: nn.Module, tp: int) -> None:
         return
     if groups % tp:
         raise InputError(
-            f"{groups} output groups are not divisible by tp {tp}.", field="candidate.tp"
+            f"{groups} output groups are not divisible by TP {tp}.", field="candidate.tp"
         )
     config.o_groups = groups // tp
     for module in model.modules():

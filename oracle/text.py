@@ -12,7 +12,9 @@ ROLES = ("parameters", "gradients", "optimizer", "gathered", "activations", "tem
 
 def trace_text(traced: dict[str, Any]) -> str:
     """The traced bytes, how far the formulas are from them, and what was built."""
-    off = {name: f" (formula {share:+.2%})" for name, share in traced["differences"].items()}
+    off = {
+        name: f" (formula {100 * share:+.2f} %)" for name, share in traced["differences"].items()
+    }
     weights, peak = gib(traced["weights_bytes"]), gib(traced["activations_peak_bytes"])
     token = f"{traced['kv_bytes_per_token']:,.0f} B in {traced['kv_dtype']}"
     request, seconds = gib(traced["kv_request_bytes"]), f"{traced['seconds']:g}"
@@ -38,7 +40,7 @@ def training_trace_text(traced: dict[str, Any]) -> str:
     for i, stage in enumerate(traced["stages"]):
         off = differences.get(f"peak_memory_stage_{i}", differences["peak_memory"])
         out.append(
-            f"  stage {i}  {gib(stage['peak_bytes'])} (formula {off:+.2%}): "
+            f"  stage {i}  {gib(stage['peak_bytes'])} (formula {100 * off:+.2f} %): "
             f"{stage['phase']}, {traced['layers'][i]} layers"
         )
         parts = [
@@ -54,7 +56,7 @@ def training_trace_text(traced: dict[str, Any]) -> str:
         if sent:
             out.append(f"           exchanged per step: {', '.join(sent)}")
     traffic = [
-        f"{name.removesuffix('_traffic')} {share:+.2%}"
+        f"{name.removesuffix('_traffic')} {100 * share:+.2f} %"
         for name, share in differences.items()
         if name.endswith("_traffic")
     ]

@@ -343,7 +343,7 @@ def _must_be_traceable(estimates: TrainingEstimates, row: int) -> None:
     ]
     if broken:
         raise InputError(
-            f"the split cannot run: {broken[0]}.", field="trace", hint="Trace a split that can."
+            f"the layout cannot run: {broken[0]}.", field="trace", hint="Trace a layout that can."
         )
     for field, odd, traced in _limits(estimates.setting, estimates.cases.take([row])):
         if odd is not None:
@@ -392,8 +392,8 @@ def _split_limits(cases: TrainingCases) -> Iterator[tuple[str, Any, str]]:
     c = {name: int(getattr(cases, name)[0]) for name in names}
     m, schedule = int(cases.micro_batches[0]), SCHEDULES[c["schedule"]]
     piped = int(cases.pp[0]) > 1
-    yield "cp", c["cp"] if c["cp"] > 1 else None, "splits without context parallelism"
-    yield "ep", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
+    yield "CP", c["cp"] if c["cp"] > 1 else None, "layouts without context parallelism"
+    yield "EP", c["ep"] if c["ep"] > 1 else None, "experts that every rank computes"
     yield "offload", OFFLOADS[c["offload"]] if c["offload"] else None, "states on devices"
     yield "recompute_layers", c["recompute_layers"] or None, "all layers recomputed alike"
     yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.request.edit import shared_candidate
@@ -34,18 +34,18 @@ def screen_link_query() -> dict[str, str]:
     stay in the session alone.
     """
     outside = st.session_state.get("outside", Outside())
-    current = common.asked()
-    if outside.split and outside.split == common.selected_key():
+    current = session.asked()
+    if outside.split and outside.split == session.selected_key():
         current = current.model_copy(update={"candidate": shared_candidate(current)})
-    inside = [pin for pin in common.pins() if pin not in outside.pins]
-    if common.hardware_is_open():
+    inside = [pin for pin in session.pins() if pin not in outside.pins]
+    if session.hardware_is_open():
         query = link_query(current, inside)
-        query = {name: text for name, text in query.items() if not common.states_hardware([name])}
+        query = {name: text for name, text in query.items() if not session.states_hardware([name])}
     else:
         query = query_of(current, inside)
-    query |= market_query(common.current_market())
-    lens, first = common.current_lens(), next(iter(common.LENSES))
-    return {**query, **({} if lens == first else {"lens": lens}), **shelf_query(common.shelf())}
+    query |= market_query(session.current_market())
+    lens, first = session.current_lens(), next(iter(session.LENSES))
+    return {**query, **({} if lens == first else {"lens": lens}), **shelf_query(session.shelf())}
 
 
 def query_of(request: PlanRequest, keys: Sequence[str] = ()) -> dict[str, str]:
@@ -55,7 +55,7 @@ def query_of(request: PlanRequest, keys: Sequence[str] = ()) -> dict[str, str]:
     find it.
     """
     query = link_query(request, list(keys))
-    if not common.states_hardware(query):
+    if not session.states_hardware(query):
         query["hardware.device"] = request.hardware.device_name
     return query
 
@@ -73,16 +73,18 @@ def read_url() -> None:
     if "request" in state and (edited or not query or query == state.get("written")):
         return  # ours, a click in the navigation, or an edit the address does not show yet
     state["request"], ignored = from_query(query)
-    state["pins"], bad_pins = read_pins(query.get("pins", ""), common.MAX_PINS)
+    if not states_request(query):
+        state["request"] = session.new_request()
+    state["pins"], bad_pins = read_pins(query.get("pins", ""), session.MAX_PINS)
     state["market"], bad_market = market_of(query)
     state["kept"], bad_kept = shelf_of(query)
     state["ignored"] = [*ignored, *bad_pins, *bad_market, *bad_kept]
     state["lens"] = query.get("lens")
     for name in ("outside", "looked", "found", "undoable"):
         state.pop(name, None)
-    state["hardware-open"] = not common.states_hardware(query)
-    if common.hardware_is_open() and not any(name.startswith(AIMS) for name in query):
-        state["request"] = common.by_cost(state["request"])
+    state["hardware-open"] = not session.states_hardware(query)
+    if session.hardware_is_open() and not any(name.startswith(AIMS) for name in query):
+        state["request"] = session.by_cost(state["request"])
 
 
 def write_url() -> None:

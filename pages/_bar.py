@@ -38,7 +38,7 @@ class Bar:
             with st.container(
                 horizontal=True, width="content", vertical_alignment="center", gap="xsmall"
             ):
-                self.details = st.popover("Why?", key="details")
+                self.details = st.container(width="content")
                 draw_back_step(steps, number)
                 draw_forward_step(steps, number)
                 draw_answer_step(answer_page)
@@ -47,9 +47,17 @@ class Bar:
             draw_answer(self.answer)
 
     def finish(self) -> None:
-        """Fill the details, after the page."""
-        with self.details:
-            verdicts.draw_explanation(self.answer)
+        """Fill the details of what is wrong or in doubt, after the page."""
+        if explains(self.answer):
+            with self.details, st.popover("Why?", key="details"):
+                verdicts.draw_explanation(self.answer)
+
+
+def explains(answer: verdicts.Answer) -> bool:
+    """Return whether an answer needs more words than the line: it is refused, or in doubt."""
+    if answer is None or isinstance(answer, RecipeError):
+        return answer is not None
+    return answer[1].state != "holds" or answer[1].doubtful
 
 
 def turn_page(page: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import _common as common
+import _session as session
 import pandas as pd
 import streamlit as st
 from pandas.io.formats.style import Styler
@@ -66,8 +67,8 @@ def column_config(plan: Plan) -> dict[str, object]:
             help=plan.measures["used"].help,
         )
     # names of training splits are long
-    width = 330 if common.asks_for_training() else None
-    split = st.column_config.TextColumn("Split", pinned=True, width=width)
+    width = 330 if session.asks_for_training() else None
+    split = st.column_config.TextColumn("Layout", pinned=True, width=width)
     front = st.column_config.TextColumn(
         "Front", width="small", help=f"{FRONT}: {term_help('front')}"
     )

@@ -23,12 +23,10 @@ from recipe_core.plans.plan_json import device_basis, measure_text
 from recipe_core.plans.splits import row_request
 from recipe_core.targets.by_hand import start_command
 from recipe_core.views.by_device import device_columns, factor_sentence, plan_by_device
-from recipe_core.views.decision import left_out_sentence, runner_up
-from recipe_core.views.plan_decision import Decision, describe_decision
+from recipe_core.views.decision import Decision, describe_decision, left_out_sentence, runner_up
 from recipe_core.views.plan_words import (
     confidence_prices_text,
     likely_text,
-    plan_band_text,
     shown_limit,
 )
 from recipe_core.views.size_view import size_verdict
@@ -70,7 +68,7 @@ def draw_subject(decision: Decision) -> None:
 
 
 def draw_figures(plan: Plan, row: int) -> None:
-    """Three figures with their likely ranges and limits."""
+    """Three figures with their likely ranges and limits, and what the ranges mean."""
     with st.grid(FIGURES, min_column_width=150):
         for name in main_figures(plan, row, FIGURES):
             text, measure = measure_text(plan, name, row), plan.measures[name]
@@ -81,28 +79,22 @@ def draw_figures(plan: Plan, row: int) -> None:
                 delta_color="off",
                 delta_arrow="off",
                 border=True,
-                help=about_figure(plan, name, row),
                 height="stretch",
             )
+    st.caption(
+        common.escape(
+            f"Ranges: eight of ten measured runs are expected there. "
+            f"The device is {device_basis(plan)}."
+        )
+    )
 
 
 def below_figure(plan: Plan, name: str, row: int) -> str:
     """The likely range of a figure, and its limit."""
-    likely, bound = likely_text(plan, name, row, unit=False), shown_limit(plan, name)
+    likely, bound = likely_text(plan, name, row), shown_limit(plan, name)
     measure = plan.measures[name]
     limit = "" if bound is None else f"limit {measure.show(bound / measure.factor)}"
     return ", ".join(filter(None, [likely, limit]))
-
-
-def about_figure(plan: Plan, name: str, row: int) -> str:
-    """Say what a figure means, its exact value, and where measured runs are expected."""
-    measure, band = plan.measures[name], plan_band_text(plan, name, row)
-    exact = f"{plan.values(name)[row]:.6g} {measure.unit.symbol}".strip()
-    sentences = [measure.title, measure.help.rstrip(".")]
-    sentences.append(f"Computed: {exact}; the device is {device_basis(plan)}")
-    if band:
-        sentences.append(f"Eight of ten measured runs are expected between {band}")
-    return common.escape(". ".join(sentences) + ".")
 
 
 def draw_certainty(plan: Plan, *, hardware_found: bool) -> None:
@@ -135,12 +127,15 @@ def draw_actions(plan: Plan, row: int) -> None:
     if st.button("Ship it", key="ship", type="primary", icon=":material/inventory_2:"):
         st.switch_page("ship.py", query_params=address.screen_link_query())
     common.keep_button(row_request(plan, row), "keep")
-    with st.popover("Command", icon=":material/terminal:"):
+
+    def draw_command() -> None:
         try:
             widgets.code(start_command(plan, row, folders=folders_allowed()))
             st.caption("Of the first process. Ship has every process, file, check and target.")
         except RecipeError as error:
             st.warning(common.escape(error), icon=":material/block:")
+
+    common.draw_opened("Command", "card-command", draw_command, icon=":material/terminal:")
 
 
 def draw_what_changes(plan: Plan, decision: Decision) -> None:

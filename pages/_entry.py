@@ -43,6 +43,9 @@ import _work as work  # noqa: E402
 linked = "request" not in st.session_state and address.states_request(st.query_params)
 address.read_url()
 name = next(name for name, listed_page in PAGES.items() if listed_page is page)
+turns = st.session_state.setdefault("turns", 0)
+if st.session_state.get("page") not in (None, name):
+    st.session_state["turns"] = turns + 1
 st.session_state["page"] = name
 if linked and name == "home.py":  # a link of the time when the first page asked for the model
     st.session_state["edited"] = True  # the link is read, and what it says wrong is not yet shown
@@ -60,7 +63,10 @@ try:
             widgets.show_notice()
         with st.container(key="body"):
             page.run()
-            header.draw_page_foot()
+            if foot is None:
+                header.draw_page_foot()
+        if turns != st.session_state["turns"]:
+            header.focus_title(turns)
 finally:  # also where the page fails: the details say what is wrong with the request, if it is that
     if foot is not None:
         foot.finish()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import _common as common
+import _session as session
 import plotly.graph_objects as go
 import streamlit as st
 
@@ -17,15 +18,17 @@ PICTURE = "picture-format"
 
 def chart_config(subject: str) -> dict[str, Any]:
     """Return how a chart's camera saves it: as chosen, in a file named after the request."""
-    picture = st.session_state.get(PICTURE) or exports.PICTURES[0]
-    return exports.picture_config(exports.file_name(common.request(), subject), picture)
+    picture = st.session_state.get(f"{PICTURE}-{subject}") or exports.PICTURES[0]
+    return exports.picture_config(exports.file_name(session.request(), subject), picture)
 
 
 def chart_menu(subject: str, figure: Callable[[], go.Figure]) -> None:
     """The picture's format, and the chart as HTML, which ``figure`` draws on click."""
-    name = exports.file_name(common.request(), subject)
+    name = exports.file_name(session.request(), subject)
     with st.popover("Export", icon=":material/download:"):
-        common.pick_one("Picture format", exports.PICTURES, PICTURE, format_func=str.upper)
+        common.pick_one(
+            "Picture format", exports.PICTURES, f"{PICTURE}-{subject}", format_func=str.upper
+        )
         st.caption("The camera at the chart's upper right corner saves the picture.")
         st.download_button(
             "Interactive chart (HTML)",
@@ -55,5 +58,5 @@ def table_buttons(key: str, name: str, frame: Callable[[], Any]) -> None:
 
 def table_menu(subject: str, frame: Callable[[], Any]) -> None:
     with st.popover("Export", icon=":material/download:"):
-        st.caption("The splits that pass the filters, with the ends of likely ranges.")
-        table_buttons(subject, exports.file_name(common.request(), subject), frame)
+        st.caption("The layouts that pass the filters, with the ends of likely ranges.")
+        table_buttons(subject, exports.file_name(session.request(), subject), frame)

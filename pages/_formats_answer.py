@@ -1,4 +1,4 @@
-"""The answer of the page Formats: judged by the server's workers, and cached."""
+"""The answer of the lens on formats: judged by the server's workers, and cached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import _common as common
+import _session as session
 import _work as work
 from cachetools import LRUCache
 
@@ -28,7 +28,7 @@ def judge_formats(request: PlanRequest) -> Json:
         RecipeError: where there is nothing to judge.
     """
     text = json.dumps(request.to_json())
-    key = (text, common.inputs_digest(), folders_allowed(), str(current_day()))
+    key = (text, session.inputs_digest(), folders_allowed(), str(current_day()))
     with _lock:
         cached = _answers.get(key)
     if cached is not None:
@@ -38,7 +38,7 @@ def judge_formats(request: PlanRequest) -> Json:
         formats_answer,
         json.loads(text),
         folders=key[2],
-        simulated_what="",
+        simulated_noun="",
     )
     with _lock:
         _answers[key] = judged

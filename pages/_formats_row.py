@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import _common as common
+import _session as session
 import pandas as pd
 import streamlit as st
 
@@ -20,9 +21,9 @@ def draw_format_row(row: Row, answer: Row) -> None:
         title = common.escape(view.technique_title(row))
         st.markdown(f"**{title}**: {common.escape(row['effect'])}")
         lines = [
-            row["why"],
+            view.reason_text(row),
             *row["notes"],
-            *_engine_support_lines(support),
+            view.support_text(row),
             view.checkpoint_sentence(row),
             view.weights_text(row, answer),
             row["accuracy"]["basis"],
@@ -37,14 +38,6 @@ def draw_format_row(row: Row, answer: Row) -> None:
             st.caption(common.escape(f"Checkpoints of the catalog that are it: {names}"))
         draw_published_figures(row)
         draw_use_format(row, "formats-use")
-
-
-def _engine_support_lines(support: Row) -> list[str]:
-    """Say what the engine says, and from which version."""
-    words = f"“{support['words']}”" if support["words"] else ""
-    version = f"from version {support['min_version']}" if support["min_version"] else ""
-    text = " ".join(filter(None, [words, version]))
-    return [text] if text else []
 
 
 def draw_published_figures(row: Row) -> None:
@@ -87,4 +80,4 @@ def draw_use_format(row: Row, key: str, *, main: bool = False) -> None:
 
 def _take(fields: dict[str, Any]) -> None:
     """Make it the request's format: the layout is left to the ranking again."""
-    common.apply_changes({**fields, "candidate": common.shared_fields()}, undo="another format")
+    session.apply_changes({**fields, "candidate": session.shared_fields()}, undo="another format")

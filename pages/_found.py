@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import _common as common
+import _session as session
 import _size_answer as sizing
 import _size_later as later
 import streamlit as st
@@ -24,19 +26,24 @@ def sized_request() -> SizeRequest:
     Raises:
         RecipeError: naming the field that is wrong.
     """
-    request = common.asked()
+    request = session.asked()
     goal = sized_goal(request)
-    return size_request(request, common.current_market(), goal, **later.stated_parts())
+    return size_request(request, session.current_market(), goal, **later.stated_parts())
 
 
 def draw_sizing_problem(place: Any, error: RecipeError) -> None:
     """Say why nothing can be sized; what is wrong with the model itself, the page's answer says."""
     try:
-        common.model()
+        session.model()
     except RecipeError:
         place.empty()
     else:
         place.error(common.escape(error), icon=":material/error:")
+
+
+def draw_progress(place: Any, part: Json) -> None:
+    text = f"Sized {part['sized']} of {part['of']} devices"
+    place.progress(part["sized"] / part["of"], text=text)
 
 
 def find_hardware() -> Json | None:
@@ -47,16 +54,13 @@ def find_hardware() -> Json | None:
     place = st.empty()
     try:
         request = sized_request()
-        for answer in sizing.sizing_answers(request):
-            if "sized" in answer and answer["sized"] < answer["of"]:
-                text = f"Sized {answer['sized']} of {answer['of']} devices"
-                place.progress(answer["sized"] / answer["of"], text=text)
+        answer = sizing.find_sizing(request, partial(draw_progress, place))
     except RecipeError as error:
         st.session_state["found"] = None
         draw_sizing_problem(place, error)
         return None
     place.empty()
-    best, open_request = answer.get("best"), common.asked()
+    best, open_request = answer.get("best"), session.asked()
     st.session_state["found"] = (
         None if best is None else change(open_request, take_size_row(open_request, request, best))
     )

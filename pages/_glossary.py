@@ -1,4 +1,4 @@
-"""The glossary, opened from the foot of every page; help texts come from the same words."""
+"""The glossary, opened from the menu of every page; help texts come from the same words."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import _common as common
 import streamlit as st
 
 from recipe_core.views.glossary import Term, glossary
-
-
-def draw_glossary_button() -> None:
-    if st.button("Glossary", key="glossary", icon=":material/menu_book:", type="tertiary"):
-        show_glossary()
 
 
 @st.dialog("Glossary", width="large")

@@ -5,6 +5,8 @@ import _common as common
 import _formats_answer as judging
 import _formats_row as details
 import _numbers as numbers
+import _session as session
+import _widgets as widgets
 import _workload as asking
 import streamlit as st
 
@@ -15,17 +17,6 @@ from recipe_core.views.charts.formats import accuracy_against
 from recipe_core.views.glossary import term_help
 
 HELD = {"ratio": "Against the base", "value": "Values"}
-
-
-def draw_training_notice() -> None:
-    st.info(
-        "This lens is about models that are served. A training run has one format, which its "
-        "recipe states.",
-        icon=":material/info:",
-    )
-    common.edit_button(
-        "Serve this model", "formats-serve", {"workload.kind": "serving"}, ":material/dns:"
-    )
 
 
 def draw_accuracy_limit() -> None:
@@ -102,7 +93,7 @@ def draw_tile(title: str, text: str, below: str) -> None:
 
 @st.fragment
 def draw_accuracy_chart(answer: judging.Json) -> None:
-    common.follow_edit()
+    session.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         name = st.selectbox(
             "Against",
@@ -135,7 +126,7 @@ def draw_accuracy_chart(answer: judging.Json) -> None:
 def chosen_split(key: str) -> str:
     """Return whether techniques are on the base's split, or each on its own best."""
     about = (
-        "The split of the base shows what the format alone does; its best split, what it makes "
+        "The layout of the base shows what the format alone does; its best layout, what it makes "
         "possible, such as fewer devices"
     )
     return str(common.pick_one("On", view.SPLITS, key, help=about))
@@ -143,7 +134,7 @@ def chosen_split(key: str) -> str:
 
 @st.fragment
 def draw_technique_table(answer: judging.Json) -> None:
-    common.follow_edit()
+    session.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         split = chosen_split("formats-table-split")
         figures = common.pick_one("Figures", HELD, "formats-figures")
@@ -198,12 +189,16 @@ def draw_smaller_models(answer: judging.Json) -> None:
 
 def draw_formats() -> None:
     """Every number format and technique of compression for the same request."""
-    if common.asks_for_training():
-        draw_training_notice()
+    if session.asks_for_training():
+        widgets.draw_serving_only(
+            "This lens is about models that are served. A training run has one format, which its "
+            "recipe states.",
+            "formats-serve",
+        )
         return
     draw_accuracy_limit()
     try:
-        answer = judging.judge_formats(common.request())
+        answer = judging.judge_formats(session.request())
         draw_best_format(answer)
         st.caption(common.escape(view.base_sentence(answer)))
         draw_technique_table(answer)

@@ -6,6 +6,7 @@ from typing import Any
 import _common as common
 import _found as found
 import _panels as panels
+import _session as session
 import _size_answer as sizing
 import _size_later as later
 import _size_result as result
@@ -19,7 +20,7 @@ Json = Mapping[str, Any]
 def draw_devices(sized: Json | None) -> None:
     """Devices with their numbers, cost and certainty; ``sized``: the answer where it is there."""
     st.caption("Every device of the market for the same request; take one, and the plan is on it.")
-    if not common.hardware_is_open():  # else the chip on top asks
+    if not session.hardware_is_open():  # else the chip on top asks
         with st.container(horizontal=True):
             panels.draw_market_switches()
     try:
@@ -34,9 +35,11 @@ def draw_devices(sized: Json | None) -> None:
 def draw_sizing(request: Any) -> Json:
     """The answer over all devices, drawn part by part while it is worked out."""
     place = st.empty()
-    for answer in sizing.sizing_answers(request):
-        if "sized" in answer and answer["sized"] < answer["of"]:
-            with place.container():
-                result.draw_partial_sizing(answer)
+
+    def draw_part(part: Json) -> None:
+        with place.container():
+            result.draw_partial_sizing(part)
+
+    answer = sizing.find_sizing(request, draw_part)
     place.empty()
     return answer

@@ -1,11 +1,13 @@
 """The lens on layouts: the chart of what they trade, the table of all, and those refused."""
 
+from functools import partial
 from typing import Any
 
 import _common as common
 import _export as export
 import _lens_why as why
 import _planned as planned
+import _session as session
 import _table as table
 import streamlit as st
 
@@ -26,12 +28,12 @@ from recipe_core.views.plan_words import (
 WHY_NOT = "Why not the others?"
 
 
-def pin_clicked() -> None:
-    """Pin what was clicked in the chart; the chart is drawn anew, which clears its selection."""
-    for point in st.session_state["frontier"]["selection"]["points"]:
+def pin_clicked(chart: str) -> None:
+    """Pin what was clicked in a chart, which is drawn anew: that clears its selection."""
+    for point in st.session_state[chart]["selection"]["points"]:
         custom = point.get("customdata")
         if custom and split_key.key_split(str(custom[0])) is not None:
-            common.toggle_pin(str(custom[0]))
+            session.toggle_pin(str(custom[0]))
 
 
 def pick_axes(plan: Plan) -> tuple[str, str]:
@@ -70,44 +72,55 @@ def colour_by(plan: Plan) -> str:
     return name or names[0]
 
 
-CHARTS = {"frontier": "Frontier", "tradeoff": "Any two figures"}
+@st.fragment
+def draw_frontier(plan: Plan, row: int | None) -> None:
+    """Draw what each device gives a user and in all; without a layout, any two figures of all."""
+    session.follow_edit()
+    if row is None:
+        draw_tradeoff(plan)
+        return
+    pins = list(session.pins())
+    draw_chart(
+        "frontier",
+        frontier_figure(plan, row, pins=pins, dark=common.dark()),
+        "What each device gives a user and in all, with the limit and the chosen layout",
+    )
+    with st.container(horizontal=True, vertical_alignment="center"):
+        st.caption(
+            "Click a mark to pin its layout, or tick rows under Layouts. "
+            f"Up to {session.MAX_PINS} pins are compared.",
+            width="stretch",
+        )
+        export.chart_menu("frontier", lambda: frontier_figure(plan, row, pins=pins))
+
+
+def draw_chart(key: str, figure: Any, alt: str) -> None:
+    """Draw a chart whose marks can be clicked."""
+    st.plotly_chart(
+        figure,
+        key=key,
+        on_select=partial(pin_clicked, key),
+        selection_mode="points",
+        config=export.chart_config(key),
+        alt=alt,
+    )
 
 
 @st.fragment
-def draw_frontier(plan: Plan, row: int | None) -> None:
-    """Draw what layouts trade, by click; another chart leaves the rest of the page as it is."""
-    common.follow_edit()
+def draw_tradeoff(plan: Plan) -> None:
+    """Draw all layouts over two figures of the reader's choice."""
+    session.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        kind = common.pick_one("Chart", CHARTS, "chart", label_visibility="collapsed")
-        pins = list(common.pins())
-        if kind == "frontier" and row is not None:
-            export.chart_menu("frontier", lambda: frontier_figure(plan, row, pins=pins))
-            figure = frontier_figure(plan, row, pins=pins, dark=common.dark())
-            alt = "What each device gives a user and in all, with the limit and the chosen layout"
-        else:
-            with st.popover("Axes and colours", icon=":material/tune:"):
-                x, y = pick_axes(plan)
-                by = colour_by(plan)
-                bands = st.toggle(
-                    "Likely ranges", value=True, key="tradeoff-ranges", persist_state="session"
-                )
-            settings: dict[str, Any] = {"pins": pins, "by": by, "bands": bands}
-            export.chart_menu("tradeoff", lambda: tradeoff(plan, x, y, **settings))
-            figure = tradeoff(plan, x, y, dark=common.dark(), **settings)
-            measured = " against ".join(plan.measures[name].title.lower() for name in (x, y))
-            alt = f"{measured} for {len(plan)} layouts; {split_states_text(plan)}.".capitalize()
-    st.plotly_chart(
-        figure,
-        key="frontier",
-        on_select=pin_clicked,
-        selection_mode="points",
-        config=export.chart_config(kind),
-        alt=alt,
-    )
-    st.caption(
-        "Click a mark to pin its layout, or tick rows under Layouts. "
-        f"Up to {common.MAX_PINS} pins are compared."
-    )
+        x, y = pick_axes(plan)
+        by = colour_by(plan)
+        bands = st.toggle(
+            "Likely ranges", value=True, key="tradeoff-ranges", persist_state="session"
+        )
+        settings: dict[str, Any] = {"pins": list(session.pins()), "by": by, "bands": bands}
+        export.chart_menu("tradeoff", lambda: tradeoff(plan, x, y, **settings))
+    measured = " against ".join(plan.measures[name].title.lower() for name in (x, y))
+    alt = f"{measured} for {len(plan)} layouts; {split_states_text(plan)}.".capitalize()
+    draw_chart("tradeoff", tradeoff(plan, x, y, dark=common.dark(), **settings), alt)
 
 
 def split_states_text(plan: Plan) -> str:
@@ -124,8 +137,8 @@ def split_states_text(plan: Plan) -> str:
 
 def draw_pins(plan: Plan) -> None:
     """Pinned splits side by side, each with its figures and buttons to use or remove it."""
-    with st.grid(common.MAX_PINS):
-        for key in common.pins():
+    with st.grid(session.MAX_PINS):
+        for key in session.pins():
             with st.container(border=True, height="stretch"):
                 draw_pinned_split(plan, key)
 
@@ -135,7 +148,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
     fits = row is not None and plan.feasible[row]
     if row is None:
         name = split_key.split_name(split_key.key_split(key))
-        st.markdown(f"**{common.escape(name)}** is no longer a split of this plan.")
+        st.markdown(f"**{common.escape(name)}** is no longer a layout of this plan.")
         st.caption("The link omits it.")
     elif fits:
         st.markdown(
@@ -152,7 +165,7 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
             "Use this layout",
             key=f"use-{key}",
             icon=":material/check:",
-            on_click=common.select,
+            on_click=session.select,
             args=(key,),
         ):
             st.rerun()
@@ -166,17 +179,24 @@ def draw_pinned_split(plan: Plan, key: str) -> None:
             key=f"unpin-{key}",
             icon=":material/keep_off:",
             type="tertiary",
-            on_click=common.toggle_pin,
+            on_click=session.toggle_pin,
             args=(key,),
         )
 
 
 def draw_layouts(plan: Plan) -> None:
     """Every layout that runs, best first, those that are pinned, and why others are refused."""
-    if common.pins():
+    if session.pins():
         draw_pins(plan)
     if plan.best_row is not None:
         table.draw_ranked_splits(plan)
+        common.draw_opened(
+            "Any two figures of all layouts",
+            "tradeoff-part",
+            partial(draw_tradeoff, plan),
+            st.expander,
+            icon=":material/scatter_plot:",
+        )
     with st.expander(WHY_NOT, icon=":material/block:", key="why-not", on_change="rerun") as refused:
         if refused.open or plan.best_row is None:
             why.why_not(plan)

@@ -5,23 +5,14 @@ import _over_time_answer as simulating
 import _over_time_goal as goal
 import _over_time_load as loads
 import _over_time_result as result
+import _session as session
+import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.background import Background
 from recipe_core.request.scaling import POLICIES
 from recipe_core.views.over_time import policy_title
-
-
-def draw_no_simulation() -> None:
-    st.info(
-        "This lens is about serving: requests come over time, and replicas follow them. A training "
-        "run has no such load.",
-        icon=":material/info:",
-    )
-    common.edit_button(
-        "Serve this model", "over-time-serve", {"workload.kind": "serving"}, ":material/dns:"
-    )
 
 
 def draw_simulation_form() -> None:
@@ -66,7 +57,7 @@ def follow_simulation(task: Background) -> None:
 
 
 def draw_simulated_answer(policies: list[str]) -> None:
-    question = simulating.simulation_question(common.request(), loads.current_load(), policies)
+    question = simulating.simulation_question(session.request(), loads.current_load(), policies)
     key = simulating.simulation_key(question)
     simulated = simulating.find_simulated(key)
     st.button(
@@ -92,8 +83,12 @@ def draw_simulated_answer(policies: list[str]) -> None:
 
 def draw_over_time() -> None:
     """Replicas that follow a load over time, by policy."""
-    if common.asks_for_training():
-        draw_no_simulation()
+    if session.asks_for_training():
+        widgets.draw_serving_only(
+            "This lens is about serving: requests come over time, and replicas follow them. A "
+            "training run has no such load.",
+            "over-time-serve",
+        )
         return
     draw_simulation_form()
     try:

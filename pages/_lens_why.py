@@ -8,6 +8,7 @@ from typing import Any
 import _common as common
 import _export as export
 import _planned as planned
+import _session as session
 import _work as work
 import streamlit as st
 
@@ -26,7 +27,7 @@ def look_closer(plan: Plan) -> None:
 
     Only the open tab is computed, and the rest of the page stays as it is.
     """
-    common.follow_edit()
+    session.follow_edit()
     row = nearest_row(plan) if plan.best_row is None else pick_row(plan)
     if row is None:
         return
@@ -56,7 +57,7 @@ def pick_row(plan: Plan) -> int:
 
 def show_view(view: View, plan: Plan, row: int) -> None:
     measure = pick_measure(view, plan)
-    focus = Focus(plan, row, tuple(common.pins()), measure=measure, dark=common.dark())
+    focus = Focus(plan, row, tuple(session.pins()), measure=measure, dark=common.dark())
     with work.limit_page_time():
         show_items(plan, list(view.draw(focus)))
 
@@ -139,7 +140,7 @@ def why_not(plan: Plan) -> None:
             "why": st.column_config.TextColumn("Why not", width=900),
             "kind": st.column_config.TextColumn("Rule", width="medium"),
         },
-        alt=f"{len(refused)} refused splits with their reasons",
+        alt=f"{len(refused)} refused layouts with their reasons",
     )
     if number > len(refused):
         st.caption(f"The {len(refused):,} of {number:,} with the fewest problems.")
@@ -172,6 +173,6 @@ def show_fixes(plan: Plan, row: int) -> None:
                     common.escape(label),
                     key=f"fix-{n}",
                     icon=":material/keep:" if nearest else ":material/build:",
-                    on_click=common.toggle_pin if nearest else common.apply_changes,
+                    on_click=session.toggle_pin if nearest else session.apply_changes,
                     args=(change.key,) if nearest else (change.fields,),
                 )

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 import _address as address
 import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.request.link import link_omissions
@@ -28,7 +29,7 @@ def fill_link_menu(place: Any) -> None:
         st.markdown("**Link to this page**")
         st.caption("Restores the request, its pins and what is kept side by side.")
         st.code(text, language=None, wrap_lines=True)
-        if sentence := link_omissions(common.request()):
+        if sentence := link_omissions(session.request()):
             st.caption(common.escape(sentence))
         if len(text) > LONG:
             st.caption(f"It has {len(text):,} characters: some programs cut links so long.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import _common as common
+import _session as session
 import _work as work
 
 from recipe_core.calibration.evidence import published_evidence, rename_runs, run_name
@@ -35,7 +35,7 @@ def compared_runs(ids: tuple[str, ...] | None, stamp: str) -> RunsCompared:  # n
         compare_runs,
         [entry.measured for entry in entries],
         folders=folders_allowed(),
-        simulated_what="",
+        simulated_noun="",
     )
     names = {entry.id: run_name(entry) for entry in entries}
     return with_titles(rename_runs(compared, names))
@@ -59,7 +59,7 @@ def preview_files(files: list[Any]) -> UploadPreview:
         "Reading the runs",
         preview_uploads,
         uploads,
-        common.request().to_json(),
+        session.request().to_json(),
         folders=folders_allowed(),
-        simulated_what="",
+        simulated_noun="",
     )

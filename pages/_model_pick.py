@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import _common as common
 import _names as names
+import _session as session
 import _upload as upload
 import streamlit as st
 
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.models.search import FoundModel, model_facts, search_models
 
-POPULAR = 6
-"""Models that stand below an empty box."""
+POPULAR = 12
+"""Models that are offered to those who type nothing."""
+LIST_TITLE = "Popular models, or your own config.json"
 OTHERS = 5
 """Further models that a text may mean."""
 
 
-def draw_model_search(key: str, *, popular: int = POPULAR, with_upload: bool = True) -> None:
-    """Draw the box, the most wanted models below it, and after a search what else it may mean.
+def draw_model_search(key: str, *, with_list: bool = False) -> None:
+    """Draw the box, and after a search what else it may mean.
 
     A choice changes the request's model. ``key`` tells several boxes apart: letters, digits and
-    hyphens. ``popular``: how many of the most wanted models stand below; ``with_upload``: whether a
-    config.json can be given below.
+    hyphens. ``with_list``: whether the most wanted models, and a place for a config.json, can be
+    opened below the box.
     """
     st.text_input(
         "Model",
@@ -34,15 +36,16 @@ def draw_model_search(key: str, *, popular: int = POPULAR, with_upload: bool = T
         on_change=take_text,
         args=(key,),
         placeholder="llama 3.3 70b, deepseek r1, owner/name of the Hub …",
-        help="Type any parts of a name and press Enter: the best match is taken, and others like "
-        "it are offered.",
     )
-    _draw_popular(key, popular)
     if text := (st.session_state[f"{key}-text"] or "").strip():
         _draw_others(key, text)
-    names.draw_unmatched_name(with_upload=with_upload)
-    if with_upload:
-        upload.draw_config_upload()
+    names.draw_unmatched_name(with_upload=with_list)
+    if with_list:
+        # a key with a rerun lets a choice close it
+        with st.expander(LIST_TITLE, key=f"{key}-list", on_change="rerun", icon=":material/list:"):
+            _draw_popular(key)
+            upload.draw_config_upload()
+        upload.draw_current_config()
 
 
 def picked_model(key: str) -> str | None:
@@ -77,23 +80,27 @@ def _take(key: str, name: str) -> None:
     names.take_model_name(name)
 
 
-def _draw_popular(key: str, count: int) -> None:
-    if not count:
-        return
-    with st.container(horizontal=True, key=f"{key}-popular"):
-        for n, model in enumerate(search_models("", count)):
+def _draw_popular(key: str) -> None:
+    with st.container(key=f"{key}-popular", gap=None):
+        for n, model in enumerate(search_models("", POPULAR)):
             st.button(
-                common.escape(model.title),
+                f"**{common.escape(model.title)}** · {common.escape(model.description)}",
                 key=f"{key}-popular-{n}",
-                on_click=_take,
+                type="tertiary",
+                on_click=_take_listed,
                 args=(key, model.id),
-                help=common.escape(model.description),
             )
+
+
+def _take_listed(key: str, name: str) -> None:
+    """Take a model of the list, which closes."""
+    st.session_state[f"{key}-list"] = False
+    _take(key, name)
 
 
 def _draw_others(key: str, text: str) -> None:
     """Draw what was taken, what else the text may mean, and the text as it stands."""
-    current = common.request().model
+    current = session.request().model
     if isinstance(current, str) and current in model_facts():
         now = FoundModel(model_facts()[current])
         st.markdown(f":material/check_circle: **{common.escape(now.title)}** is taken.")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -37,7 +38,7 @@ def model_change(name: str) -> Mapping[str, Any]:
 
 def take_model_name(name: str) -> None:
     st.session_state.pop("unmatched", None)
-    common.apply_changes({"model": name})
+    session.apply_changes({"model": name})
 
 
 def draw_unmatched_name(*, with_upload: bool = True) -> None:
@@ -52,7 +53,7 @@ def draw_unmatched_name(*, with_upload: bool = True) -> None:
     reason = f"No model is called “{name[:80]}”."
     if not error.message.startswith("unknown model"):  # a folder, the hub: they say why
         reason = str(error).removeprefix("model: ")
-    where = "below" if with_upload else "on the screen Model"
+    where = "in the list below" if with_upload else "on the screen Model"
     then = "Did you mean one of these?" if similar_names else "Nothing in the catalog is like it."
     st.warning(
         f"{common.escape(reason)} **{common.escape(current_model_name())}** stays. {then} "
@@ -79,7 +80,7 @@ def draw_model_ways_out(error: RecipeError, place: str) -> None:
 
     ``place`` names the buttons: an error may be shown twice on a page.
     """
-    model = common.request().model
+    model = session.request().model
     if error.field != "model":
         return
     if isinstance(model, str):
@@ -97,5 +98,5 @@ def draw_model_ways_out(error: RecipeError, place: str) -> None:
 
 def current_model_name() -> str:
     """The request's model, for a sentence."""
-    model = common.request().model
+    model = session.request().model
     return model if isinstance(model, str) else "The model of the link"

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -20,7 +21,7 @@ from recipe_core.request.edit import range_of, value_of
 from recipe_core.views.glossary import field_help
 
 MOST_LOADS = 16
-"""Loads that a page takes: each is judged with every split."""
+"""Loads that a page takes: each is judged with every layout."""
 BOX_PX = 165
 """Width of a box: a wider one says "Press Enter to apply" over the last of its digits."""
 _group: ContextVar[str | None] = ContextVar("group of boxes", default=None)
@@ -88,11 +89,12 @@ def box(
     takes = f"Takes {limits.text}{f', in {unit}' if unit else ''}."
     plain = "help" in options and options["help"] is None  # what it takes is said if it refuses
     about = options.pop("help", None)
+    sentences = None if plain else " ".join(filter(None, (about, takes)))
     st.text_input(
         label,
         key=key,
         on_change=commit,
-        help=None if plain else f"{about} {takes}" if about else takes,
+        help=sentences,
         autocomplete="off",
         **{"width": BOX_PX, **options},
     )
@@ -108,10 +110,10 @@ def draw_number(label: str, field: str, *, scale: float = 1.0, **options: Any) -
 
     ``scale``: units of the box in one of the field.
     """
-    value = value_of(common.asked(), field)
+    value = value_of(session.asked(), field)
 
     def take(typed: float | None) -> None:
-        common.change_to({field: None if typed is None else scaled(typed, 1 / scale)})
+        session.change_to({field: None if typed is None else scaled(typed, 1 / scale)})
 
     now = None if value is None else scaled(value, scale)
     settings: Mapping[str, Any] = {"help": field_help(field), **options}
@@ -121,7 +123,7 @@ def draw_number(label: str, field: str, *, scale: float = 1.0, **options: Any) -
 def draw_number_list(label: str, field: str, **options: Any) -> None:
 
     def take(values: tuple[float, ...] | None) -> None:
-        common.change_to({field: values or ()})
+        session.change_to({field: values or ()})
 
     settings: Mapping[str, Any] = {
         "help": field_help(field),
@@ -131,7 +133,7 @@ def draw_number_list(label: str, field: str, **options: Any) -> None:
     box(
         label,
         f"_{field}",
-        value_of(common.asked(), field) or None,
+        value_of(session.asked(), field) or None,
         take,
         range_of(field),
         optional=True,

@@ -1,4 +1,4 @@
-"""The answer of the page Over time: simulated by the server's workers when asked, and cached."""
+"""The answer of the lens on time: simulated by the server's workers when asked, and cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-import _common as common
+import _session as session
 import streamlit as st
 from cachetools import LRUCache
 
@@ -45,7 +45,7 @@ def simulation_key(question: Mapping[str, Any]) -> Key:
     Raises:
         RecipeError: where the model cannot be read.
     """
-    return json.dumps(question), common.inputs_digest(), folders_allowed(), str(current_day())
+    return json.dumps(question), session.inputs_digest(), folders_allowed(), str(current_day())
 
 
 def find_simulated(key: Key) -> Json | None:

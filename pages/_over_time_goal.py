@@ -1,4 +1,4 @@
-"""Limits on time, and what a new replica finds, on the page Over time."""
+"""Limits on time, and what a new replica finds, on the lens on time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import _common as common
 import _numbers as numbers
 import _over_time_load as loads
 import _planned as planned
+import _session as session
 import streamlit as st
 
 from recipe_core.base.units import percent_text
@@ -31,7 +32,7 @@ MOST_SAVINGS = 5
 
 
 def has_time_limits() -> bool:
-    limits = common.request().objective.limits
+    limits = session.request().objective.limits
     return any(getattr(limits, name) is not None for name in timed_limits())
 
 
@@ -39,7 +40,7 @@ def draw_time_limits() -> None:
     """Published limits on time to start from where none is stated, and the share to keep."""
     with st.container(key="over-time-presets"):
         if has_time_limits():
-            st.caption(common.escape(f"Limits: {limits_summary(common.asked())}."))
+            st.caption(common.escape(f"Limits: {limits_summary(session.asked())}."))
         else:
             draw_limit_presets()
     draw_attainment()
@@ -124,7 +125,7 @@ def draw_cold_start() -> None:
 
 def places() -> dict[str, str]:
     tiers = {name: storage_tier(name).title for name in storage_names()}
-    now = common.request().options.start.weights
+    now = session.request().options.start.weights
     titles = {**PLACES, **tiers}
     return titles if now is None or now in titles else {**titles, now: now}
 

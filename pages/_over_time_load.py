@@ -1,4 +1,4 @@
-"""The load on the page Over time: a named shape, rates that are typed, or a trace."""
+"""The load on the lens on time: a named shape, rates that are typed, or a trace."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import _common as common
 import _numbers as numbers
 import _over_time_trace as traces
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -30,7 +31,7 @@ AREA_PX = 110
 
 def current_load() -> OverTime:
     """The load of the request; where it has none, a published week at the request's rate."""
-    workload = common.request().workload
+    workload = session.request().workload
     load: OverTime | None = workload.over_time
     if load is not None:
         return load
@@ -50,18 +51,18 @@ def change_load(changes: Mapping[str, Any]) -> None:
     Raises:
         RecipeError: where it is no load any more.
     """
-    common.change_to({"workload.over_time": changed_load(changes)})
+    session.change_to({"workload.over_time": changed_load(changes)})
 
 
 def apply_load_changes(changes: Mapping[str, Any]) -> None:
     """The same; what is wrong is refused."""
-    common.apply_changes({"workload.over_time": changed_load(changes)})
+    session.apply_changes({"workload.over_time": changed_load(changes)})
 
 
 def draw_load() -> None:
     source = choose_source()
     if source == "trace":
-        traces.draw_trace_upload(common.request().workload.over_time)
+        traces.draw_trace_upload(session.request().workload.over_time)
     elif source == "rates":
         draw_typed_rates()
     else:
@@ -109,7 +110,7 @@ def take_rates() -> None:
 
 
 def request_workload() -> Any:
-    return common.request().workload
+    return session.request().workload
 
 
 def whole_load() -> Load:

@@ -1,4 +1,4 @@
-"""The objects that a policy becomes, as the bundle will hold them, on the page Over time."""
+"""The objects that a policy becomes, as the bundle will hold them, on the lens on time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import _common as common
 import _recipe_cache as recipe_cache
+import _session as session
 import _tabs as tabs
 import streamlit as st
 
@@ -45,11 +46,11 @@ def policy_files(scaling: Json) -> dict[str, str]:
     Raises:
         RecipeError: where no bundle can be made.
     """
-    request = change(common.request(), {"options.scaling": scaling})
+    request = change(session.request(), {"options.scaling": scaling})
     plain = change(request, {"options.scaling": None})
     with_policy, without = (
         recipe_cache.cached_bundle(
-            json.dumps(scaled_request.to_json()), common.inputs_digest(), folders_allowed(), ""
+            json.dumps(scaled_request.to_json()), session.inputs_digest(), folders_allowed(), ""
         )
         for scaled_request in (request, plain)
     )

@@ -1,4 +1,4 @@
-"""The answer of the page Over time: verdict, policies, one of them through the time."""
+"""The answer of the lens on time: verdict, policies, one of them through the time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import _columns as columns_of
 import _common as common
 import _over_time_load as loads
 import _over_time_objects as objects
+import _session as session
 import streamlit as st
 
 from recipe_core.request.edit import change
@@ -72,7 +73,7 @@ def draw_simulation(answer: Json) -> None:
 @st.fragment
 def draw_policies(answer: Json) -> None:
     """Everything about policies; to look at another one leaves the form as it is."""
-    common.follow_edit()
+    session.follow_edit()
     policy = selected_policy(answer)
     draw_policy_table(answer, policy["name"])
     draw_policy_charts(answer, policy["name"])
@@ -85,7 +86,7 @@ def draw_policies(answer: Json) -> None:
 def selected_policy(answer: Json) -> Json:
     """The policy that the reader selected, else the one of the request, else the best."""
     policies = view.policies_by_name(answer)
-    scaling = common.request().options.scaling
+    scaling = session.request().options.scaling
     request_policy = scaling.policy if scaling else None
     for name in (st.session_state.get("over-time-policy"), request_policy, answer["best"]):
         if name in policies:
@@ -177,7 +178,7 @@ def policy_changes(answer: Json, policy: Json) -> dict[str, Any]:
         "candidate": answer["candidate"],
         **answer["per_replica"],
     }
-    scaled_request = change(common.request(), changes)
+    scaled_request = change(session.request(), changes)
     policy_answer = PolicyAnswer.model_validate(policy)
     simulated = simulated_of(scaled_request, policy_answer, answer["load"]["span_s"])
     return {**changes, "options.simulated": simulated.model_dump()}
@@ -185,7 +186,7 @@ def policy_changes(answer: Json, policy: Json) -> dict[str, Any]:
 
 def draw_use_policy(answer: Json, policy: Json) -> None:
     """Make the policy the request's own; the bundle's autoscalers are then told its numbers."""
-    scaling = common.request().options.scaling
+    scaling = session.request().options.scaling
     used = scaling == Scaling.model_validate(policy["scaling"])
     with st.container(horizontal=True, vertical_alignment="center"):
         common.edit_button(

@@ -1,4 +1,4 @@
-"""A trace on the page Over time: uploaded, described, and made the load of the request.
+"""A trace on the lens on time: uploaded, described, and made the load of the request.
 
 The trace itself stays in the session; what the request needs of it travels in the link.
 """
@@ -63,7 +63,7 @@ def read_trace_upload() -> None:
     if unread is None:
         return
     try:
-        look = work.calculated("Reading the trace", look_at_trace, *unread, simulated_what="")
+        look = work.calculated("Reading the trace", look_at_trace, *unread, simulated_noun="")
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
     else:

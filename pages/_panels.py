@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import _common as common
+import _device_browser as browser
 import _numbers as numbers
+import _session as session
 import _workload as asking
 import streamlit as st
 from _size_filters import VENDORS
@@ -34,16 +36,34 @@ UNLIMITED = "no limit"
 
 def draw_traffic() -> None:
     """Ask what comes: its kind, how much at once, how long requests are; or what is trained."""
+    draw_load()
+    draw_lengths()
+
+
+def draw_load() -> None:
+    """Ask for the kind of traffic and how much comes, or for the method and how much is trained."""
     draw_preset()
-    if common.asks_for_training():
+    if session.asks_for_training():
         draw_run()
     else:
         draw_serving_load()
 
 
+def draw_lengths() -> None:
+    """Ask how long requests are, or what a step of training holds."""
+    with numbers.group_boxes("lengths"), st.grid(2, min_column_width=150):
+        if not session.asks_for_training():
+            draw_request_lengths()
+        elif session.asked().workload.rollout is not None:
+            draw_rollout()
+        else:
+            numbers.draw_number("Sequence length (tokens)", "workload.sequence_length", help=None)
+            numbers.draw_number("Sequences a step", "workload.global_batch", help=None)
+
+
 def draw_preset() -> None:
     """Ask for the kind of traffic or of run, which fills in typical figures."""
-    request = common.asked()
+    request = session.asked()
     presets_by_name = presets(request)
     now = preset_of(request) or OWN_LENGTHS
     titles = {name: preset.title for name, preset in presets_by_name.items()}
@@ -51,7 +71,7 @@ def draw_preset() -> None:
     def take(name: str) -> None:
         if name:
             changes = preset_changes(request, name)
-            common.apply_changes(changes, undo=f"typical figures of {titles[name]}")
+            session.apply_changes(changes, undo=f"typical figures of {titles[name]}")
 
     common.draw_choice(
         st.selectbox,
@@ -66,12 +86,12 @@ def draw_preset() -> None:
 
 
 def draw_serving_load() -> None:
-    """Ask how requests come and how many, the typical and the longest request."""
-    request = common.asked()
+    """Ask how requests come and how many."""
+    request = session.asked()
     mode = request.workload.mode
-    common.edit(st.selectbox, "Load", "workload.mode", options=asking.MODES, help=None)
     searchable = mode == "closed" and asking.searchable(request)
     with numbers.group_boxes("load"), st.grid(2, min_column_width=150):
+        common.edit(st.selectbox, "Load", "workload.mode", options=asking.MODES, help=None)
         numbers.draw_number(
             asking.LOAD_TITLES[mode],
             f"workload.{LOADS[mode]}",
@@ -79,34 +99,35 @@ def draw_serving_load() -> None:
             placeholder="as many as limits allow" if searchable else "",
             help=None,
         )
-        numbers.draw_number(
-            "Longest request (tokens)",
-            "workload.max_context",
-            optional=True,
-            placeholder=f"{request.workload.usual_longest:,}",
-            help=None,
-        )
-        numbers.draw_number("Typical input (tokens)", "workload.input_tokens", help=None)
-        numbers.draw_number("Typical output (tokens)", "workload.output_tokens", help=None)
     st.caption(asking.load_sentence(request))
 
 
-def draw_run() -> None:
-    """Ask what is trained, on how much, in which steps."""
-    common.edit(
-        st.selectbox,
-        "Method",
-        "workload.method",
-        options=list(asking.METHODS),
-        format_func=lambda name: asking.launch_choice_text(asking.METHODS[name], "methods", name),
+def draw_request_lengths() -> None:
+    """Ask for the typical request and the longest one."""
+    numbers.draw_number("Typical input (tokens)", "workload.input_tokens", help=None)
+    numbers.draw_number("Typical output (tokens)", "workload.output_tokens", help=None)
+    numbers.draw_number(
+        "Longest request (tokens)",
+        "workload.max_context",
+        optional=True,
+        placeholder=f"{session.asked().workload.usual_longest:,}",
         help=None,
     )
+
+
+def draw_run() -> None:
+    """Ask what is trained, and on how much."""
     with numbers.group_boxes("run"), st.grid(2, min_column_width=150):
-        if common.asked().workload.rollout is not None:
-            draw_rollout()
-        else:
-            numbers.draw_number("Sequence length (tokens)", "workload.sequence_length", help=None)
-            numbers.draw_number("Sequences a step", "workload.global_batch", help=None)
+        common.edit(
+            st.selectbox,
+            "Method",
+            "workload.method",
+            options=list(asking.METHODS),
+            format_func=lambda name: asking.launch_choice_text(
+                asking.METHODS[name], "methods", name
+            ),
+            help=None,
+        )
         numbers.draw_number(
             "Tokens in all",
             "workload.tokens",
@@ -114,13 +135,13 @@ def draw_run() -> None:
             placeholder="one step only",
             help=None,
         )
-    if common.asked().workload.tokens:
-        st.caption(training_steps_text(common.asked().workload))
+    if session.asked().workload.tokens:
+        st.caption(training_steps_text(session.asked().workload))
 
 
 def draw_rollout() -> None:
     """Ask for the answers that a step samples."""
-    rollout = common.asked().workload.rollout
+    rollout = session.asked().workload.rollout
     field = "workload.rollout"
     numbers.draw_number("Prompts a step", f"{field}.prompts", help=None)
     numbers.draw_number("Answers a prompt", f"{field}.samples", help=None)
@@ -146,7 +167,13 @@ FIRST_LIMITS = {
 
 def draw_goals() -> None:
     """Ask for the limits, how surely they must hold, and what counts beside them."""
-    *names, _ = FIRST_LIMITS[common.asks_for_training()]
+    draw_first_limits()
+    draw_further_goals()
+
+
+def draw_first_limits() -> None:
+    """Ask for the limits that most requests have."""
+    *names, _ = FIRST_LIMITS[session.asks_for_training()]
     with numbers.group_boxes("goals"), st.grid(2, min_column_width=150):
         for name in names:
             limit = limits_by_name()[name]
@@ -160,6 +187,11 @@ def draw_goals() -> None:
                 placeholder=UNLIMITED,
                 help=None,
             )
+
+
+def draw_further_goals() -> None:
+    """Ask for the budget, how surely limits must hold, and what counts beside them."""
+    with numbers.group_boxes("budget"), st.grid(2, min_column_width=150):
         numbers.draw_number(
             "Budget ($ a month)",
             "objective.limits.usd_per_hour",
@@ -175,7 +207,7 @@ def draw_goals() -> None:
 
 def draw_confidence(key: str = "_confidence") -> None:
     """Ask how surely the limits must hold."""
-    now = common.asked().objective.required_confidence
+    now = session.asked().objective.required_confidence
     common.draw_choice(
         st.selectbox,
         "How sure",
@@ -183,7 +215,7 @@ def draw_confidence(key: str = "_confidence") -> None:
         now,
         lambda chance: {
             "objective.confidence": None if chance == SURE else chance,
-            "candidate": common.shared_fields(),
+            "candidate": session.shared_fields(),
         },
         options=sorted({*CHANCES, now}),
         format_func=lambda chance: f"{chance * 100:g} %",
@@ -192,7 +224,7 @@ def draw_confidence(key: str = "_confidence") -> None:
 
 def draw_aim() -> None:
     """Ask what counts most among what keeps the limits."""
-    request = common.asked()
+    request = session.asked()
     titles = {name: aim.title for name, aim in aims(request).items()}
     weights = [f"objective.weights.{goal}" for goal in request.objective.weights]
     now = request_aim(request) or OWN_AIM
@@ -213,19 +245,19 @@ def draw_hardware_choice() -> None:
     """Ask whether the hardware is found or chosen, and which."""
 
     def turn(choice: str) -> None:
-        (common.open_hardware if choice == FIND else common.choose_hardware)()
+        (session.open_hardware if choice == FIND else session.choose_hardware)()
 
     common.draw_choice(
         st.segmented_control,
         "Hardware",
         "_hardware-choice",
-        FIND if common.hardware_is_open() else CHOOSE,
+        FIND if session.hardware_is_open() else CHOOSE,
         turn,
         options=HARDWARE_CHOICES,
         required=True,
         label_visibility="collapsed",
     )
-    if common.hardware_is_open():
+    if session.hardware_is_open():
         draw_market()
     else:
         draw_device()
@@ -251,14 +283,14 @@ def draw_market() -> None:
 
 def draw_market_switches() -> None:
     """Switches for what the search leaves out by default."""
-    market = common.current_market()
+    market = session.current_market()
     for field, title in MARKET.items():
         common.draw_choice(
             st.toggle,
             title,
             f"_market-{field}",
             getattr(market, field),
-            lambda on, field=field: common.narrow_market({field: on}),
+            lambda on, field=field: session.narrow_market({field: on}),
         )
 
 
@@ -277,9 +309,10 @@ def draw_device() -> None:
         device_line,
         help=None,
     )
+    browser.draw_device_browser()
     with numbers.group_boxes("counts"), st.grid(2, min_column_width=120):
         numbers.draw_number("Devices per node", "hardware.per_node", help=None)
         numbers.draw_number("Nodes", "hardware.nodes", help=None)
-    usual = device_profile(common.request().hardware.device).node.devices
+    usual = device_profile(session.request().hardware.device).node.devices
     limits = range_of("hardware.nodes").text
     st.caption(f"A usual node of these has {usual:,}. Both take {limits}.")

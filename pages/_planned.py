@@ -7,7 +7,7 @@ import threading
 from functools import lru_cache
 
 import _address as address
-import _common as common
+import _session as session
 import _work as work
 import streamlit as st
 from cachetools import LRUCache, cached
@@ -16,7 +16,7 @@ import recipe_core as rb
 from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
 from recipe_core.doors.serve import folders_allowed
-from recipe_core.plans.alternatives import Alternative, find_alternatives
+from recipe_core.plans.alternatives import MOST_ROWS, Alternative, find_alternatives
 from recipe_core.plans.confidence_prices import ConfidencePrice, price_confidences
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.remedies import Change, buildable_changes
@@ -33,7 +33,7 @@ _plans: LRUCache[tuple[str, str, bool], Plan] = LRUCache(
 # the digest only tells apart what files of the model and the calibration held before and hold now
 @cached(_plans, lock=threading.Lock())
 def _plan_of_text(text: str, digest: str, may_read: bool) -> Plan:  # noqa: ARG001
-    return work.calculated("Evaluating every split", rb.plan, json.loads(text), folders=may_read)
+    return work.calculated("Evaluating every layout", rb.plan, json.loads(text), folders=may_read)
 
 
 @lru_cache(maxsize=64)
@@ -46,14 +46,16 @@ def _single_changes_of(text: str, digest: str, may_read: bool) -> list[Change]:
 def _alternatives_of(text: str, digest: str, may_read: bool) -> list[Alternative]:
     plan = _plan_of_text(text, digest, may_read)
     return work.calculated(
-        "Planning alternatives", find_alternatives, plan, runners_up=True, simulated_what=""
+        "Planning alternatives", find_alternatives, plan, runners_up=True, simulated_noun=""
     )
 
 
 @lru_cache(maxsize=64)
 def _confidence_prices_of(text: str, digest: str, may_read: bool) -> tuple[ConfidencePrice, ...]:
     plan = _plan_of_text(text, digest, may_read)
-    return work.calculated("Pricing certainty", price_confidences, plan, simulated_what="")
+    if not plan.request.load_searched and len(plan) <= MOST_ROWS:
+        return price_confidences(plan)  # which picks among its rows: to send it takes longer
+    return work.calculated("Pricing certainty", price_confidences, plan, simulated_noun="")
 
 
 @lru_cache(maxsize=64)
@@ -67,9 +69,9 @@ def _cache_key() -> tuple[str, str]:
 
     Of a training candidate stays what all splits share.
     """
-    request = common.request()
+    request = session.request()
     open_request = request.model_copy(update={"candidate": shared_candidate(request)})
-    return json.dumps(open_request.to_json()), common.inputs_digest()
+    return json.dumps(open_request.to_json()), session.inputs_digest()
 
 
 def planned_request() -> Plan:
@@ -86,10 +88,10 @@ def planned_request() -> Plan:
 
 def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
     """Note what of the session is outside of a plan, and what its pins ask while they fit."""
-    state, inputs = st.session_state, (key, tuple(common.pins()), common.request().candidate)
+    state, inputs = st.session_state, (key, tuple(session.pins()), session.request().candidate)
     if state.get("looked") == inputs:
         return
-    rows = {key: find_row(plan, key) for key in common.pins()}
+    rows = {key: find_row(plan, key) for key in session.pins()}
     pinned_requests = {
         key: row_request(plan, row)
         for key, row in rows.items()
@@ -98,7 +100,7 @@ def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
     state["pinned_requests"] = {
         key: pinned for key, pinned in state.get("pinned_requests", {}).items() if key in rows
     } | pinned_requests
-    lost = "" if is_stated() or lost_split_name(plan) is None else common.selected_key()
+    lost = "" if is_stated() or lost_split_name(plan) is None else session.selected_key()
     pins_outside = frozenset(key for key, row in rows.items() if row is None)
     state.update({"outside": address.Outside(pins_outside, lost or ""), "looked": inputs})
 
@@ -106,7 +108,7 @@ def _look_outside(plan: Plan, key: tuple[str, str]) -> None:
 def left_split_name() -> str:
     """The name of the split that the request states and its link omits; empty for none."""
     split = st.session_state.get("outside", address.Outside()).split
-    return split_name(key_split(split) or {}) if split and split == common.selected_key() else ""
+    return split_name(key_split(split) or {}) if split and split == session.selected_key() else ""
 
 
 def pinned_request(key: str) -> PlanRequest | None:
@@ -117,13 +119,13 @@ def pinned_request(key: str) -> PlanRequest | None:
 
 def is_stated() -> bool:
     """Return whether the request states a split, or part of one, that this plan lacks."""
-    candidate = common.request().candidate
+    candidate = session.request().candidate
     if candidate is None:
         return False
-    listed = candidate.prefill is None or common.request().options.disaggregated
-    if listed and common.selected_key():
+    listed = candidate.prefill is None or session.request().options.disaggregated
+    if listed and session.selected_key():
         return False
-    shared = set(SHARED) if common.asks_for_training() else set()
+    shared = set(SHARED) if session.asks_for_training() else set()
     return bool(set(candidate.model_dump(exclude_none=True)) - shared)
 
 
@@ -155,13 +157,13 @@ def buildable_edits() -> list[Change]:
 
 
 def pinned_rows(plan: Plan) -> list[int]:
-    rows = [find_row(plan, key) for key in common.pins()]
+    rows = [find_row(plan, key) for key in session.pins()]
     return [row for row in rows if row is not None and plan.feasible[row]]
 
 
 def _stated_row(plan: Plan) -> int | None:
     """The row of the split that the request states, while it fits."""
-    key = common.selected_key()
+    key = session.selected_key()
     row = find_row(plan, key) if key else None
     return row if row is not None and plan.feasible[row] else None
 
@@ -174,7 +176,7 @@ def selected_row(plan: Plan) -> int | None:
 
 def lost_split_name(plan: Plan) -> str | None:
     """The name of a split that the request states and that no longer fits."""
-    key = common.selected_key()
+    key = session.selected_key()
     if key is None or _stated_row(plan) is not None:
         return None
     return split_name(key_split(key) or {})

@@ -7,6 +7,7 @@ from typing import get_args
 
 import _common as common
 import _numbers as numbers
+import _session as session
 import streamlit as st
 
 from recipe_core.base.units import usd
@@ -41,7 +42,7 @@ def price_changes(mode: str) -> dict[str, object]:
         return {"hardware.usd_per_device_hour": None, "hardware.commitment": None}
     if mode == "owned":
         return {"hardware.usd_per_device_hour": owned_price(), "hardware.commitment": None}
-    current = cluster(common.request().hardware)
+    current = cluster(session.request().hardware)
     return {
         "hardware.usd_per_device_hour": current.usd_per_device_hour or 1.0,
         "hardware.commitment": stored_commitment(current.commitment),
@@ -50,7 +51,7 @@ def price_changes(mode: str) -> dict[str, object]:
 
 def ownership_of_request() -> OwnershipCost:
     """The cost of own hardware, as entered."""
-    watts = device_profile(common.request().hardware.device).tdp_watts.value
+    watts = device_profile(session.request().hardware.device).tdp_watts.value
     return OwnershipCost.of(**{"watts": watts, **st.session_state.get("owning", {})})
 
 
@@ -68,13 +69,13 @@ def set_owned(name: str, value: float) -> None:
     figures = st.session_state.get("owning", {}) | {name: value}
     OwnershipCost.of(**figures)
     st.session_state["owning"] = figures
-    common.change_to({"hardware.usd_per_device_hour": owned_price()})
+    session.change_to({"hardware.usd_per_device_hour": owned_price()})
 
 
 def draw_price() -> None:
     """The price of a device-hour: an offer, a custom price, or capital and power."""
     mode = "offer"
-    if common.request().hardware.usd_per_device_hour is not None:
+    if session.request().hardware.usd_per_device_hour is not None:
         mode = "owned" if st.session_state.get("price_mode") == "owned" else "stated"
     common.draw_choice(
         st.segmented_control,
@@ -91,7 +92,7 @@ def draw_price() -> None:
         stated_price()
     else:
         own_hardware()
-    if note := cluster(common.request().hardware).price_note:
+    if note := cluster(session.request().hardware).price_note:
         st.caption(f":material/info: {common.escape(note)}")
 
 
@@ -108,13 +109,13 @@ def stated_price() -> None:
             optional=True,
             wrap=True,
         )
-        if common.request().hardware.commitment == "reserved":
+        if session.request().hardware.commitment == "reserved":
             numbers.draw_number("Term (months)", "hardware.term_months", optional=True)
 
 
 def offer_list() -> None:
     """Offers for the device, cheapest first, by commitment."""
-    hardware = common.request().hardware
+    hardware = session.request().hardware
     offers = offers_of(device_profile(hardware.device))
     selected = next((offer for offer in offers if offer.name == hardware.offer), None)
     kind = selected.commitment if selected else hardware.commitment or "on-demand"

@@ -13,6 +13,7 @@ from cachetools import LRUCache
 from recipe_core.base.errors import RecipeError
 from recipe_core.calibration.place import calibration_stamp
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.hardware.offers import current_day
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.schema import PlanRequest
@@ -25,19 +26,16 @@ _answers: LRUCache[Key, Any] = LRUCache(maxsize=256)
 _lock = threading.Lock()
 
 
-def _cached_value(
-    task: str, function: Callable[..., Any], request: PlanRequest, simulated_what: str = ""
-) -> Any:
+def _cached_value(task: str, function: Callable[..., Any], request: PlanRequest) -> Any:
     """The value of a function of one request; what failed is tried again the next time."""
-    digest = (
-        f"{load_model_spec(request.model, folders=folders_allowed()).digest}{calibration_stamp()}"
-    )
+    model_digest = load_model_spec(request.model, folders=folders_allowed()).digest
+    digest = f"{model_digest}{calibration_stamp()}{current_day()}"
     key = (function.__name__, json.dumps(request.to_json()), digest, folders_allowed())
     with _lock:
         answer = _answers.get(key)
     if answer is None:
         answer = work.calculated(
-            task, function, request, folders=folders_allowed(), simulated_what=simulated_what
+            task, function, request, folders=folders_allowed(), simulated_noun=""
         )
         with _lock:
             _answers[key] = answer

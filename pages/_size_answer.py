@@ -1,13 +1,13 @@
-"""The answer of the size page: devices sized part by part by the server's workers, and cached."""
+"""The answer of the lens on hardware: devices sized part by part by workers, and cached."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import _common as common
+import _session as session
 import _work as work
 from cachetools import LRUCache
 
@@ -22,17 +22,17 @@ _answers: LRUCache[Key, Json] = LRUCache(maxsize=32)
 _lock = threading.Lock()
 
 
-def sizing_answers(request: SizeRequest) -> Iterator[Json]:
-    """Answers over more and more devices, the whole one last; at once where it is known.
+def find_sizing(request: SizeRequest, draw_part: Callable[[Json], None]) -> Json:
+    """The answer over all devices, at once where it is known; ``draw_part`` shows those before it.
 
-    Sessions share them, so read only.
+    Sessions share it, so read only.
 
     Raises:
         RecipeError: where there is nothing to size.
     """
     value = request.model_dump(mode="json", exclude_none=True)
     # marks of old prices depend on the day
-    key = (json.dumps(value), common.inputs_digest(), folders_allowed(), str(current_day()))
+    key = (json.dumps(value), session.inputs_digest(), folders_allowed(), str(current_day()))
     with _lock:
         answer = _answers.get(key)
     parts = 0
@@ -45,12 +45,12 @@ def sizing_answers(request: SizeRequest) -> Iterator[Json]:
             parts,
             digest=key[1],
             folders=key[2],
-            simulated_what="devices" if request.objective.limits.percentile else "",
+            simulated_noun="devices" if request.objective.limits.percentile else "",
         )
         if part["sized"] < part["of"]:
-            yield part
+            draw_part(part)
             continue
         answer = part
         with _lock:
             _answers[key] = answer
-    yield answer
+    return answer

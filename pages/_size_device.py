@@ -1,4 +1,4 @@
-"""One device of the size page closely."""
+"""One device of the lens on hardware closely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folded part of the size page's form: filters on the market, and machines that one has."""
+"""The folded form of the lens on hardware: filters on the market, and machines that one has."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import _common as common
 import _numbers as numbers
+import _session as session
 import streamlit as st
 
 from recipe_core.base.units import GIB
@@ -41,11 +42,11 @@ def draw_filter(
 ) -> None:
     """Draw a widget on one field of the market; an emptied one is the field's default."""
     key = f"_any_{field}"
-    common.seed(key, read(getattr(common.current_market(), field)))
+    common.seed(key, read(getattr(session.current_market(), field)))
 
     def commit() -> None:
         value = st.session_state[key]
-        common.narrow_market({field: None if value is None else write(value)})
+        session.narrow_market({field: None if value is None else write(value)})
 
     widget(
         label,
@@ -58,7 +59,7 @@ def draw_filter(
 def draw_name_filter(
     field: str, label: str, options: Sequence[str], placeholder: str, **rest: Any
 ) -> None:
-    now = [name for name in getattr(common.current_market(), field) if isinstance(name, str)]
+    now = [name for name in getattr(session.current_market(), field) if isinstance(name, str)]
     draw_filter(
         st.multiselect,
         label,
@@ -112,7 +113,7 @@ def draw_size_filters() -> None:
         market_number(
             "Longest term (months)",
             "term_months",
-            disabled="reserved" not in common.current_market().commitments,
+            disabled="reserved" not in session.current_market().commitments,
         )
         numbers.draw_number(
             "Power limit (W)",
@@ -129,10 +130,10 @@ def market_number(
     label: str, field: str, *, scale: float = 1.0, placeholder: str = "any", **options: Any
 ) -> None:
     """A number of the market that may be left out; ``scale``: units of the page in the field's."""
-    market_value = getattr(common.current_market(), field)
+    market_value = getattr(session.current_market(), field)
 
     def take(value: float | None) -> None:
-        common.narrow_to({field: None if value is None else numbers.scaled(value, 1 / scale)})
+        session.narrow_to({field: None if value is None else numbers.scaled(value, 1 / scale)})
 
     numbers.box(
         label,
@@ -158,7 +159,7 @@ def keep_count(count: int) -> None:
 
 def own_machines() -> None:
     """Machines that one has already: a device and how many of it."""
-    owned = list(common.current_market().owned)
+    owned = list(session.current_market().owned)
     for n, machines in enumerate(owned):
         name, remove = st.columns([3, 1], vertical_alignment="center")
         title = machines.device if isinstance(machines.device, str) else "your profile"
@@ -168,7 +169,7 @@ def own_machines() -> None:
             "Remove",
             key=f"size-own-{n}",
             icon=":material/close:",
-            on_click=common.narrow_market,
+            on_click=session.narrow_market,
             args=({"owned": rest},),
         )
     with numbers.group_boxes("size-own"):
@@ -191,6 +192,6 @@ def own_machines() -> None:
         key="size-own-add",
         icon=":material/add:",
         disabled=new_device is None,
-        on_click=common.narrow_market,
+        on_click=session.narrow_market,
         args=({"owned": [*now, {"device": new_device, "count": how_many}]},),
     )

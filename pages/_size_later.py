@@ -1,4 +1,4 @@
-"""Folded parts of the size page: growth, availability, buying or renting.
+"""Folded parts of the lens on hardware: growth, availability, buying or renting.
 
 An open one adds its part to the request; its figures last as long as the browser's page.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import _common as common
 import _numbers as numbers
+import _session as session
 import streamlit as st
 
 from recipe_core.request.edit import range_of
@@ -69,7 +70,7 @@ EMPTY = {
 
 def part_names() -> list[str]:
     """Parts that the workload has: a training run does not grow, and restarts."""
-    return ["purchase"] if common.asks_for_training() else list(MODELS)
+    return ["purchase"] if session.asks_for_training() else list(MODELS)
 
 
 def stated_part(part: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The answer of the size page: verdict, devices, charts, and one device closely."""
+"""The answer of the lens on hardware: verdict, devices, charts, and one device closely."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import _columns as columns_of
 import _common as common
+import _session as session
 import _size_device as closely
 import _size_later as later
 import streamlit as st
@@ -57,7 +58,7 @@ def draw_whole_sizing(answer: Json, request: SizeRequest) -> None:
 @st.fragment
 def draw_sized_devices(answer: Json, request: SizeRequest) -> None:
     """Everything about devices that hold; to look at another one leaves the form as it is."""
-    common.follow_edit()
+    session.follow_edit()
     row = later.selected_or_best_row(answer)
     draw_device_actions(row, request)
     draw_device_table(answer, selectable=True)
@@ -66,7 +67,7 @@ def draw_sized_devices(answer: Json, request: SizeRequest) -> None:
 
 
 def draw_device_actions(row: Json, request: SizeRequest) -> None:
-    """Make the device the wizard's own, and go on with its recipe or its splits."""
+    """Draw buttons that make the device the request's own, or keep it."""
     with st.container(horizontal=True):
         st.button(
             view.take_label(row),
@@ -76,13 +77,13 @@ def draw_device_actions(row: Json, request: SizeRequest) -> None:
             args=(row, request),
             help="Sets hardware, price, objective and layout: the plan above is then on it",
         )
-        current = common.request()
+        current = session.request()
         common.keep_button(change(current, take_size_row(current, request, row)), "size-keep")
 
 
 def take_device(row: Json, request: SizeRequest) -> None:
     """Make a device the request's own."""
-    common.apply_changes(take_size_row(common.asked(), request, row), undo=view.take_label(row))
+    session.apply_changes(take_size_row(session.asked(), request, row), undo=view.take_label(row))
 
 
 # --- table -----------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import _columns as columns_of
-import _common as common
 import _export as export
+import _session as session
 import streamlit as st
 
 from recipe_core.plans.limits import stated_limits
@@ -20,14 +20,14 @@ from recipe_core.views.tables import SHOWN_ROWS, Filters
 @st.fragment
 def draw_ranked_splits(plan: Plan) -> None:
     """Every split that runs, best first. Ticks are pins; filters and columns redraw only this."""
-    common.follow_edit()
+    session.follow_edit()
     with st.container(horizontal=True, vertical_alignment="bottom"):
         filters = pick_filters(plan)
         names, ranges = pick_columns(plan)
         passing = tables.filtered(plan, filters)
         export.table_menu("splits", lambda: tables.export_frame(plan, passing, names))
     if not len(passing):
-        st.info("No split passes these filters.", icon=":material/filter_alt:")
+        st.info("No layout passes these filters.", icon=":material/filter_alt:")
         return
     frame = tables.splits_frame(plan, passing[:SHOWN_ROWS], ranges=ranges)
     keys = frame["key"].tolist()
@@ -35,11 +35,11 @@ def draw_ranked_splits(plan: Plan) -> None:
     def pin_rows() -> None:
         """Pins follow the table's ticks; pins of splits that the table does not list stay."""
         ticked = [keys[row] for row in st.session_state["splits"]["selection"]["rows"]]
-        unlisted = [pin for pin in common.pins() if pin not in keys]
-        st.session_state["pins"] = [*unlisted, *ticked][-common.MAX_PINS :]
+        unlisted = [pin for pin in session.pins() if pin not in keys]
+        st.session_state["pins"] = [*unlisted, *ticked][-session.MAX_PINS :]
         st.session_state["edited"] = True
 
-    ticks = [n for n, key in enumerate(keys) if key in common.pins()]
+    ticks = [n for n, key in enumerate(keys) if key in session.pins()]
     st.session_state["splits"] = {"selection": {"rows": ticks, "columns": [], "cells": []}}
     order = column_order(plan, names, ranges=ranges)
     st.dataframe(
@@ -51,12 +51,12 @@ def draw_ranked_splits(plan: Plan) -> None:
         height="content" if len(frame) < 11 else 390,
         column_order=order,
         column_config=columns_of.column_config(plan),
-        alt=f"The {len(frame)} best splits that run, best first",
+        alt=f"The {len(frame)} best layouts that run, best first",
     )
     if len(passing) > len(frame):
-        st.caption(f"The first {len(frame):,} of {len(passing):,} splits; the export has all.")
+        st.caption(f"The first {len(frame):,} of {len(passing):,} layouts; the export has all.")
     elif len(passing) < len(plan.order):
-        st.caption(f"{len(passing):,} of {len(plan.order):,} splits pass the filters.")
+        st.caption(f"{len(passing):,} of {len(plan.order):,} layouts pass the filters.")
 
 
 def pick_filters(plan: Plan) -> Filters:
@@ -76,7 +76,7 @@ def pick_filters(plan: Plan) -> Filters:
         "Best tradeoffs only",
         key=f"filter-front-{plan.kind}",
         persist_state="session",
-        help="Splits that no other beats in both measures in which the chart starts, by device",
+        help="Layouts that no other beats in both measures in which the chart starts, by device",
     )
     axes = plan.shown.axes if front else None
     return Filters(tuple(by), tuple(picked_states), tuple(picked), axes)

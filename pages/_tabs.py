@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 import _address as address
 import _common as common
 import _deployment as deployment
+import _session as session
 import _widgets as widgets
 import _work as work
 import streamlit as st
@@ -52,6 +53,12 @@ def draw_deployment(bundle: Bundle) -> None:
         )
     else:
         draw_target(bundle, name)
+
+
+def chosen_target(bundle: Bundle) -> str | None:
+    """The target that is chosen, where the bundle can be run on it; None by hand."""
+    name = st.session_state.get("target")
+    return None if isinstance(bundle.targets.get(name, ""), str) else name
 
 
 def draw_by_hand(bundle: Bundle) -> None:
@@ -192,7 +199,7 @@ def draw_other_engines(
     tried = _cached_engines(
         json.dumps(request.to_json()),
         json.dumps(candidate),
-        common.inputs_digest(),
+        session.inputs_digest(),
         folders_allowed(),
     )
     able = [engine for engine in tried if not engine.reasons]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -19,12 +20,8 @@ NAME, PLACE = "_upload-name", "_upload-weights"
 
 def config_of_request() -> Mapping[str, Any] | None:
     """The request's own config; None where its model is named."""
-    model = common.request().model
+    model = session.request().model
     return None if isinstance(model, str) else model
-
-
-def config_label() -> str:
-    return f"{model_name(common.request())} (your config.json)"
 
 
 def draw_upload(
@@ -43,7 +40,7 @@ def draw_upload(
 
     def apply(data: bytes, name: str) -> None:
         try:
-            common.apply_changes(take(data, name))
+            session.apply_changes(take(data, name))
         except RecipeError as error:
             st.session_state["refused"] = str(error)
 
@@ -70,43 +67,36 @@ def take_config_fields() -> None:
         return
     try:
         name, place = st.session_state[NAME] or "", st.session_state[PLACE] or ""
-        common.apply_changes({"model": rename_config(model, name, place)})
+        session.apply_changes({"model": rename_config(model, name, place)})
     except RecipeError as error:
         st.session_state["refused"] = error.plain
 
 
 def remove_config() -> None:
-    common.apply_changes({"model": DEFAULT.model})
+    session.apply_changes({"model": DEFAULT.model})
 
 
 def draw_config_upload() -> None:
-    """Show what was uploaded, with its name and the weights' place; and how to upload one."""
-    if config_of_request() is not None:
-        draw_current_config()
-    title = (
-        "Upload another config.json"
-        if config_of_request()
-        else "Not in the list? Upload its config.json"
+    """Places for a config.json: a file, or its text."""
+    draw_upload(
+        "Your config.json",
+        ["json"],
+        ("upload", "paste"),
+        lambda data, name: {"model": uploaded_config(data, name)},
+        "the pasted config.json",
+        f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, never weights or code.",
+        height=150,
+        placeholder='{"model_type": "llama", "hidden_size": 4096, …',
     )
-    with st.expander(title, icon=":material/upload_file:"):
-        draw_upload(
-            "config.json",
-            ["json"],
-            ("upload", "paste"),
-            lambda data, name: {"model": uploaded_config(data, name)},
-            "the pasted config.json",
-            f"At most {MAX_BYTES >> 20} MiB of JSON. Only its numbers are read, never weights or "
-            "code.",
-            height=150,
-            placeholder='{"model_type": "llama", "hidden_size": 4096, …',
-        )
 
 
 def draw_current_config() -> None:
+    """Show the config.json that is the request's model, with its name and its weights' place."""
     model = config_of_request()
-    assert model is not None  # noqa: S101 - drawn for a config only
+    if model is None:
+        return
     try:
-        spec = common.model()
+        spec = session.model()
     except RecipeError:
         place_now, model_text = (
             str(model.get("weights") or ""),
@@ -115,11 +105,11 @@ def draw_current_config() -> None:
     else:
         place_now = spec.weights or ""
         model_text = f"{len(spec.layers)} layers, {count_text(spec.parameters)} parameters"
-    st.session_state[NAME] = model_name(common.request())
+    st.session_state[NAME] = model_name(session.request())
     st.session_state[PLACE] = place_now
     with st.container(border=True):
         st.markdown(
-            f"**Your config.json:** {common.escape(model_name(common.request()))}, {model_text}"
+            f"**Your config.json:** {common.escape(model_name(session.request()))}, {model_text}"
         )
         name, place = st.columns(2)
         name.text_input(

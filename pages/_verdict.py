@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import _address as address
 import _common as common
 import _names as names
 import _planned as planned
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.plans.alternatives import Alternative
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, plan_launch_note, queue_text, split_label
 from recipe_core.plans.rank import nearest_row
@@ -37,8 +39,8 @@ Answer = tuple[Plan, Verdict] | RecipeError | None
 def current_answer() -> Answer:
     """Return the plan that the page speaks about; none while no hardware is chosen or found."""
     try:
-        if common.hardware_is_open() and st.session_state.get("found") is None:
-            common.model()
+        if session.hardware_is_open() and st.session_state.get("found") is None:
+            session.model()
             return None
         plan = planned.planned_request()
     except RecipeError as error:
@@ -116,7 +118,7 @@ def draw_bundle_refusal(plan: Plan) -> None:
 def draw_left_split_note() -> None:
     if lost := planned.left_split_name():
         st.caption(
-            common.escape(f"{lost}, the split that you chose, no longer fits: the link omits it.")
+            common.escape(f"{lost}, the layout that you chose, no longer fits: the link omits it.")
         )
 
 
@@ -132,7 +134,7 @@ def draw_way_to_best(plan: Plan) -> None:
         draw_edit_button(
             f"Back to the best: {split_label(plan, best)}",
             "best",
-            {"candidate": common.shared_fields()},
+            {"candidate": session.shared_fields()},
             ":material/undo:",
         )
 
@@ -173,7 +175,7 @@ def draw_problem(error: RecipeError) -> None:
             "Start over",
             key="start-over",
             icon=":material/restart_alt:",
-            on_click=common.start_over,
+            on_click=session.start_over,
         )
 
 
@@ -186,7 +188,7 @@ def reserve_alternatives() -> Callable[[], None]:
     A page calls ``work.later`` with it: nothing on the page waits for what is planned for them.
     """
     place = st.empty()
-    with place.container(horizontal=True, key="alternatives-wait"):
+    with place.container(key="alternatives-wait"):
         st.skeleton(height=40)
 
     def fill() -> None:
@@ -197,16 +199,30 @@ def reserve_alternatives() -> Callable[[], None]:
         if not choices:
             place.empty()  # a container without content would keep what it had
             return
-        with place.container(horizontal=True, key="alternatives"):
-            for n, choice in enumerate(choices):
-                tip = (
-                    f"{choice.split} is then best, each figure planned anew. {choice.accuracy_text}"
-                )
-                draw_edit_button(
-                    choice.label, f"alternative-{n}", choice.fields, MARKS[choice.kind], tip
-                )
+        with place.container(key="alternatives", gap="xsmall"):
+            draw_alternatives(choices)
 
     return fill
+
+
+def draw_alternatives(choices: Sequence[Alternative]) -> None:
+    """Each choice with what it changes, and a list to take one from."""
+    with st.grid(3, min_column_width=280, gap="xsmall"):
+        for choice in choices:
+            st.markdown(f":small[{MARKS[choice.kind]} {common.escape(choice.label)}]")
+    changes = {choice.label: choice.fields for choice in choices}
+    common.draw_choice(
+        st.selectbox,
+        "Take a runner-up",
+        "_runner-up",
+        None,
+        changes.__getitem__,
+        options=list(changes),
+        index=None,
+        placeholder="Take one of them …",
+        label_visibility="collapsed",
+        width=350,
+    )
 
 
 MARKS = {

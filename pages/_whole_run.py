@@ -8,6 +8,7 @@ from typing import Any
 
 import _common as common
 import _numbers as numbers
+import _session as session
 import _workload as asking
 import streamlit as st
 
@@ -30,7 +31,7 @@ CHECKPOINTS = {"synchronous": "Wait until written", "asynchronous": "Write in th
 
 def whole_run() -> None:
     """Phases of the run, evaluations, checkpoints, failures and spare nodes."""
-    workload = common.request().workload
+    workload = session.request().workload
     has_run_fields = (
         workload.phases or workload.evaluation or workload.storage or workload.spare_nodes
     )
@@ -96,7 +97,7 @@ def _phase_box(phases: Sequence[Phase], k: int, name: str, label: str, now: floa
 
 def _add_phase(phases: Sequence[Phase]) -> None:
     """A first phase with half of the batch, before the rest; then a copy of the last one."""
-    workload = common.request().workload
+    workload = session.request().workload
     tokens = workload.tokens or TRAINING_TOKENS
     ramp = Phase(tokens=RAMP * tokens, global_batch=max(workload.global_batch // 2, 1))
     first = [ramp, Phase(tokens=tokens - ramp.tokens)]
@@ -104,11 +105,11 @@ def _add_phase(phases: Sequence[Phase]) -> None:
 
 
 def _set_phases(phases: Sequence[Phase]) -> None:
-    common.apply_changes({"workload.phases": _phase_values(phases)})
+    session.apply_changes({"workload.phases": _phase_values(phases)})
 
 
 def _change_phases(phases: Sequence[Phase]) -> None:
-    common.change_to({"workload.phases": _phase_values(phases)})
+    session.change_to({"workload.phases": _phase_values(phases)})
 
 
 def _phase_values(phases: Sequence[Phase]) -> tuple[dict[str, Any], ...] | None:
@@ -117,7 +118,7 @@ def _phase_values(phases: Sequence[Phase]) -> tuple[dict[str, Any], ...] | None:
 
 def _draw_evaluation() -> None:
     """Ask whether there are evaluations, and how often on how much."""
-    now = common.request().workload.evaluation
+    now = session.request().workload.evaluation
     common.draw_choice(
         st.toggle,
         "Evaluate during the run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.request.describe import asked_summary
@@ -20,7 +21,16 @@ def show_notice() -> None:
 def draw_page_head(title: str) -> None:
     """The title of a page, and the request in one line."""
     st.title(title, anchor=False)
-    st.caption(common.escape(asked_summary(common.asked(), hardware=not common.hardware_is_open())))
+    st.caption(
+        common.escape(asked_summary(session.asked(), hardware=not session.hardware_is_open()))
+    )
+
+
+def draw_serving_only(reason: str, key: str) -> None:
+    """Say that a lens is not about training, and offer to serve the model."""
+    st.info(reason, icon=":material/info:")
+    serving = {"workload.kind": "serving"}
+    common.edit_button("Serve this model", key, serving, ":material/dns:")
 
 
 def code(text: str) -> None:

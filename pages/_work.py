@@ -8,10 +8,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import _common as common
+import _session as session
 import streamlit as st
 
 from recipe_core.base import budget
+from recipe_core.base.errors import RecipeError
 from recipe_core.doors.pool import server_pool
 
 Value = TypeVar("Value")
@@ -35,7 +36,7 @@ def calculated(
     task: str,
     function: Callable[..., Value],
     *arguments: Any,
-    simulated_what: str = "splits",
+    simulated_noun: str = "layouts",
     clock: Callable[[], float] = time.monotonic,
     **options: Any,
 ) -> Value:
@@ -44,45 +45,53 @@ def calculated(
     Meanwhile the page says what is being done, and how far it is while requests are simulated for
     percentiles, with a way to do without. The button, any other edit, or to leave the page ends
     the work: there Streamlit stops a script, as soon as it draws something.
-    ``simulated_what``: what is counted meanwhile; empty where steps are no simulations.
+    ``simulated_noun``: what is counted meanwhile; empty where steps are no simulations.
 
     Raises:
         RecipeError: as the function, and where the server has too much to do.
     """
     pool, place = server_pool(), st.empty()
     client = st.session_state.setdefault("client", secrets.token_hex(8))
-    with place.container(), st.spinner(task):
-        ahead, simulated = st.empty(), st.container()
-        bars: list[Any] = []
-        looked = clock()
+    try:
+        with place.container(), st.spinner(task):
+            ahead, simulated = st.empty(), st.container()
+            bars: list[Any] = []
+            looked = clock()
 
-        def begin() -> None:
-            bars.append(simulated.progress(0.0))
-            simulated.button(
-                "Use means instead",
-                key="no-percentile",
-                icon=":material/close:",
-                on_click=common.apply_changes,
-                args=(BY_MEANS,),
-            )
+            def begin() -> None:
+                bars.append(simulated.progress(0.0))
+                simulated.button(
+                    "Use means instead",
+                    key="no-percentile",
+                    icon=":material/close:",
+                    on_click=session.apply_changes,
+                    args=(BY_MEANS,),
+                )
 
-        def show(done: int, steps: int) -> None:
-            if not simulated_what:
-                return
-            if not bars:
-                begin()
-            text = f"Simulating requests: {done} of {steps} {simulated_what}"
-            bars[0].progress(min(done / steps, 1.0), text=text)
+            def show(done: int, steps: int) -> None:
+                if not simulated_noun:
+                    return
+                if not bars:
+                    begin()
+                text = f"Simulating requests: {done} of {steps} {simulated_noun}"
+                bars[0].progress(min(done / steps, 1.0), text=text)
 
-        def left() -> bool:
-            nonlocal looked
-            if clock() - looked > LOOK_EVERY_S:
-                looked = clock()
-                ahead.caption(f"{pool.waiting} requests wait") if pool.waiting else ahead.empty()
-            return False
+            def look_at_queue() -> bool:
+                nonlocal looked
+                if clock() - looked > LOOK_EVERY_S:
+                    looked = clock()
+                    ahead.caption(
+                        f"{pool.waiting} requests wait"
+                    ) if pool.waiting else ahead.empty()
+                return False
 
-        with budget.watched(show):
-            value = pool.run(function, *arguments, client=client, abandoned=left, **options)
+            with budget.watched(show):
+                value = pool.run(
+                    function, *arguments, client=client, abandoned=look_at_queue, **options
+                )
+    except RecipeError:
+        place.empty()  # the page says why, beside no progress
+        raise
     place.empty()
     return value
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import _common as common
 import _numbers as numbers
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.engines.spec import engine
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.plans import launch_rules
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
@@ -57,7 +58,12 @@ METHODS = {
     "grpo": "GRPO",
     "ppo": "PPO",
 }
-SAMPLERS = {name: engine(name).title for name in ("vllm", "sglang")}
+SAMPLERS = {
+    name: engine(name).title
+    for name in engine_names()
+    if name in launch_rules.launchable_names("rollout_engines")
+}
+"""Engines that sample answers for a framework."""
 PLACEMENTS = {"colocated": "The devices that train", "apart": "Devices of their own"}
 REWARDS = {"rule": "A rule", "model": "A model of its size"}
 DATA = {"": "Usual for the method", "text": "Texts", "chat": "Chats", "preference": "Preferences"}
@@ -106,9 +112,9 @@ def load_sentence(request: PlanRequest) -> str:
 
 def media() -> None:
     """Images and sound in every prompt, for models that read them; else only what is stated."""
-    workload = common.request().workload
+    workload = session.request().workload
     try:
-        read = {tower.modality for tower in common.model().towers}
+        read = {tower.modality for tower in session.model().towers}
     except RecipeError:
         read = set()  # the verdict says why the model cannot be read
     present = {field for field in MEDIA if getattr(workload, field) is not None}
@@ -129,7 +135,7 @@ def media() -> None:
 
 def _media_items(field: str) -> None:
     """Ask whether prompts hold images, or sound, and how many of how many tokens."""
-    now = getattr(common.request().workload, field)
+    now = getattr(session.request().workload, field)
     usual = MediaItems().model_dump()
     common.draw_choice(
         st.toggle,
@@ -156,7 +162,7 @@ def searchable(request: PlanRequest) -> bool:
 def several_loads() -> None:
     """Other loads, each judged with every split."""
     unit = {"open": "a second", "static": "in a batch", "offline": "queued"}
-    counted = unit.get(common.request().workload.mode, "in flight")
+    counted = unit.get(session.request().workload.mode, "at once")
     numbers.draw_number_list(
         "Other loads",
         "options.loads",

@@ -5,11 +5,12 @@ import _address as address
 import _check_answer as verdicts
 import _common as common
 import _numbers as numbers
+import _session as session
 import _widgets as widgets
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import gib, seconds_text, token_rate_text
+from recipe_core.base.units import chance_text, gib, seconds_text, share_text, token_rate_text
 from recipe_core.calibration.place import calibration_stamp
 from recipe_core.commands.carry import plan_request_of
 from recipe_core.commands.words import MAX_CHARACTERS
@@ -24,7 +25,7 @@ from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import split_degrees_text
 from recipe_core.views.commands import changed_lines, idle_devices_text, memory_meant, words_text
 from recipe_core.views.glossary import term_help
-from recipe_core.views.verdict import changed_figures, percent
+from recipe_core.views.verdict import changed_figures
 
 EXAMPLES = {
     "vLLM on half the node": "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960",
@@ -55,7 +56,7 @@ LEVELS = {
 
 def draw_ground() -> str:
     """Show what commands are judged by (JSON): the request's hardware and, serving, load."""
-    r = common.request()
+    r = session.request()
     out: dict[str, Any] = {
         "hardware": r.hardware.device,
         "gpus": r.hardware.per_node,
@@ -73,7 +74,8 @@ def draw_ground() -> str:
     return json.dumps(out)
 
 
-def ask_command() -> str:
+def draw_examples() -> None:
+    """Commands to try, a click each."""
     with st.container(horizontal=True):
         for n, (title, text) in enumerate(EXAMPLES.items()):
             st.button(
@@ -83,6 +85,11 @@ def ask_command() -> str:
                 on_click=st.session_state.update,
                 args=({"command": text},),
             )
+
+
+def ask_command() -> str:
+    if not (st.session_state.get("command") or "").strip():
+        draw_examples()
     text = st.text_area(
         "Command",
         key="command",
@@ -91,23 +98,22 @@ def ask_command() -> str:
         persist_state="session",
         placeholder="vllm serve …, python -m sglang.launch_server …, trtllm-serve …, docker run … "
         "or a script that starts one of them",
-        help="Parsed, never run: no shell, no process, no environment of this machine",
     )
     chip, per_node, nodes, release, go = st.columns([3, 1, 1, 1, 1], vertical_alignment="bottom")
     with chip:
-        common.pick_device(st.selectbox, "Device", device_names(), lambda chip: chip.title)
+        common.pick_device(
+            st.selectbox, "Device", device_names(), lambda chip: chip.title, help=None
+        )
     with per_node:
-        numbers.draw_number("Devices per node", "hardware.per_node")
+        numbers.draw_number("Devices per node", "hardware.per_node", help=None)
     with nodes:
-        numbers.draw_number("Nodes", "hardware.nodes")
+        numbers.draw_number("Nodes", "hardware.nodes", help=None)
     release.text_input(
         "Engine release",
         key="engine_version",
         max_chars=32,
         persist_state="session",
         placeholder="by the image",
-        help="Options, limits and memory are judged by this release of the engine. Left empty: by "
-        "the image's tag, else by the release that recipes start",
     )
     go.button(
         "Check",
@@ -179,7 +185,7 @@ def draw_better_layout(answer: dict[str, Any]) -> None:
     if offer is None:
         draw_no_better(answer)
         return
-    gain = "" if offer.get("gain") is None else f", {offer['gain']:+.0%}"
+    gain = "" if offer.get("gain") is None else f", {share_text(offer['gain'], signed=True)}"
     serving = offer["estimate"]["serving"]
     st.header("A better layout", anchor=False)
     speed, tpot = token_rate_text(serving["output_tokens_per_s"]), seconds_text(serving["tpot_s"])
@@ -212,7 +218,7 @@ def draw_corrections(answer: dict[str, Any]) -> None:
     if changes:
         st.header("The same command, corrected", anchor=False)
     for change in changes:
-        chance = percent(change["start_probability"])
+        chance = chance_text(change["start_probability"])
         text = f"It starts {words_text(change)}, with a probability of {chance}."
         st.markdown(f":material/build: {common.escape(text)}")
         if "command" in change:
@@ -237,7 +243,7 @@ def open_as_plan(answer: dict[str, Any]) -> None:
     """A way on to the plan of what the command starts, with all that it states."""
     if "estimate" not in answer:
         return
-    changes = plan_request_of(answer, common.request())
+    changes = plan_request_of(answer, session.request())
     clicked = common.edit_button(
         "Open as plan",
         "to-builder",
@@ -256,7 +262,7 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
         answer["model"] or "no model",
         f"{engine(answer['engine']['name']).title} {answer['engine']['version']}",
         *([split_degrees_text(answer["candidate"])] if "candidate" in answer else []),
-        hardware_name(common.request().hardware),
+        hardware_name(session.request().hardware),
     ]
     draw(f"**{verdict}** {common.escape(' · '.join(facts))}", icon=icon)
     if "error" in answer:
@@ -280,7 +286,8 @@ def draw_command_verdict(answer: dict[str, Any]) -> None:
 st.title("Does my command work?", anchor=False)
 st.caption(
     "Paste a command that starts vLLM, SGLang or TensorRT-LLM. "
-    "Does it start, what does it waste, and is there a better layout?"
+    "Does it start, what does it waste, and is there a better layout? "
+    "It is parsed, never run."
 )
 text = ask_command()
 if not text:
@@ -292,7 +299,7 @@ else:
         )
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/error:")
-workload = common.request().workload
+workload = session.request().workload
 if isinstance(workload, ServingWorkload):
     # what Ground assumes where the request's load is none of concurrent requests
     load = workload.concurrency or 64

@@ -1,6 +1,7 @@
 import _columns as columns_of
 import _common as common
 import _measured_answer as answer
+import _session as session
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
@@ -124,7 +125,7 @@ def draw_error_table(compared: RunsCompared) -> None:
 
 @st.fragment
 def draw_measured_charts(compared: RunsCompared) -> None:
-    common.follow_edit()
+    session.follow_edit()
     with st.container(horizontal=True):
         titles = {name: view.measured_title(name) for name in view.measured_figures(compared)}
         figure = common.pick_one("Figure", titles, "measured-figure", persist_state=None)

@@ -6,6 +6,7 @@ import _numbers as numbers
 import _own_device as own_device
 import _panels as panels
 import _price as price
+import _session as session
 import _size_filters as filters
 import _widgets as widgets
 import streamlit as st
@@ -48,7 +49,7 @@ LEVELS = {
     "unsupported": ("red", ":material/block:"),
 }
 DEFAULT = ""
-request = common.request()
+request = session.request()
 chip = device_profile(request.hardware.device)
 
 
@@ -111,19 +112,14 @@ def draw_device_cards() -> None:
         (dtype for dtype in ("bf16", "fp16", "fp32") if dtype in chip.peak_flops_per_s), "fp32"
     )
     with st.grid(4, min_column_width=150):
-        st.metric(
-            "Memory", gib(chip.memory_bytes.value), border=True, help="As reported by the driver"
-        )
+        st.metric("Memory", gib(chip.memory_bytes.value), border=True)
         st.metric(
             "Memory bandwidth",
             per_second(chip.memory_bandwidth_bytes_per_s.value, "B"),
             border=True,
         )
         st.metric(
-            f"Dense {rate}",
-            per_second(chip.peak_flops_per_s[rate].value, "FLOP"),
-            border=True,
-            help="Without sparsity",
+            f"Dense {rate}", per_second(chip.peak_flops_per_s[rate].value, "FLOP"), border=True
         )
         st.metric("Power limit", f"{significant(chip.tdp_watts.value)} W", border=True)
 
@@ -164,7 +160,7 @@ def other_cluster(n: int, cluster_request: HardwareRequest) -> None:
             label,
             f"_other_{n}_{field}",
             getattr(cluster_request, field),
-            lambda value: common.change_to(
+            lambda value: session.change_to(
                 {"options.hardware": replace_cluster_field(n, field, value)}
             ),
             range_of(f"options.hardware.0.{field}"),
@@ -189,7 +185,7 @@ def other_cluster(n: int, cluster_request: HardwareRequest) -> None:
         "Remove",
         key=f"drop-{n}",
         icon=":material/close:",
-        on_click=common.apply_changes,
+        on_click=session.apply_changes,
         args=({"options.hardware": rest},),
     )
 
@@ -281,12 +277,18 @@ def draw_chosen() -> None:
     draw_device_cards()
     if chip.announcement:
         st.info(common.escape(chip.announcement), icon=":material/campaign:")
-    with st.expander("Price", icon=":material/payments:", key="price", expanded=False):
+    with st.expander("Price", icon=":material/payments:", key="price"):
         price.draw_price()
-    with st.expander("Links between devices", icon=":material/lan:", key="links"):
-        draw_links()
-    with st.expander("Compare with other clusters", icon=":material/compare:", key="clusters"):
-        draw_other_clusters()
+    with st.expander("More about the hardware", icon=":material/tune:", key="more-hardware"):
+        draw_rarely_needed()
+
+
+def draw_rarely_needed() -> None:
+    """Draw what few need: links, other clusters, devices that are not listed, figures' sources."""
+    st.markdown("**Links between devices**")
+    draw_links()
+    st.markdown("**Compare with other clusters**")
+    draw_other_clusters()
     own_device.draw_profile_upload(chip, short_title(chip))
     draw_detection()
     draw_device_facts(chip)
@@ -296,7 +298,7 @@ widgets.draw_page_head("Hardware")
 choice_column, evidence_column = st.columns([3, 2], gap="large")
 with choice_column:
     panels.draw_hardware_choice()
-if common.hardware_is_open():
+if session.hardware_is_open():
     with (
         choice_column,
         st.expander(

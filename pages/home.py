@@ -1,55 +1,42 @@
 import _address as address
 import _common as common
 import _model_pick as picker
+import _session as session
 import streamlit as st
 
-from recipe_core.request.describe import model_name
-from recipe_core.request.link import DEFAULT
 from recipe_core.request.presets import Example, examples
 
 CASES = 6
 """Cases that the start page shows."""
+DOORS = {
+    "serving": ("Serve a model", ":material/dns:"),
+    "training": ("Train or fine-tune", ":material/model_training:"),
+}
+"""Ways in by what is asked, each with its title and icon."""
 
 
 def open_door(kind: str) -> None:
-    if common.asked().workload.kind != kind:
-        common.apply_changes(common.turn_kind(kind) or {})
+    if session.asked().workload.kind != kind:
+        session.apply_changes(session.turn_kind(kind) or {})
     st.session_state["goto"] = "model.py"
 
 
 def draw_doors() -> None:
     """The three ways in: a model to serve, one to train, a command that one has."""
     with st.grid(3, min_column_width=220):
-        st.button(
-            "Serve a model",
-            key="door-serve",
-            icon=":material/dns:",
-            on_click=open_door,
-            args=("serving",),
-            width="stretch",
-        )
-        st.button(
-            "Train or fine-tune",
-            key="door-train",
-            icon=":material/model_training:",
-            on_click=open_door,
-            args=("training",),
-            width="stretch",
-        )
+        for kind, (title, icon) in DOORS.items():
+            st.button(
+                title,
+                key=f"door-{kind}",
+                icon=icon,
+                on_click=open_door,
+                args=(kind,),
+                width="stretch",
+            )
         if st.button(
             "I have a command", key="door-check", icon=":material/terminal:", width="stretch"
         ):
             st.switch_page("check.py", query_params=address.screen_link_query())
-
-
-def draw_current() -> None:
-    """The way back to the request that the link or this session has already."""
-    request = common.asked()
-    if request in (DEFAULT, common.by_cost(DEFAULT)):
-        return
-    address.page_link(
-        "plan.py", f"Continue with {common.escape(model_name(request))}", ":material/arrow_forward:"
-    )
 
 
 WHOLE_CARD = """<style>
@@ -90,7 +77,6 @@ if page := st.session_state.pop("goto", None):
 
 st.title("Recipe Builder", anchor=False)
 st.markdown("Plan, price and ship an LLM deployment.")
-picker.draw_model_search("home", with_upload=False)
+picker.draw_model_search("home")
 draw_doors()
-draw_current()
 draw_cases()

@@ -2,6 +2,7 @@ import _common as common
 import _layers as layers
 import _model_pick as picker
 import _names as names
+import _session as session
 import _widgets as widgets
 import streamlit as st
 
@@ -14,7 +15,7 @@ from recipe_core.views.glossary import field_help
 
 
 def pick_formats(spec: ModelSpec) -> None:
-    model = common.request().model
+    model = session.request().model
     same = model_variants(model) if isinstance(model, str) else {}
     if len(same) > 1:
         common.draw_choice(
@@ -28,8 +29,8 @@ def pick_formats(spec: ModelSpec) -> None:
             help="The same model in other number formats, from the catalog",
             wrap=True,
         )
-    chip = device_profile(common.request().hardware.device)
-    if common.asks_for_training():
+    chip = device_profile(session.request().hardware.device)
+    if session.asks_for_training():
         common.edit(
             st.segmented_control,
             "Compute precision",
@@ -39,7 +40,7 @@ def pick_formats(spec: ModelSpec) -> None:
             required=True,
         )
         return
-    now = common.request().options.weight_dtypes
+    now = session.request().options.weight_dtypes
     common.edit(
         st.pills,
         "Weight formats to evaluate",
@@ -59,9 +60,9 @@ def pick_formats(spec: ModelSpec) -> None:
 
 widgets.draw_page_head("Model")
 common.draw_kind()
-picker.draw_model_search("model")
+picker.draw_model_search("model", with_list=True)
 try:
-    spec = common.model()
+    spec = session.model()
 except RecipeError as error:
     spec = None
     st.error(common.escape(error), icon=":material/error:")

@@ -8,13 +8,14 @@ import _lens_over_time as over_time
 import _lens_why as why
 import _planned as planned
 import _rail as rail
+import _session as session
 import _verdict as verdicts
 import streamlit as st
 
 from recipe_core.plans.rank import rows_beyond_limits
 from recipe_core.request.describe import model_name
 
-LENSES = {title: name for name, title in common.LENSES.items()}
+LENSES = {title: name for name, title in session.LENSES.items()}
 
 
 def turn_lens() -> None:
@@ -37,13 +38,13 @@ def draw_lens(name: str) -> None:
         why.look_closer(plan)
 
 
-st.title(common.escape(model_name(common.asked())), anchor=False)
+st.title(common.escape(model_name(session.asked())), anchor=False)
 inputs, answer_column = st.columns([1, 3], gap="medium")
 with inputs:
     rail.draw_rail()
 with answer_column:
-    sized = found.find_hardware() if common.hardware_is_open() else None
-    searching = common.hardware_is_open() and st.session_state.get("found") is None
+    sized = found.find_hardware() if session.hardware_is_open() else None
+    searching = session.hardware_is_open() and st.session_state.get("found") is None
     plan = None if searching else planned.planned_or_none()
     row = None if plan is None else planned.selected_row(plan)
     if searching and sized is not None:
@@ -56,7 +57,7 @@ with answer_column:
     if plan is not None and (row is not None or rows_beyond_limits(plan)):
         layouts.draw_frontier(plan, row)
 
-common.seed("_lens", common.LENSES[common.current_lens()])
+common.seed("_lens", session.LENSES[session.current_lens()])
 for tab, name in zip(
     st.tabs(list(LENSES), key="_lens", on_change=turn_lens), LENSES.values(), strict=True
 ):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 import _address as address
@@ -10,6 +11,7 @@ import _deployment as deployment
 import _found as found
 import _planned as planned
 import _recipe_cache as recipe_cache
+import _session as session
 import _tabs as tabs
 import _verdict as verdicts
 import _widgets as widgets
@@ -31,8 +33,8 @@ from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import candidate_key
 from recipe_core.views import overview
 from recipe_core.views.chips import request_chips
+from recipe_core.views.decision import describe_decision
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
-from recipe_core.views.plan_decision import describe_decision
 from recipe_core.views.plan_words import figures_phrase
 from recipe_core.views.report import html_report
 
@@ -47,7 +49,7 @@ def lost_selected_split(plan: Plan) -> str | None:
 
 def effective_request(plan: Plan) -> PlanRequest:
     """The request; without its split where that no longer fits."""
-    request = common.request()
+    request = session.request()
     if not lost_selected_split(plan):
         return request
     return request.model_copy(update={"candidate": shared_candidate(request)})
@@ -56,7 +58,7 @@ def effective_request(plan: Plan) -> PlanRequest:
 def option_label(plan: Plan, key: str) -> str:
     """A layout in the list; the figures of the one that is taken stand below it."""
     if key == STATED:
-        return f"As stated: {overview.stated_split(common.request().candidate)}"
+        return f"As stated: {overview.stated_split(session.request().candidate)}"
     if key == BEST:
         return "The best"
     return split_label(plan, find_row(plan, key))
@@ -66,8 +68,8 @@ def selection_changes(key: str) -> dict[str, Any]:
     if key == STATED:
         return {}
     if key:
-        return edit.select_split(common.request(), key)
-    shared = shared_candidate(common.request())
+        return edit.select_split(session.request(), key)
+    shared = shared_candidate(session.request())
     return {"candidate": shared.model_dump(exclude_none=True) if shared else None}
 
 
@@ -75,7 +77,7 @@ def selected_option(plan: Plan) -> str:
     """The option of the list that the request stands for."""
     if planned.is_stated():
         return STATED
-    if common.selected_key() is None or lost_selected_split(plan):
+    if session.selected_key() is None or lost_selected_split(plan):
         return BEST
     return row_key(plan, planned.selected_row(plan))
 
@@ -101,7 +103,7 @@ def pick_split(plan: Plan) -> None:
 def kept_request(plan: Plan) -> PlanRequest | None:
     """Return what to keep of the split on this page; None where the request leaves it open."""
     if planned.is_stated():
-        request = common.request()
+        request = session.request()
         has_whole_split = request.candidate and candidate_key(request.candidate.model_dump())
         return request if has_whole_split else None
     row = planned.selected_row(plan)
@@ -110,7 +112,7 @@ def kept_request(plan: Plan) -> PlanRequest | None:
 
 def draw_downloads(bundle: Bundle, plan: Plan) -> None:
     recipe, addresses = bundle.recipe, deployment.addresses(bundle)
-    pins = [key for key in dict.fromkeys([candidate_key(recipe.candidate), *common.pins()]) if key]
+    pins = [key for key in dict.fromkeys([candidate_key(recipe.candidate), *session.pins()]) if key]
     with st.container(horizontal=True):
         st.download_button(
             "Download bundle",
@@ -183,7 +185,7 @@ def draw_decided(plan: Plan, recipe: Recipe) -> None:
         f"**{common.escape(decided.layout)}** · {common.escape(decided.engine)} · "
         f"{common.escape(decided.formats)}"
     )
-    chips = " · ".join(chip.label for chip in request_chips(common.request()))
+    chips = " · ".join(chip.label for chip in request_chips(session.request()))
     if chips:
         st.markdown(common.escape(f"Decided besides: {chips}"))
 
@@ -214,19 +216,27 @@ def draw_details(recipe: Recipe, plan: Plan) -> None:
 
 def make_bundle(plan: Plan, request: PlanRequest) -> tuple[Recipe, Bundle] | None:
     """The recipe and its bundle at the place of the deployment settings; None where none can be."""
-    key = (json.dumps(request.to_json()), common.inputs_digest(), folders_allowed())
+    key = (json.dumps(request.to_json()), session.inputs_digest(), folders_allowed())
     try:
         recipe = recipe_cache.cached_recipe(*key)
     except RecipeError as error:
         draw_build_refusal(plan, error)
         return None
     parameters = deployment.parameters()
-    settings = parameters.model_dump_json() if parameters != Parameters() else ""
     try:
-        return recipe, recipe_cache.cached_bundle(*key, settings)
+        bundle = recipe_cache.cached_bundle(*key, settings_text(parameters))
     except RecipeError as error:
         st.error(common.escape(error), icon=":material/block:")
         return recipe, recipe_cache.cached_bundle(*key, "")
+    with suppress(RecipeError):  # of a target that has no failures of its own
+        if (target := tabs.chosen_target(bundle)) is not None:
+            settings = settings_text(parameters.model_copy(update={"target": target}))
+            return recipe, recipe_cache.cached_bundle(*key, settings)
+    return recipe, bundle
+
+
+def settings_text(parameters: Parameters) -> str:
+    return parameters.model_dump_json() if parameters != Parameters() else ""
 
 
 def other_than_selected(plan: Plan, recipe: Recipe) -> None:
@@ -258,13 +268,13 @@ def draw_build_refusal(plan: Plan, error: RecipeError) -> None:
     draw_build_ways_out(plan, row)
     candidate = plan.candidate(row)
     if planned.is_stated():
-        candidate |= common.request().candidate.model_dump(exclude_none=True)
+        candidate |= session.request().candidate.model_dump(exclude_none=True)
     st.header("The same layout on another engine", anchor=False)
-    tabs.draw_other_engines(common.request(), candidate)
+    tabs.draw_other_engines(session.request(), candidate)
 
 
 def draw_build_ways_out(plan: Plan, row: int) -> None:
-    request = common.request()
+    request = session.request()
     per_node = request.hardware.per_node
     with st.container(horizontal=True):
         if request.candidate is not None and selected_option(plan) != BEST:
@@ -293,9 +303,9 @@ def draw_build_ways_out(plan: Plan, row: int) -> None:
 
 
 widgets.draw_page_head("Ship")
-if common.hardware_is_open():
+if session.hardware_is_open():
     found.find_hardware()
-searching = common.hardware_is_open() and st.session_state.get("found") is None
+searching = session.hardware_is_open() and st.session_state.get("found") is None
 plan = None if searching else planned.planned_or_none()
 if plan is not None and plan.best_row is not None:
     selected = planned.selected_row(plan)

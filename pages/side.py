@@ -6,6 +6,7 @@ from functools import partial
 import _address as address
 import _common as common
 import _export as export
+import _session as session
 import _side_choices as side_choices
 import _widgets as widgets
 import streamlit as st
@@ -46,12 +47,17 @@ def shelf_bar(shelf: Shelf) -> None:
     with st.container(horizontal=True):
         for place, entry in enumerate(shelf):
             common.draw_opened(
-                common.escape(entry.name),
+                common.escape(short_name(entry.name)),
                 f"choice-{place}",
                 partial(draw_choice_details, shelf, place, entry),
                 icon=":material/bookmark:",
             )
     st.caption(f"{len(shelf)} of at most {MAX_KEPT} choices. The link to this page holds them all.")
+
+
+def short_name(name: str) -> str:
+    """A name that fits beside its mark on a phone: its ends, which tell choices apart."""
+    return name if len(name) <= 34 else f"{name[:12].rstrip(' ·')} … {name[-20:].lstrip(' ·')}"
 
 
 def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
@@ -73,7 +79,7 @@ def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
                 label,
                 key=f"{page}-{place}",
                 icon=icon,
-                on_click=common.replace_request,
+                on_click=session.replace_request,
                 args=(entry.request,),
                 help="Makes it the request; what is kept stays",
             ):
@@ -90,9 +96,11 @@ def draw_choice_details(shelf: Shelf, place: int, entry: Kept) -> None:
 
 def rename_choice(shelf: Shelf, place: int) -> None:
     try:
-        common.put_on_shelf(rename_on_shelf(shelf, place, st.session_state[f"_name-{place}"] or ""))
+        session.put_on_shelf(
+            rename_on_shelf(shelf, place, st.session_state[f"_name-{place}"] or "")
+        )
     except RecipeError as error:
-        common.put_on_shelf(shelf)
+        session.put_on_shelf(shelf)
         st.session_state["refused"] = str(error)
 
 
@@ -100,7 +108,7 @@ def remove_choice(shelf: Shelf, place: int) -> None:
     """A choice was removed; the baseline stays the same choice where it is another."""
     base = st.session_state.get("baseline", 0)
     st.session_state["baseline"] = base - (place < base) if place != base else 0
-    common.put_on_shelf(remove_from_shelf(shelf, place))
+    session.put_on_shelf(remove_from_shelf(shelf, place))
 
 
 # --- what differs
@@ -260,7 +268,7 @@ def draw_option_differences(choices: Sequence[Choice], words: Sequence[Sequence[
 
 
 st.title("Compare", anchor=False)
-kept_choices = common.shelf()
+kept_choices = session.shelf()
 if kept_choices:
     shelf_bar(kept_choices)
     answers = side_choices.evaluate_shelf(kept_choices)

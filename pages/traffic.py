@@ -2,6 +2,7 @@ import _common as common
 import _numbers as numbers
 import _panels as panel
 import _planned as planned
+import _session as session
 import _whole_run as whole
 import _widgets as widgets
 import _workload as asking
@@ -16,8 +17,10 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import count_keeping
 from recipe_core.plans.splits import is_known
 from recipe_core.plans.training_settings import framework_choices, framework_limits
+from recipe_core.request.describe import lengths_text
 from recipe_core.request.metrics import Limit, limits_by_name, metrics_of
 from recipe_core.views.glossary import field_help
+from recipe_core.views.verdict import further_goals_text
 
 ATTENTION = {
     "flash": "fused, the framework's choice",
@@ -29,10 +32,10 @@ ATTENTION = {
 OPTIMIZERS = {name: optimizer.title for name, optimizer in training_data().optimizers.items()}
 FREE = "no limit"
 
-request = common.request()
+request = session.request()
 workload = request.workload
 chip = device_profile(request.hardware.device)
-training = common.asks_for_training()
+training = session.asks_for_training()
 METRICS = metrics_of("training" if training else "closed")
 
 
@@ -181,7 +184,7 @@ def pick_engines() -> None:
     )
     if any(engine(name).batcher for name in current):
         windows()
-    common.edit(st.toggle, "Include context-parallel decoding (cp)", "options.context_parallel")
+    common.edit(st.toggle, "Include context-parallel decoding (CP)", "options.context_parallel")
     common.edit(
         st.toggle,
         "Include separate prefill pools",
@@ -224,7 +227,7 @@ def draw_limit(plan: Plan | None, name: str) -> None:
 
     def moved() -> None:
         value = st.session_state[f"_{field}_slider"]
-        common.apply_changes({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
+        session.apply_changes({field: None if value == FREE else numbers.scaled(value, 1 / scale)})
 
     steps = limit.steps_up_to(most_devices(), limit_value)
     shown = [numbers.scaled(step, scale) for step in steps]
@@ -263,7 +266,7 @@ def most_devices() -> int:
 
 def kept_layouts_text(plan: Plan | None, name: str, limit_value: float | None) -> str:
     """Return how many splits keep the limit and all others, in one line in every state."""
-    if common.hardware_is_open():
+    if session.hardware_is_open():
         return "Layouts are counted once hardware is chosen."
     if plan is None:
         return "Not counted: the request has no answer."
@@ -303,25 +306,27 @@ def draw_limits(plan: Plan | None) -> None:
 
 
 widgets.draw_page_head("Traffic and limits")
-work_column, goals_column = st.columns(2, gap="large")
-with work_column:
-    panel.draw_traffic()
-    with st.expander("More about the traffic", key="more-traffic", icon=":material/tune:"):
+traffic_column, limits_column = st.columns(2, gap="large")
+with traffic_column:
+    panel.draw_load()
+    st.caption(common.escape(f"{lengths_text(session.asked().workload)}."))
+    with st.expander("Lengths and more", key="more-traffic", icon=":material/tune:"):
+        panel.draw_lengths()
         if training:
             training_details()
             whole.whole_run()
         else:
             asking.media()
             serving_details()
-    if not training:
-        with st.expander(
-            "Engines and formats to search", key="search-space", icon=":material/search:"
-        ):
-            pick_engines()
-with goals_column:
+with limits_column:
     # what is drawn while a plan is made must not move what stands below
     with st.container(key="counted"):
-        plan = None if common.hardware_is_open() else planned.planned_or_none()
-    panel.draw_goals()
+        plan = None if session.hardware_is_open() else planned.planned_or_none()
+    panel.draw_first_limits()
+    st.caption(common.escape(f"{further_goals_text(session.asked())}."))
     with st.expander("More limits", icon=":material/tune:", key="more-limits"):
+        panel.draw_further_goals()
         draw_limits(plan)
+        if not training:
+            st.markdown("**Engines and formats to search**")
+            pick_engines()

@@ -1,4 +1,4 @@
-"""Recipe Builder: a model, hardware and an objective in; every split judged, one bundle out.
+"""Recipe Builder: a model, hardware and an objective in; every layout judged, one bundle out.
 
 >>> import recipe_core as rb
 >>> plan = rb.plan({

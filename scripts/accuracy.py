@@ -57,8 +57,8 @@ WORST = 8
 # What is asked of this version: a title, mode and figure of the primary score of scored runs, and
 # the most for the median and the p90 of the cells.
 TARGETS = (
-    ("time per output token, closed loop", "closed", "tpot_ms", 0.085, 0.18),
-    ("time to first token, closed loop", "closed", "ttft_ms", 0.18, 0.42),
+    ("time per output token, N users at once", "closed", "tpot_ms", 0.085, 0.18),
+    ("time to first token, N users at once", "closed", "ttft_ms", 0.18, 0.42),
     ("throughput, all queued", "offline", "output_tokens_per_s", 0.105, 0.28),
     ("latency of a static batch", "static", "request_latency_ms", 0.12, 0.18),
 )
@@ -112,7 +112,7 @@ class Score:
     cells: int
 
     def __str__(self) -> str:
-        return f"{self.median:.1%} / {self.p90:.1%}" if self.cells else "–"
+        return f"{100 * self.median:.1f} % / {100 * self.p90:.1f} %" if self.cells else "–"
 
 
 def _scores(figures: pd.DataFrame) -> dict[tuple[str, str], Score]:
@@ -145,7 +145,7 @@ def serving_targets(figures: pd.DataFrame) -> str:
         total, *vendors = (scores.get((mode, figure), NO_SCORE) for scores in of_parts)
         shown = " | ".join(map(str, (total, *vendors)))
         verdict = _verdict(total, median, p90, vendors)
-        aims = f"{median:.1%} / {p90:.1%}"
+        aims = f"{100 * median:.1f} % / {100 * p90:.1f} %"
         lines.append(f"| {title} | {aims} | {shown} | {total.cells} | {verdict} |")
     for pairing in PAIRINGS:
         ranked = split_pairs(scored_figures(figures), pairing)
@@ -153,11 +153,13 @@ def serving_targets(figures: pd.DataFrame) -> str:
             part.right.mean()
             for part in (ranked, ranked[ranked.vendor == "nvidia"], ranked[ranked.vendor == "amd"])
         )
-        shown = " | ".join("–" if np.isnan(part) else f"{part:.0%}" for part in (share, *vendors))
+        shown = " | ".join(
+            "–" if np.isnan(part) else f"{100 * part:.0f} %" for part in (share, *vendors)
+        )
         verdict = "met" if share >= RANKED_RIGHT else "missed"
-        title = f"better split known, {pairing.title}"
+        title = f"better layout known, {pairing.title}"
         lines.append(
-            f"| {title} | {RANKED_RIGHT:.0%} | {shown} | {len(ranked)} pairs | {verdict} |"
+            f"| {title} | {100 * RANKED_RIGHT:.0f} % | {shown} | {len(ranked)} pairs | {verdict} |"
         )
     return "\n".join(lines)
 
@@ -258,7 +260,7 @@ def serving_left_out() -> str:
     for figure in scores["plain"]:
         of_figure = [scores[name].get(figure) for name in names]
         cells = " | ".join(
-            "–" if score is None else f"{score['median']:.1%} / {score['p90']:.1%}"
+            "–" if score is None else f"{100 * score['median']:.1f} % / {100 * score['p90']:.1f} %"
             for score in of_figure
         )
         lines.append(f"| {figure} | {cells} |")
@@ -290,9 +292,9 @@ intervals give ([sizing](../guide/size.md#does-it-hold)).
 
 {tables}
 
-What runs of one device, engine and version have in common cancels where their splits are compared.
-How often the split that is estimated to be better was better, by the probability that it is given
-(runs of one source, device, model, engine version, workload and load that differ in split):
+What runs of one device, engine and version have in common cancels where their layouts are compared.
+How often the layout that is estimated to be better was better, by the probability that it is given
+(runs of one source, device, model, engine version, workload and load that differ in layout):
 
 {pairs_of}"""
 
@@ -376,7 +378,7 @@ def score_sections(f: pd.DataFrame) -> str:
     """Scored runs against the targets, and the primary score."""
     return f"""## Against the targets
 
-Scored runs: the primary score, median / p90 of cells, and pairs of splits. No vendor's
+Scored runs: the primary score, median / p90 of cells, and pairs of layouts. No vendor's
 median may be worse than {VENDOR_FACTOR} × that of all.
 
 {serving_targets(f)}
@@ -423,11 +425,11 @@ By source:
 
 def split_sections(f: pd.DataFrame, runs: list[Run]) -> str:
     """The order of splits, and where estimates are worst."""
-    return f"""## The better of two splits
+    return f"""## The better of two layouts
 
-Pairs of runs that differ in split, and by more than 10 % in the figure; all else is equal. Splits
+Pairs of runs that differ in layout, and by more than 10 % in the figure; all else is equal. Layouts
 over different numbers of GPUs are compared by throughput per GPU, and by time without scaling.
-Where versions differ, the pair measures the version as much as the split; a pair whose estimates
+Where versions differ, the pair measures the version as much as the layout; a pair whose estimates
 tie (within 1 %) says nothing about either.
 
 {serving_markdown(split_ranking(f))}
@@ -469,7 +471,7 @@ operator family and dtype of a device, and what engines and fabrics add. None is
 ## Memory
 
 Weights and cache are also compared with the real transformers models on torch's meta device
-(`tests/calibration/test_trace.py`, 28 model × split cases: weights within 0.07 %, cache per token
+(`tests/calibration/test_trace.py`, 28 model × layout cases: weights within 0.07 %, cache per token
 exact).
 Below: what vLLM logged at its start, against the estimate at the same limits.
 

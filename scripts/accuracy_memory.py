@@ -422,7 +422,7 @@ def capacity(path: Path) -> str:
     worst, middle = max(errors), float(pd.Series(errors).median())
     return (
         f"TensorRT-LLM, {len(errors)} measured capacities on H100 and GB300: "
-        f"median error {middle:.1%}, largest {worst:.1%}."
+        f"median error {100 * middle:.1f} %, largest {100 * worst:.1f} %."
     )
 
 
@@ -439,21 +439,22 @@ def memory_report(rows: pd.DataFrame, capacities: str) -> str:
     count, share, median = shares_within(rows)
     share_pinned = shares_within(rows, "error_pinned")[1]
     lines = [
-        f"Weights: {len(weights)} figures, median error {weights.error.abs().median():.1%}, "
-        f"{within['error']:.0%} within 3 %. Cache: {count} figures, "
-        f"median {median:.1%}, {share:.0%} within 10 %. "
+        f"Weights: {len(weights)} figures, median error {100 * weights.error.abs().median():.1f} "
+        f"%, {100 * within['error']:.0f} % within 3 %. Cache: {count} figures, "
+        f"median {100 * median:.1f} %, {100 * share:.0f} % within 10 %. "
         f"{capacities}",
         "",
         "Where the logged engine differed from the estimated version in a documented way, the "
         "estimate follows the logged one, and the row says so. With the current version instead, "
-        f"{within['error_pinned']:.0%} and {share_pinned:.0%} are within these bounds.",
+        f"{100 * within['error_pinned']:.0f} % and {100 * share_pinned:.0f} % are within these "
+        "bounds.",
         "",
         "| model | set-up | figure | logged | estimated | error |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
         f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | "
-        f"{row.estimated:,.2f} | {row.error:+.1%} |"
+        f"{row.estimated:,.2f} | {100 * row.error:+.1f} % |"
         for row in rows.itertuples()
     ]
     return "\n".join(
@@ -486,7 +487,7 @@ def _misses(rows: pd.DataFrame) -> list[str]:
             if source in row.source and figure == row.quantity
         )
         cause = next(causes, "not explained")
-        lines.append(f"* {row.model}, {row.quantity} ({row.error:+.1%}): {cause}.")
+        lines.append(f"* {row.model}, {row.quantity} ({100 * row.error:+.1f} %): {cause}.")
     return ["Beyond these bounds:", "", *(lines or ["* none"])]
 
 
@@ -504,8 +505,8 @@ def _started(rows: pd.DataFrame) -> list[str]:
     """Start-ups by release, with the rules of then and of the pinned version."""
     parts = {"all": rows, "one half": by_model(rows)[0], "the other": by_model(rows)[1]}
     shares = [
-        f"{name}: {count} figures, {then:.0%} (median {median:.1%}) instead of {now:.0%} "
-        f"({median_now:.1%})"
+        f"{name}: {count} figures, {100 * then:.0f} % (median {100 * median:.1f} %) instead of "
+        f"{100 * now:.0f} % ({100 * median_now:.1f} %)"
         for name, part in parts.items()
         for count, then, median in [shares_within(part)]
         for _, now, median_now in [shares_within(part, "error_pinned")]
@@ -523,7 +524,7 @@ def _started(rows: pd.DataFrame) -> list[str]:
         "|---|---|---|---|---|---|---|",
         *(
             f"| {row.model} | {row.setup} | {row.quantity} | {row.measured:,.2f} | "
-            f"{row.estimated:,.2f} | {row.error:+.1%} | {row.error_pinned:+.1%} |"
+            f"{row.estimated:,.2f} | {100 * row.error:+.1f} % | {100 * row.error_pinned:+.1f} % |"
             for row in rows.itertuples()
         ),
     ]

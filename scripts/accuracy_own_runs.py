@@ -418,26 +418,28 @@ def own_runs_report(table: pd.DataFrame, prior: Prior) -> str:
                 part = rows[(rows.given == count) & rows.cell.isin(full)]
                 alike = part.dropna(subset="alike")
                 shown = (
-                    f"{alike.before.mean():.1%} → {alike.alike.mean():.1%}" if len(alike) else ""
+                    f"{100 * alike.before.mean():.1f} % → {100 * alike.alike.mean():.1f} %"
+                    if len(alike)
+                    else ""
                 )
                 lines.append(
                     f"| {title} | {len(full)} of over {limit} | {count} | "
-                    f"{part.error.mean():.1%} | {part.error.median():.1%} | "
-                    f"{part.inside.mean():.0%} | {shown} |"
+                    f"{100 * part.error.mean():.1f} % | {100 * part.error.median():.1f} % | "
+                    f"{100 * part.inside.mean():.0f} % | {shown} |"
                 )
     shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
     table_text = "\n".join(lines)
     return f"""Of the runs of a cell (without those that the data exclude) some are drawn at random,
 {DRAWS} times, and given as own runs (`--measured`, [own runs](../method/own-runs.md)); the others
 are estimated. Errors are the cell's medians; the last column is of those tested runs whose very
-deployment (engine version and split) is among the given ones. What is known before any run is
+deployment (engine version and layout) is among the given ones. What is known before any run is
 chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRUTH_DIR`.
 
 {table_text}
 
 Shares of variance by scope, all sources: {shares}.
-What alike loads share falls by {1 - np.exp(-prior.fades):.0%} with each doubling of load, prompt or
-answer."""
+What alike loads share falls by {100 * (1 - np.exp(-prior.fades)):.0f} % with each doubling of load,
+prompt or answer."""
 
 
 def main() -> None:

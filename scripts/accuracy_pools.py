@@ -131,7 +131,7 @@ def pools_section(figures: pd.DataFrame) -> str:
 Written by `python scripts/accuracy_pools.py TRUTH_DIR`: time per output token of {len(figures)}
 published runs (InferenceX, Dynamo) that state prefill and decode pools and the load. Nothing is
 fitted to them. {refused} are called impossible. Of the others the median error is
-{all_runs["median"]:.1%}, the median of estimated / measured {all_runs["bias"]:.2f}.
+{100 * (all_runs["median"]):.1f} %, the median of estimated / measured {all_runs["bias"]:.2f}.
 
 {pools_markdown(pool_errors(figures, ["engine", "device"]))}
 

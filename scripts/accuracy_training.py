@@ -59,7 +59,8 @@ def training_targets(figures: pd.DataFrame) -> str:
         rows = figures[figures.figure.eq(figure)]
         error = float(together(rows.groupby(keys).error.median() if keys else rows.error))
         lines.append(
-            f"| {title} | {aim:.0%} | {error:.1%} | {'met' if error <= aim else 'missed'} |"
+            f"| {title} | {100 * aim:.0f} % | {100 * error:.1f} % "
+            f"| {'met' if error <= aim else 'missed'} |"
         )
     return "\n".join(lines)
 
@@ -112,7 +113,8 @@ def training_left_out() -> str:
         [
             *lines,
             *(
-                f"| {row['source']} | {row['runs']:,} | {row['median']:.1%} | {row['p90']:.1%} |"
+                f"| {row['source']} | {row['runs']:,} | {100 * row['median']:.1f} % "
+                f"| {100 * row['p90']:.1f} % |"
                 for row in rows
             ),
         ]
@@ -171,10 +173,10 @@ had to be chosen; no constant was fitted to them.
 
 {compare_known_runs()}
 
-**Verdicts.** {accepted:.1%} of the runs are accepted; where a source does not say what it
+**Verdicts.** {100 * accepted:.1f} % of the runs are accepted; where a source does not say what it
 recomputed, with the least recomputation that fits. Of {failed} runs that ran out of memory, crashed
-or timed out (one label), {caught / failed:.1%} are refused. Memory estimated up to
-{training_data().figures.tight.value:.1%} too high is accepted.
+or timed out (one label), {100 * (caught / failed):.1f} % are refused. Memory estimated up to
+{100 * training_data().figures.tight.value:.1f} % too high is accepted.
 
 **Sources left out of the fit.** Each row is a fit without that source; which constants to fit, and
 the form of the fit, were chosen with all of them in view.

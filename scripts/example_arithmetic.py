@@ -362,7 +362,7 @@ class Balance:
 
 
 class Loop:
-    """R requests in flight, each followed by the next one."""
+    """R users at once, each with a request, and the next one when it is answered."""
 
     def __init__(self, data: Data) -> None:
         self.data, self.others = data, (REQUESTS - 1) / REQUESTS

@@ -148,6 +148,8 @@ def shoot(browser: Browser, base: str, name: str, width: int, scheme: str) -> by
     page = context.new_page()
     page.goto(f"{base}/{path}?{query}")
     settled(page)
+    if name == "glossary":
+        page.get_by_role("button", name="Menu", exact=True).click()
     if opened:
         page.get_by_role("button" if name in BUTTONS else "tab", name=opened, exact=True).click()
         settled(page)

@@ -124,7 +124,7 @@ def memory_lines(data: Data, m: Memory) -> list[str]:
         ("pool holds", f"floor(pool/({longest}·{m.token:,} B)·{longest})",
          f"{m.pool_tokens:,} tokens"),
         ("limit", f"min(floor({m.pool_tokens:,}/({INPUT:,} + {OUTPUT}/2)), "
-         f"{data.max_sequences:,})", f"{m.limit} requests; {REQUESTS} are in flight"),
+         f"{data.max_sequences:,})", f"{m.limit} requests; {REQUESTS} are under way"),
     )  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def example() -> str:
             "nothing, and `queue` is `ahead·Δ` itself."
         ]
     lines = [
-        f"`{MODEL}` in bf16 on one `{DEVICE}` with vLLM, a closed loop of {REQUESTS} requests, "
+        f"`{MODEL}` in bf16 on one `{DEVICE}` with vLLM, {REQUESTS} users at once, "
         f"{INPUT:,} tokens in and {OUTPUT} out.",
         f"The model: h {s.h:,}, f {s.f:,}, L {s.L}, n {s.n}, k {s.k}, d {s.d}, V {s.V:,}; b = {B}.",
         "Numbers are printed with four digits and computed with all of them.",

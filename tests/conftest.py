@@ -2,12 +2,14 @@
 
 import os
 
+from tests.corpus.world import DAY
 from tests.fixtures.paths import DATA, ROOT
 
-# Before anything reads it: tests ask no hub, runs of this machine change no test's numbers, and
-# threads of torch that wait leave their core to the other worker.
+# Before anything reads it: tests ask no hub, runs of this machine and the calendar change no test's
+# numbers, and threads of torch that wait leave their core to the other worker.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["RECIPE_BUILDER_CALIBRATION"] = ""
+os.environ["RECIPE_BUILDER_TODAY"] = DAY.isoformat()
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
@@ -96,6 +98,6 @@ def registered_chart(monkeypatch):
     def devices(focus):
         count = float(focus.plan.raw("gpus")[focus.row])
         figure = go.Figure(go.Bar(x=["devices"], y=[count]))
-        yield views.Chart("devices", "Devices of a split", figure, "How many devices a split uses")
+        yield views.Chart("devices", "Devices of a layout", figure, "How many devices it uses")
 
     return views.VIEWS["devices"]

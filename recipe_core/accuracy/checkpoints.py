@@ -17,6 +17,7 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.problems import first_problem
 from recipe_core.base.provenance import VALID_DAYS
 from recipe_core.base.types import Text
+from recipe_core.base.units import share_text
 
 NAME = "compression.json"
 FIELD = "measured"
@@ -203,7 +204,7 @@ def with_own_figure(
         date=run.date.isoformat(),
     )
     basis = (
-        f"{SOURCE} on {run.date}: {run.retained:.2%} of the perplexity retained on "
+        f"{SOURCE} on {run.date}: {share_text(run.retained, 2)} of the perplexity retained on "
         f"{run.tokens:,} tokens"
     )
     nearest = (figure, *expected.nearest)

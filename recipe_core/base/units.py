@@ -173,19 +173,24 @@ def amount_text(value: float) -> str:
     return f"{value:,.0f}" if value >= 1e3 else trimmed(value)
 
 
+def share_text(share: float, digits: int = 0, *, signed: bool = False) -> str:
+    """A share in percent, rounded: ``92 %``; ``signed``: ``+14 %``."""
+    return f"{share:{'+' if signed else ''}.{digits}%}".replace("%", " %")
+
+
 def utilisation(share: float) -> str:
-    """A share of a peak, whose first decimal is compared."""
-    return f"{share:.1%}"
+    """A share, such as of a peak, whose first decimal is compared."""
+    return share_text(share, 1)
 
 
 def accuracy_text(share: float) -> str:
     """A share of accuracy, of which a tenth of a percent counts."""
-    return f"{share * 100:.1f}".removesuffix(".0") + "%"
+    return f"{share * 100:.1f}".removesuffix(".0") + " %"
 
 
 def accuracy_bound(share: float) -> str:
     """A share of accuracy with as many digits as tell it from a limit."""
-    return f"{share * 100:.4g}%"
+    return f"{share * 100:.4g} %"
 
 
 def watts(value: float) -> str:

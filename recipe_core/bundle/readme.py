@@ -24,10 +24,13 @@ from recipe_core.recipe import Recipe
 from recipe_core.recipe.fallbacks import fallback_title
 from recipe_core.recipe.figures import cost_text, text_rows
 from recipe_core.recipe.schema import dns_label
-from recipe_core.request.split_key import training_split
+from recipe_core.request.split_key import split_name
 from recipe_core.scaling.summary import HOURS
 from recipe_core.targets.by_hand import TITLES, target_uses
-from recipe_core.targets.restarts import Row
+from recipe_core.targets.restarts import Row, Setting
+
+# The answers of all targets to what may break.
+FAILURES = "targets/failures.md"
 
 
 def bundle_readme(
@@ -43,13 +46,15 @@ def bundle_readme(
     """Markdown.
 
     ``paths``: those of the targets' files. ``refused``: why a target is unavailable. ``restarts``:
-    who starts what again where. ``clusters``: notes on clusters. ``reach``: the section on who can
-    reach the servers. ``spot``: which targets ask for a spot price.
+    who starts what again, on the target that the bundle is for, or by its launcher. ``clusters``:
+    notes on clusters. ``reach``: the section on who can reach the servers. ``spot``: which targets
+    ask for a spot price.
     """
     serving = recipe.kind == "serving"
     estimate, lock = recipe.estimate, recipe.lock
     place = launch["parameters"]["model"]
-    key = launch["api"].get("key_variable")
+    key, target = launch["api"].get("key_variable"), recipe.parameters.target
+    uses = target_uses(paths, dns_label(recipe.name), recipe.kind, key)
     return _readme_template().render(
         recipe=recipe,
         launch=launch,
@@ -59,18 +64,21 @@ def bundle_readme(
         image=lock.image if lock else None,
         weights=recipe.candidate.get("weight_dtype", recipe.candidate.get("precision")),
         weights_place="" if place in (UNPLACED, recipe.model.id) else place,
-        split=_split_words(recipe),
+        split=split_name(recipe.candidate),
         **(_rented_values(recipe) if serving else {}),
         spot=spot,
         compression=estimate.get("compression") if "compression" in launch else None,
         addresses=_server_addresses(launch) if serving else [],
         commands="\n".join(_process_commands(launch)),
-        uses=target_uses(paths, dns_label(recipe.name), recipe.kind, key),
+        target=TITLES.get(target or ""),
+        uses=[use for use in uses if not target or use.path.startswith(f"targets/{target}/")],
+        others=sorted({use.title for use in uses} - {TITLES.get(target or "")}, key=str.casefold),
         refused=refused,
         clusters=clusters,
         reach=reach,
         restarts=restarts,
-        titles=TITLES,
+        setting=_setting_text,
+        failures=FAILURES,
         latency_s=estimate.get("serving", {}).get("request_latency_s", 0.0),
         workload=_escaped_terms(
             f"{name} {value}"
@@ -82,6 +90,20 @@ def bundle_readme(
         fallbacks=[(fallback_title(recipe, fall), fall.figures) for fall in recipe.fallbacks],
         containerfile=CONTAINERFILE,
     )
+
+
+def failures_text(restarts: Sequence[Row]) -> str:
+    """The answers of every target that the bundle has files of to what may break, as Markdown."""
+    table = ["| where | when | who | does what |", "|---|---|---|---|"]
+    for row in restarts:
+        where, answer = TITLES.get(row.target, row.target), row.answer
+        does = f"{answer.does}{_setting_text(answer.settings)}"
+        table.append(f"| {where} | {', '.join(row.events)} | {answer.who} | {does} |")
+    return "\n".join(["# When something breaks, by target", "", *table, ""])
+
+
+def _setting_text(settings: Sequence[Setting]) -> str:
+    return f" (`{'`, `'.join(map(str, settings))}`)" if settings else ""
 
 
 @cache
@@ -107,15 +129,6 @@ def _readme_template() -> Template:
         "metrics": _metrics_text,
     }
     return environment.get_template("README.md.j2")
-
-
-def _split_words(recipe: Recipe) -> str:
-    degrees = recipe.candidate
-    if recipe.kind == "training":
-        return training_split(degrees)
-    names = {"tp": "tensor parallel", "pp": "pipeline parallel", "dp": "data parallel"}
-    split = " × ".join(f"{title} {degrees[name]}" for name, title in names.items())
-    return split + (f", experts sharded over {degrees['ep']} ranks" if degrees["ep"] > 1 else "")
 
 
 def _rented_values(recipe: Recipe) -> dict[str, Any]:

@@ -154,7 +154,7 @@ def _estimate_drift(recipe: Recipe) -> list[str]:
     try:
         decision = decide(recipe_request(recipe))
     except NoAnswer as error:
-        return [f"This version refuses the split: {error.message}"]
+        return [f"This version refuses the layout: {error.message}"]
     except RecipeError as error:
         return [f"This version cannot estimate the recipe again: {error}"]
     part, name = HEADLINE[recipe.kind]

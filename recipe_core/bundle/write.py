@@ -22,11 +22,12 @@ from urllib.parse import quote
 
 from recipe_core import __version__
 from recipe_core.base.documents import to_json, to_yaml, write_whole
+from recipe_core.base.errors import InputError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.bundle.choices import launch_choices, launch_document
 from recipe_core.bundle.compress import checkpoint_launch, making_files
 from recipe_core.bundle.contents import file_mode
-from recipe_core.bundle.readme import bundle_readme
+from recipe_core.bundle.readme import FAILURES, bundle_readme, failures_text
 from recipe_core.bundle.signing import MANIFEST, SIGNATURE, Manifest, sign_manifest
 from recipe_core.launch.entry import LAUNCH_PY
 from recipe_core.launch.training.sources import PATH as CONTAINERFILE
@@ -35,10 +36,10 @@ from recipe_core.recipe.build import redecide
 from recipe_core.recipe.lock import ImageLock, ModelLock
 from recipe_core.recipe.secrets import refuse_planted
 from recipe_core.request.describe import model_short_name
-from recipe_core.targets import Context, each_target
+from recipe_core.targets import Context, each_target, target_names
 from recipe_core.targets.notes import cluster_notes, reach_section, scaling_notes, spot_note
 from recipe_core.targets.recipe_context import image_file, place_launch, target_context
-from recipe_core.targets.restarts import LAUNCHER, restart_rows
+from recipe_core.targets.restarts import LAUNCHER, restart_rows, target_restarts
 
 _NAMESPACE = uuid.UUID("6b1f8a52-6c1e-5d0a-9a39-0d6b9c6a4f11")
 
@@ -174,7 +175,8 @@ def bundle_of(recipe: Recipe) -> Bundle:
     """The bundle of a recipe.
 
     Raises:
-        InputError: when a file would contain a secret of this machine.
+        InputError: when a file would contain a secret of this machine, and for a target that it
+            cannot be for.
     """
     decision = redecide(recipe)
     started = place_launch(decision, recipe.parameters)
@@ -196,20 +198,21 @@ def bundle_of(recipe: Recipe) -> Bundle:
     making = checkpoint_launch(decision)
     start_files |= making_files(decision)
     available = [name for name in targets if name not in refused]
-    restarts = restart_rows(context, [LAUNCHER, *available])
-    notes = [*scaling_notes(context, available), *cluster_notes(context, available)]
+    target = _chosen_target(context, refused)
+    shown_targets = [target] if target else available
     texts = {
         **start_files,
         "README.md": bundle_readme(
             recipe,
             launch,
             start_files,
-            refused,
-            restarts,
-            notes,
-            reach_section(context, available),
-            spot_note(context, available),
+            {} if target else refused,
+            target_restarts(context, target or LAUNCHER),
+            [*scaling_notes(context, shown_targets), *cluster_notes(context, shown_targets)],
+            reach_section(context, shown_targets),
+            spot_note(context, shown_targets),
         ),
+        FAILURES: failures_text(restart_rows(context, [LAUNCHER, *available])),
         "expected.json": to_json(recipe.estimate),
         "launch.json": to_json(launch),
         "launch.py": LAUNCH_PY,
@@ -225,6 +228,22 @@ def bundle_of(recipe: Recipe) -> Bundle:
     files = dict(sorted(files.items()))
     files[MANIFEST] = to_json(manifest.model_dump()).encode()
     return Bundle(recipe, context, targets, files)
+
+
+def _chosen_target(context: Context, refused: Mapping[str, str]) -> str | None:
+    """Return the target that the bundle is for, None where that is left open.
+
+    Raises:
+        InputError: for one that has no files here, or starts nothing.
+    """
+    target = context.parameters.target
+    if target is None or (target not in refused and target_restarts(context, target)):
+        return target
+    starting = [name for name in target_names(context) if target_restarts(context, name)]
+    offered = ", ".join(name for name in starting if name not in refused)
+    reason = refused.get(target, f"no target {target!r} starts this recipe.")
+    hint = f"Choose one of {offered}, or leave it out."
+    raise InputError(reason, field="parameters.target", hint=hint)
 
 
 def bundle_files(recipe: Recipe, key: bytes | None = None) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ import numpy as np
 from recipe_core import __version__
 from recipe_core.base.documents import parse_yaml, read_text, to_yaml, write_whole
 from recipe_core.base.errors import InputError, NoAnswer, RecipeError
+from recipe_core.base.units import share_text
 from recipe_core.calibration.roofline_fit import RooflineFit, fit_roofline
 from recipe_core.hardware.cluster import device_names, device_profile, fabric
 from recipe_core.hardware.detect.machine import Found, detect_machine
@@ -207,7 +208,8 @@ def _fit_rooflines(
 
 
 def _roofline_entry(fitted: RooflineFit) -> dict[str, Any]:
-    note = f"n {fitted.points}, median error {fitted.median_error:.1%}, p90 {fitted.p90_error:.0%}"
+    median, p90 = share_text(fitted.median_error, 1), share_text(fitted.p90_error)
+    note = f"n {fitted.points}, median error {median}, p90 {p90}"
     names = ("compute_efficiency", "memory_efficiency", "overhead_s", "smoothing")
     numbers = {name: _round_profile_figure(getattr(fitted, name)) for name in names}
     return {**numbers, "source": SOURCE, "status": "fitted", "note": note}
@@ -252,7 +254,7 @@ def _describe_new_device(
         "memory_bytes": _measured_figure(float(memory), note="as the operating system prints it"),
         "memory_bandwidth_bytes_per_s": _measured_figure(
             measured.bandwidth_bytes_per_s,
-            note=f"reading, median; spread {measured.bandwidth_timing.spread:.1%}",
+            note=f"reading, median; spread {share_text(measured.bandwidth_timing.spread, 1)}",
         ),
         "peak_flops_per_s": {
             dtype: _measured_figure(rate, note="best of the measured products")
@@ -448,6 +450,6 @@ def profile_text(profiled: Profiled) -> list[str]:
         )
     lines.append(
         f"  the load was {measured.load:.1f} on {measured.cpus} processors before; times vary by "
-        f"{profiled.spread:.0%}, which widens every interval"
+        f"{share_text(profiled.spread)}, which widens every interval"
     )
     return [*lines, *(f"  note: {note}" for note in measured.notes)]

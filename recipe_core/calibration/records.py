@@ -95,7 +95,7 @@ class StoredRun(_Stored):
     version: _Short = ""
     """Version that ran; empty for the assumed one."""
     request: dict[str, Any]
-    """What ran, as a request with its split."""
+    """What ran, as a request with its layout."""
     ttft_s: Positive | None = None
     tpot_s: Positive | None = None
     request_latency_s: Positive | None = None

@@ -191,7 +191,7 @@ def _resolve_measured_case(run: Measured, folders: bool) -> tuple[ServingProblem
         problem = resolve_problem(request, folders=folders)
     pair = find_stated_case(problem, problem.candidate)
     if pair is None:
-        raise InputError("does not state tp, pp and dp.", field="candidate")
+        raise InputError("does not state TP, PP and DP.", field="candidate")
     return (problem, *pair)
 
 

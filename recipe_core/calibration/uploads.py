@@ -315,12 +315,12 @@ def _read_measurement(
 
 def _columns_read(rows: Sequence[Run], origins: Mapping[str, str]) -> tuple[ColumnRead, ...]:
     """The columns of rows, in the order of the table, with where they are from."""
-    out = []
+    columns = []
     for column in Run.model_fields:
         if column not in origins or column == "id":
             continue
         values = list(dict.fromkeys(str(getattr(row, column)) for row in rows))
-        more = f" and {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
+        uncounted = f" and {len(values) - SHOWN_VALUES} more" if len(values) > SHOWN_VALUES else ""
         shown = ", ".join(value[:60] for value in values[:SHOWN_VALUES])
-        out.append(ColumnRead(column, origins[column], f"{shown}{more}"))
-    return tuple(out)
+        columns.append(ColumnRead(column, origins[column], f"{shown}{uncounted}"))
+    return tuple(columns)

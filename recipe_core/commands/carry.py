@@ -59,7 +59,7 @@ def plan_request_of(answer: Mapping[str, Any], request: PlanRequest) -> dict[str
         changes |= WITHOUT_ANSWERS
         goal = request.objective.optimize
         changes |= {"objective.optimize": "throughput"} if goal == "tpot" else {}
-    now = request.workload
-    if not isinstance(now, ServingWorkload) or now.concurrency is not None:
+    former = request.workload
+    if not isinstance(former, ServingWorkload) or former.concurrency is not None:
         changes["workload.concurrency"] = workload["concurrency"]
     return changes

@@ -273,7 +273,7 @@ def _balanced_needs_shared(case: Case, _: ModelSpec) -> None:
 
 def _replicas_on_one_node(case: Case, _: ModelSpec) -> None:
     if (case.nodes or 1) > 1 and case.candidate.get("dp", 1) > 1 and not case.attention_dp:
-        message = f"replicas (dp {case.candidate['dp']}) do not span {case.nodes} nodes."
+        message = f"replicas (DP {case.candidate['dp']}) do not span {case.nodes} nodes."
         case.findings.say("error", "replicas", message)
 
 

@@ -331,7 +331,7 @@ def _command_hardware(case: Case) -> dict[str, Any]:
     visible, needed = case.launch.visible_devices, case.server_devices
     if visible is not None and needed is not None and nodes == 1 and needed > visible:
         message = f"the server sees {visible} devices but needs {needed}."
-        case.findings.say("error", "visible", message, "Make more visible, or use a smaller split.")
+        case.findings.say("error", "visible", message, "Show it more, or use a smaller layout.")
     return {"device": context.device, "per_node": per_node, "nodes": nodes}
 
 
@@ -403,6 +403,6 @@ def _command_columns(case: Case, problem: ServingProblem) -> tuple[Setting, Case
     open_setting = command_setting(serving_setting(problem, spec, *dtypes), case)
     columns = every_split(problem, open_setting, candidate)
     if not len(columns):
-        message = f"no split of {problem.cluster.devices} devices agrees with the command."
+        message = f"no layout of {problem.cluster.devices} devices agrees with the command."
         raise InputError(message, field="command")
     return open_setting, columns

@@ -296,7 +296,7 @@ class Meant:
         if together and model.is_moe and tp and dp and dp > 1 and ep == 1:
             candidate["ep"] = tp * dp
             message = f"experts are cut over all {tp * dp} ranks; the estimate shares them"
-            self.findings.say("note", "cut-experts", f"{message} (ep {tp * dp}).")
+            self.findings.say("note", "cut-experts", f"{message} (EP {tp * dp}).")
         if not isinstance(self.max_context, int) or self.max_context <= model.max_context:
             return
         switches = self.grammar.longer_context

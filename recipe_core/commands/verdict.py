@@ -250,7 +250,7 @@ class View:
             "candidate": self.plan.candidate(self.row),
             "reasons": [*estimate.reasons, *self.refused_words, *doubt],
             "findings": case.findings.to_json(),
-            "waste": self.waste(case.context.optimize),
+            "waste": self.waste(),
             "estimate": estimate.to_json(),
             "start_bytes": estimate.memory.start_bytes,
             "better": (self.mended or self).better(case.context.optimize, case),
@@ -299,8 +299,8 @@ class View:
         concurrency = self.problem.workload.concurrency or 1
         return chance < start_errors().sure or capacity < concurrency
 
-    def waste(self, goal: Goal) -> dict[str, Any]:
-        """Devices that the split leaves idle, and what more replicas would do with them."""
+    def waste(self) -> dict[str, Any]:
+        """Devices that the split leaves idle, and the output of more replicas on them."""
         c, row, splits = self.plan.blocks[0].cases, self.row, self.splits
         devices, used = self.problem.request.hardware.devices, int(c.devices[row])
         out: dict[str, Any] = {"devices": devices, "used": used, "idle": max(devices - used, 0)}
@@ -315,7 +315,8 @@ class View:
         )
         for better in splits.start + np.flatnonzero(same & self.columns["feasible"][splits])[:1]:
             rate = float(self.columns["output_tokens_per_s"][better])
-            gain = self._gain(goal, better)
+            own_rate = float(self.columns["output_tokens_per_s"][row])
+            gain = rate / own_rate - 1 if own_rate > 0 else None
             out |= {"replicas": copies, "output_tokens_per_s": rate, "gain": gain}
         return out
 

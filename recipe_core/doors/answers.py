@@ -40,7 +40,7 @@ MAX_TEXTS = 16
 def answer_plan(
     body: Body, folders: bool = False, *, top: int | None = None, refused: int | None = None
 ) -> Json:
-    """Every split, ranked: the first ``top`` that can run, the first ``refused`` that cannot.
+    """Every layout, ranked: the first ``top`` that can run, the first ``refused`` that cannot.
 
     With the counts of both.
     """
@@ -65,7 +65,7 @@ def priced_plan_json(plan: Plan, top: int | None, refused: int | None = None) ->
 
 
 def answer_estimate(body: Body, folders: bool = False) -> Json:
-    """One split: the request's candidate, or the best that matches it."""
+    """One layout: the request's candidate, or the best that matches it."""
     from recipe_core.plans.plans import plan_estimated
 
     request, corrections = _with_own_runs(body, folders)
@@ -74,7 +74,7 @@ def answer_estimate(body: Body, folders: bool = False) -> Json:
 
 
 def priced_estimate_json(plan: Plan, row: int, answer: Json) -> Json:
-    """The estimate of a row with its split, its price, and what runs of one's own corrected."""
+    """The estimate of a row with its layout, its price, and what runs of one's own corrected."""
     from recipe_core.views.catalog import price_view
 
     added: Json = {"price": price_view(plan.setting(row).cluster)}
@@ -154,7 +154,7 @@ def reconciled_json(measurements: Sequence[Reconciled]) -> Json:
 
 
 def answer_check(body: Body, folders: bool = False) -> Json:
-    """Judge a request's split, a ``command`` or the engines of a ``file``.
+    """Judge a request's layout, a ``command`` or the engines of a ``file``.
 
     An ``error`` in the answer means that the command could not be read.
     """

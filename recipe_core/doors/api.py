@@ -52,7 +52,7 @@ CALLER_ERRORS = _error_responses(
     s500="The server failed at it; its log says why.",
 )
 QUESTION_ERRORS = CALLER_ERRORS | _error_responses(
-    s400="The request has no split at all, or the recipe in it is damaged.",
+    s400="The request has no layout at all, or the recipe in it is damaged.",
     s409="The request is understood, and the answer is no.",
     s413="The body has no Content-Length, or is too large.",
     s503="Too many requests wait; Retry-After says when to try again.",

@@ -9,7 +9,8 @@ from typing import Any
 
 from recipe_core.base import budget
 from recipe_core.base.budget import Cancelled
-from recipe_core.base.errors import RecipeError
+from recipe_core.base.errors import NoAnswer, RecipeError
+from recipe_core.doors.guard import tell_fault
 from recipe_core.doors.pool import Pool
 
 # Seconds without a look of its page after which nobody is taken to wait for a calculation.
@@ -46,9 +47,12 @@ class Background:
                         function, *arguments, abandoned=self._is_left, long=True, **options
                     )
             except Cancelled:
-                self.error = None
+                if not self._cancelled.is_set():  # its page may be looked at again
+                    self.error = NoAnswer("ended while its page was away.", hint="Ask again.")
             except RecipeError as error:
                 self.error = error
+            except Exception as error:
+                self.error = tell_fault(error, "a calculation in the background")
 
         self._thread = threading.Thread(target=work, name="background", daemon=True)
         self._thread.start()
@@ -70,5 +74,6 @@ class Background:
         self._cancelled.set()
 
     def wait(self) -> None:
-        """Block until it is over."""
-        self._thread.join()
+        """Block until it is over; to block is to wait for it."""
+        while not self.is_over:
+            self._thread.join(LEFT_S / 2)

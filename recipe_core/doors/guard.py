@@ -18,15 +18,16 @@ import time
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from recipe_core.base.errors import RecipeError
 from recipe_core.base.resources import shipped_path
 from recipe_core.doors.moved import MOVED
+from recipe_core.doors.page_scripts import PAGE_SCRIPTS
 from recipe_core.doors.sessions import PATH as SIGN_IN
 from recipe_core.doors.sessions import Sessions, Upload, Visitors, address_of
 from recipe_core.doors.settings import ServerSettings, variable
@@ -41,17 +42,19 @@ def note_fault(error: Exception, where: str) -> str:
     return number
 
 
-def fault_json(error: Exception, where: str) -> dict[str, Any]:
-    """Log an unexpected error, and say so as the API says errors, without a word of it."""
+class FaultError(RecipeError):
+    """An unexpected error as its caller hears of it: without a word of what it was."""
+
+    code = "server"
+
+
+def tell_fault(error: Exception, where: str) -> FaultError:
+    """Log an unexpected error; what the one who asked is told."""
     number = note_fault(error, where)
-    return {
-        "error": {
-            "code": "server",
-            "field": None,
-            "message": "something failed, and it is not your fault.",
-            "hint": f"The server's log has the details under {number}.",
-        }
-    }
+    return FaultError(
+        "something failed, and it is not your fault.",
+        hint=f"The server's log has the details under {number}.",
+    )
 
 
 class FaultsTold:
@@ -79,7 +82,7 @@ class FaultsTold:
         except Exception as error:
             if begun or scope["type"] != "http":
                 raise
-            await JSONResponse(fault_json(error, self._where), 500)(scope, receive, send)
+            await JSONResponse(tell_fault(error, self._where).to_json(), 500)(scope, receive, send)
 
 
 # Paths for anybody: is the server running, and the form itself.
@@ -339,11 +342,12 @@ def _with_headers(path: str, send: Send) -> Send:
 def page_policy() -> str:
     """The policy of pages: what Streamlit's frontend needs, and nothing of another site.
 
-    It sets styles as it runs and draws icons and downloads from memory; of scripts only its files
-    and the ones inside its own document run, which are named by their digests.
+    It sets styles as it runs and draws icons and downloads from memory; of scripts only its files,
+    the ones inside its own document and those of the pages run, which are named by their digests.
     """
     document = files("streamlit").joinpath("static", "index.html").read_text(encoding="utf-8")
-    scripts = [_script_digest(script) for script in _INLINE_SCRIPT.findall(document)]
+    inline_scripts = [*_INLINE_SCRIPT.findall(document), *PAGE_SCRIPTS]
+    scripts = [_script_digest(script) for script in inline_scripts]
     sources = {
         "default-src": ["'self'"],
         "script-src": ["'self'", "'wasm-unsafe-eval'", *scripts],

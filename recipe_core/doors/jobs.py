@@ -18,7 +18,7 @@ from typing import Any, Literal
 from recipe_core.base import budget
 from recipe_core.base.budget import Cancelled
 from recipe_core.base.errors import BusyError, RecipeError
-from recipe_core.doors.guard import fault_json
+from recipe_core.doors.guard import tell_fault
 from recipe_core.doors.pool import Pool
 
 Status = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -153,7 +153,7 @@ class Jobs:
         except RecipeError as error:
             self._end(job, "failed", error=error.to_json()["error"])
         except Exception as error:
-            self._end(job, "failed", error=fault_json(error, "a job")["error"])
+            self._end(job, "failed", error=tell_fault(error, "a job").to_json()["error"])
 
     def _end(
         self,

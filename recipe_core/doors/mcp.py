@@ -32,7 +32,7 @@ from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import catalog, operations
 from recipe_core.doors.catalog import Json
-from recipe_core.doors.guard import FaultsTold, fault_json
+from recipe_core.doors.guard import FaultsTold, tell_fault
 from recipe_core.doors.operations import CATALOG, OPERATIONS
 from recipe_core.doors.pool import Pool, own_process
 from recipe_core.request.schema import PlanRequest
@@ -61,10 +61,10 @@ Hardware = Annotated[
 Count = Annotated[int, Field(ge=0, le=1000)]
 
 INSTRUCTIONS = """Recipe Builder evaluates every way to split a large language model over NVIDIA or
-AMD devices, for serving and training: memory, latency, throughput and cost of each split, or the
+AMD devices, for serving and training: memory, latency, throughput and cost of each layout, or the
 reason why it cannot run. Call `known` for models, hardware and engines; `size` for which hardware
-and how many; `plan` for the ranking of splits on known hardware; `estimate` for one split in full;
-`compress` for what quantising or pruning would do;
+and how many; `plan` for the ranking of layouts on known hardware; `estimate` for one layout in
+full; `compress` for what quantising or pruning would do;
 `check` for an existing command; `simulate` for a load over hours and weeks and the policy that
 scales replicas; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
@@ -124,11 +124,11 @@ class Tools:
         return await self._ask("size", request, ladders=ladders)
 
     async def plan(self, request: WholeRequest, top: Count = 5, refused: Count = 10) -> Json:
-        """Judge and rank every split: the first `top`, the first `refused` with reasons, counts."""
+        """Judge and rank all layouts: the first `top`, the first `refused` with reasons, counts."""
         return await self._ask("plan", request, top=top, refused=refused)
 
     async def estimate(self, request: Request) -> Json:
-        """One split in full: request.candidate, or the best that matches it.
+        """One layout in full: request.candidate, or the best that matches it.
 
         Memory, times by bottleneck, percentiles, cost, bands.
         """
@@ -147,7 +147,7 @@ class Tools:
         """Estimate compression of a served model here: memory, times, cost, accuracy kept.
 
         One row a technique, best first by the objective, with the ratio to the model in its own
-        format on the same split and on the best split for it; which go together. `refused` adds
+        format on the same layout and on the best layout for it; which go together. `refused` adds
         techniques that do not run here, with the engine's own words; `matrix` adds who runs what.
         """
         names = ",".join(techniques) if techniques else None
@@ -178,9 +178,9 @@ class Tools:
             ),
         ] = {},  # noqa: B006 - read only
     ) -> Json:
-        """Judge if a request's split, a command (`vllm serve …`) or a file's engines can start.
+        """Judge if a request's layout, a command (`vllm serve …`) or a file's engines can start.
 
-        With what it wastes, and a better split.
+        With what it wastes, and a better layout.
         """
         if sum(value is not None for value in (request, command, file)) != 1:
             raise InputError(
@@ -198,7 +198,7 @@ class Tools:
         return answer
 
     async def recipe(self, recipe: RecipeLike) -> Json:
-        """The recipe of a request: split, engine options and what set each, lock, fallbacks."""
+        """The recipe of a request: layout, engine options and what set each, lock, fallbacks."""
         return await self._ask("recipe", recipe)
 
     async def build(
@@ -400,7 +400,7 @@ def _with_errors(answer: Callable[..., Any], kind: type[Exception]) -> Callable[
         except RecipeError as error:
             problem = error.to_json()
         except Exception as error:
-            problem = fault_json(error, f"the tool {answer.__name__}")
+            problem = tell_fault(error, f"the tool {answer.__name__}").to_json()
         raise kind(to_json(problem, indent=None)) from None
 
     # The server builds a tool's schema from the signature, and resolves no string annotations.

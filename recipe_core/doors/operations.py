@@ -57,13 +57,13 @@ OPERATIONS: dict[str, Operation] = {
     for operation in (
         Operation(
             answers.answer_plan,
-            "Every split, judged and ranked",
+            "Every layout, judged and ranked",
             bodies.PlanBody,
             {"top": Annotated[int | None, Query(ge=0, le=MOST_LISTED)]},
         ),
         Operation(
             answers.answer_estimate,
-            "One split: the request's candidate, or the best that matches it",
+            "One layout: the request's candidate, or the best that matches it",
             bodies.PlanBody,
         ),
         Operation(
@@ -77,7 +77,7 @@ OPERATIONS: dict[str, Operation] = {
         ),
         Operation(
             answers.answer_check,
-            "Whether a split or an engine's command can run, why not, and a better one",
+            "Whether a layout or an engine's command can run, why not, and a better one",
             bodies.CheckBody,
         ),
         Operation(

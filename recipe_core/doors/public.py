@@ -43,7 +43,7 @@ RequestSource = PlanRequest | Mapping[str, Any] | str | Path
 def plan(
     request: RequestSource, *, folders: bool = True, measured: MeasuredSource | None = None
 ) -> Plan:
-    """Evaluate every split of the request's hardware and rank those that can run.
+    """Evaluate every layout of the request's hardware and rank those that can run.
 
     Args:
         request: a `Request`, its plain values, or the path of a YAML or JSON file that holds one.
@@ -55,13 +55,13 @@ def plan(
 
     Returns:
         The plan: ``best``, ``ranked``, ``refused``, ``pareto()``, ``changes()``, ``to_frame()``,
-        ``to_json()``. Its ``columns`` are SI, one value per split, with the unit in the name:
+        ``to_json()``. Its ``columns`` are SI, one value per layout, with the unit in the name:
         seconds, bytes per device, tokens per second of the whole deployment, US dollars.
 
     Raises:
         InputError: for a request or runs that cannot be read; the message names the field and the
             fix.
-        RecipeError: when the hardware has no split at all.
+        RecipeError: when the hardware has no layout at all.
     """
     corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
@@ -76,7 +76,7 @@ def size(
     folders: bool = True,
     measured: MeasuredSource | None = None,
 ) -> Sizing:
-    """Say which hardware, how many of it and at what cost: every device, engine, count and split.
+    """Say which hardware, how many of it and at what cost: every device, engine, count and layout.
 
     Args:
         request: plain values (``hardware: any``), the path of a file that holds them, or a
@@ -116,7 +116,7 @@ def compress(
 
     Args:
         request: a `Request`, its plain values, or the path of a file. Formats that it states don't
-            count: the base is the model in its own. A split that it states is kept.
+            count: the base is the model in its own. A layout that it states is kept.
         techniques: names of techniques to judge; all of them unless given.
         folders: whether the model may be named by a path on this machine.
         measured: runs of your own that correct the estimates, as for `plan`.
@@ -128,7 +128,7 @@ def compress(
     Raises:
         InputError: for a request or runs that cannot be read, for training, and for an unknown
             technique.
-        RecipeError: when the hardware has no split at all.
+        RecipeError: when the hardware has no layout at all.
     """
     from recipe_core.compression.advisor.advise import advise
 
@@ -165,7 +165,7 @@ def simulate(
 
     Raises:
         InputError: for a request or a trace that cannot be read, and where no limit bounds a time.
-        RecipeError: when no split can serve the model.
+        RecipeError: when no layout can serve the model.
     """
     from recipe_core.scaling.answer import simulate_over_time
 
@@ -198,10 +198,10 @@ def read_trace_file(path: Path) -> Trace | Rates:
 def estimate(
     request: RequestSource, *, folders: bool = True, measured: MeasuredSource | None = None
 ) -> Estimate:
-    """Estimate the split in ``request.candidate``.
+    """Estimate the layout in ``request.candidate``.
 
-    Where that leaves something open, the best split that agrees with it. ``measured``: runs of your
-    own that correct it, as for `plan`; the ``basis`` of a figure says which of them tell of it.
+    Where that leaves something open, the best layout that agrees with it. ``measured``: runs of
+    your own that correct it, as for `plan`; the ``basis`` of a figure says which tell of it.
 
     Returns:
         The estimate: ``feasible`` and ``reasons``; ``memory`` in bytes per device; times in
@@ -211,7 +211,7 @@ def estimate(
 
     Raises:
         InputError: for a request that cannot be read.
-        RecipeError: when no split agrees with the candidate.
+        RecipeError: when no layout agrees with the candidate.
     """
     corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
@@ -226,7 +226,7 @@ def check(
     calibrated: bool = True,
     **ground: Any,
 ) -> dict[str, Any]:
-    """Say whether a request's split, or an engine's command, can run, why not, and what is better.
+    """Say whether a request's layout, or an engine's command, can run, why not, and what is better.
 
     Args:
         question: a request, or a command: ``"vllm serve …"`` or its words.
@@ -258,18 +258,18 @@ def build(
     folders: bool = True,
     calibrated: bool = True,
 ) -> Recipe:
-    """Make the recipe of a split, which is not searched again, or of the best split of a request.
+    """Make the recipe of a layout, which is not searched again, or of the best layout of a request.
 
     Args:
-        decided: a split of a plan (``plan.best``), or a request.
+        decided: a layout of a plan (``plan.best``), or a request.
         additions: parameters of a deployment, variants for other hardware, measurements.
         folders: whether the model may be named by a path on this machine.
-        calibrated: whether the calibration of this machine counts; for a split of a plan, what
+        calibrated: whether the calibration of this machine counts; for a layout of a plan, what
             counted there.
 
     Raises:
         InputError: for what cannot be read.
-        NoAnswer: when the split, or every split of the request, is refused or cannot be started.
+        NoAnswer: when the layout, or every layout of the request, is refused or cannot be started.
     """
     from recipe_core.recipe.build import make_recipe, recipe_of
     from recipe_core.recipe.decision import decide_split

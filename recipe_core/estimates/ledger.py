@@ -221,6 +221,11 @@ def recording() -> Iterator[None]:
         _RECORDING.reset(token)
 
 
+def is_recording() -> bool:
+    """Return whether seconds are `Timed` here."""
+    return _RECORDING.get()
+
+
 def record_entry(seconds: Value, entry: Callable[[float], Entry]) -> Value:
     """``seconds`` of a leaf, with its ``entry`` where these are recorded.
 

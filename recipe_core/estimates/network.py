@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.units import share_text
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.estimates.ledger import Transfer, only_number, record_entry
 from recipe_core.hardware.cluster import Cluster
@@ -385,10 +386,11 @@ def _message_transfer(
     bandwidth = only_number(_bandwidth(fabric, two))
     starts = [(latency_s, n * share) for latency_s, n in _starts(cluster.network, two) if share > 0]
     starts += [(latency_s, n * (1 - share)) for latency_s, n in _starts(within, two) if share < 1]
+    between = share_text(only_number(across))
     return Transfer(
         "Send to the next stage",
         seconds,
-        algorithm=f"{LIBRARY[cluster.device.runtime]}, {only_number(across):.0%} between nodes",
+        algorithm=f"{LIBRARY[cluster.device.runtime]}, {between} between nodes",
         ranks=2.0,
         data_bytes=only_number(data_bytes),
         starts=tuple(starts),

@@ -123,7 +123,7 @@ def require_part(part: AnyPart | None) -> AnyPart:
         ValueError: for a split that cannot run.
     """
     if part is None:
-        raise ValueError("a split that cannot run has no such figures")
+        raise ValueError("a layout that cannot run has no such figures")
     return part
 
 
@@ -319,7 +319,7 @@ class EstimateBase(Part):
         predictions = self.predictions()
         if name in predictions:
             return predictions[name]
-        names = ", ".join(predictions) or "none, as the split cannot run"
+        names = ", ".join(predictions) or "none, as the layout cannot run"
         raise AttributeError(f"{type(self).__name__} has no figure {name!r}; known: {names}")
 
     def __dir__(self) -> list[str]:

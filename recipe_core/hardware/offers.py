@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import calendar
 import datetime
+import os
 from functools import lru_cache
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
 from recipe_core.base.data_files import DataRow
+from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Positive
 from recipe_core.hardware.profile import Commitment, Line, Name
 
-# Days after which the age of a price is said with it.
+# The environment variable with the day by which prices age, to repeat an answer of that day.
+TODAY = "RECIPE_BUILDER_TODAY"
+# Days after which the age of a price is said with it, and younger ones are counted with first.
 STALE_DAYS = 90
 # Days after which a choice that a price decides says so.
 AGED_DAYS = 180
@@ -23,7 +27,17 @@ OfferStatus = Literal["published", "quoted", "unverified"]
 
 
 def current_day() -> datetime.date:
-    return datetime.date.today()
+    """Return the day by which prices age: that of ``RECIPE_BUILDER_TODAY``, else today.
+
+    Raises:
+        InputError: for a value that is no day.
+    """
+    text = os.environ.get(TODAY)
+    try:
+        return datetime.date.fromisoformat(text) if text else datetime.date.today()
+    except ValueError:
+        hint = "Give a day such as 2026-11-20, or leave it out."
+        raise InputError(f"{text!r:.40} is no day.", field=TODAY, hint=hint) from None
 
 
 @lru_cache(maxsize=4096)

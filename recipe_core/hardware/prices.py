@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Self
 
@@ -11,6 +12,7 @@ from recipe_core.base.data_files import DataRow
 from recipe_core.base.errors import HardwareError, InputError, look_up
 from recipe_core.base.problems import first_problem
 from recipe_core.base.units import usd
+from recipe_core.hardware.market_places import is_on_market_place
 from recipe_core.hardware.offer_tables import own_offers, shipped_offers, shipped_offers_of
 from recipe_core.hardware.offers import Offer, offer_terms
 from recipe_core.hardware.profile import Commitment, Device
@@ -19,6 +21,13 @@ from recipe_core.hardware.request import HardwareRequest
 HOURS_PER_YEAR = 8760.0
 # 730.
 HOURS_PER_MONTH = HOURS_PER_YEAR / 12
+
+
+def price_month(usd_per_hour: float) -> float:
+    """Return the US dollars of a month of 730 hours."""
+    return usd_per_hour * HOURS_PER_MONTH
+
+
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 
 
@@ -106,10 +115,6 @@ class OwnershipCost(DataRow):
     def upkeep_usd_per_hour(self) -> float:
         """Upkeep by hour of use: ``capex · upkeep / 8760 / use``."""
         return self.standing_upkeep_usd_per_hour / self.use
-
-    @property
-    def staff_usd_per_hour(self) -> float:
-        return self.standing_staff_usd_per_hour / self.use
 
     @property
     def power_usd_per_hour(self) -> float:
@@ -208,11 +213,29 @@ def price_of(request: HardwareRequest, profile: Device) -> Price:
     )
 
 
-def default_offer(request: HardwareRequest, matching: list[Offer]) -> Offer | None:
+def prefer_offers(
+    offers: Iterable[Offer], *, market_places: bool = False, older: bool = False
+) -> list[Offer]:
+    """Return the offers to count with: the surest of those that are there.
+
+    Those of market places only where nobody else offers, or with ``market_places``; of these the
+    verified ones of the last 90 days (with ``older``: of any), else verified ones, else all.
+    """
+    left = list(offers)
+    if not market_places:
+        left = [offer for offer in left if not is_on_market_place(offer)] or left
+    for any_age in (older, True):
+        if trusted := [offer for offer in left if offer.is_trusted(older=any_age)]:
+            return trusted
+    return left
+
+
+def default_offer(request: HardwareRequest, matching: Iterable[Offer]) -> Offer | None:
     """The cheapest for the cluster, of the commitment and term; None where there is none.
 
-    First of those that are not unverified, then of machines that hold a node. Whole machines count,
-    with devices that the cluster leaves idle.
+    Of those that ``prefer_offers`` takes, as a search for hardware does, so that hardware that was
+    found costs the same when it is chosen; first of machines that hold a node. Whole machines
+    count, with devices that the cluster leaves idle.
     """
     commitment = request.commitment or "on-demand"
     fits = [
@@ -221,9 +244,8 @@ def default_offer(request: HardwareRequest, matching: list[Offer]) -> Offer | No
         if offer.commitment == commitment and request.term_months in (None, offer.term_months)
     ]
     return min(
-        fits,
+        prefer_offers(fits),
         key=lambda offer: (
-            offer.status == "unverified",
             offer.largest < request.per_node,
             offer.usd_per_device_hour
             * -(-request.devices // offer.devices_per_node)

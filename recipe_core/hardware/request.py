@@ -233,9 +233,9 @@ class HardwareRequest(DescribedModel):
     """Link between nodes, by name (``ib-ndr-400``); left out, the one in the device's profile."""
 
     offer: Text | None = None
-    """Price offer to count with, by name; left out, the cheapest that fits ``commitment``, is not
-    unverified and of a machine that holds a node. Give either an offer or
-    ``usd_per_device_hour``."""
+    """Price offer to count with, by name; left out, the cheapest that fits ``commitment``: of those
+    that are verified, 90 days old at most and of no market place, if any, and of a machine that
+    holds a node. Give either an offer or ``usd_per_device_hour``."""
 
     usd_per_device_hour: Positive | None = None
     """Your own price of one device, in US dollars per hour; left out, an offer's."""

@@ -73,7 +73,7 @@ def check_options(
             message = f"is set by the recipe itself ({means.get(name, 'the launch')})."
             hint = "Set it in the candidate or the workload."
         elif name in means and means[name] not in LIMITS:
-            message = f"changes the split that was estimated ({means[name]})."
+            message = f"changes the layout that was estimated ({means[name]})."
             hint = "Set it in the candidate."
         if message:
             raise InputError(message, field=f"{FIELD}.{word}", hint=hint)

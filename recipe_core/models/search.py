@@ -101,7 +101,7 @@ class FoundModel:
         size = _size_text(facts.parameters)
         if facts.active_parameters is not None:
             size += f" ({_size_text(facts.active_parameters)} active)"
-        stored = _format_name(facts.weight_dtype)
+        stored = name_format(facts.weight_dtype)
         if self.formats:
             *first, last = self.formats
             copies = f"{', '.join(first)} and {last}" if first else last
@@ -128,9 +128,9 @@ def _size_text(parameters: int) -> str:
     return count_text(float(f"{parameters:.3g}")).replace(" ", "")
 
 
-def _format_name(weight_dtype: str) -> str:
-    """A format as people write it: ``FP8`` of fp8-block; 16 and 32 bits stay as they are."""
-    name = weight_dtype.partition("-")[0]
+def name_format(dtype: str) -> str:
+    """Return a format as people write it: ``FP8`` of fp8-block; 16 and 32 bits stay as they are."""
+    name = dtype.partition("-")[0]
     return name if name in ("bf16", "fp16", "fp32") else name.upper()
 
 
@@ -282,9 +282,7 @@ def _found(facts: ModelFacts, family: tuple[ModelFacts, ...]) -> FoundModel:
     if facts.original:
         return FoundModel(facts)
     formats = dict.fromkeys(
-        _format_name(copy.weight_dtype)
-        for copy in family
-        if copy.weight_dtype != facts.weight_dtype
+        name_format(copy.weight_dtype) for copy in family if copy.weight_dtype != facts.weight_dtype
     )
     return FoundModel(facts, tuple(sorted(formats)))
 
@@ -325,11 +323,14 @@ def _likenesses(word: str) -> dict[str, float]:
     """Likeness of a word to every other; numbers are equal or not, since 7b is not almost 70b."""
     if word[0].isdigit():  # people leave the unit out
         return {name: 0.95 * (name.rstrip(_UNITS) == word) for name in _all_parts()} | {word: 1.0}
-    matcher, out = SequenceMatcher(None, "", word, autojunk=False), dict.fromkeys(_all_parts(), 0.0)
-    for name in out:
+    matcher, likenesses = (
+        SequenceMatcher(None, "", word, autojunk=False),
+        dict.fromkeys(_all_parts(), 0.0),
+    )
+    for name in likenesses:
         matcher.set_seq1(name)
         if len(word) >= 3 and name.startswith(word):  # the start of a word, as people shorten
-            out[name] = 0.9
+            likenesses[name] = 0.9
         elif matcher.real_quick_ratio() > 0.5 and matcher.quick_ratio() > 0.5:
-            out[name] = matcher.ratio()
-    return out | {word: 1.0}
+            likenesses[name] = matcher.ratio()
+    return likenesses | {word: 1.0}

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from recipe_core.models.catalog import catalog_entry, catalog_ids, catalog_model, in_catalog
+from recipe_core.models.catalog import (
+    catalog_entry,
+    catalog_ids,
+    catalog_model,
+    in_catalog,
+    read_by_name,
+)
 from recipe_core.models.supplements import name_meanings
 
 
@@ -65,7 +71,8 @@ def base_checkpoint(model_id: str) -> str | None:
             catalog_bases = (
                 candidate for candidate in catalog_ids() if _name_tail(candidate) == name.casefold()
             )
-            return next(catalog_bases, name)
+            by_alias = read_by_name(model_id, name, None)
+            return next(catalog_bases, by_alias[1] if by_alias else name)
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -30,6 +30,7 @@ from recipe_core.plans.splits import row_key
 from recipe_core.request.edit import select_split, shared_candidate
 from recipe_core.request.objective import SURE
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.split_key import key_load, split_key
 
 if TYPE_CHECKING:
     from recipe_core.plans.plan import Plan
@@ -49,7 +50,6 @@ MADE = ("fp8", "int8", "int4", "nvfp4", "mxfp4")
 # Checkpoints of the same model in other formats that are tried at most.
 OTHER_CHECKPOINTS = 3
 
-
 # Edits to try; without a title they are called after the devices that are then used.
 Edit = tuple[Kind, str, Mapping[str, Any]]
 
@@ -65,9 +65,10 @@ class Alternative(Change):
         title: what is different, in a few words: ``fp8 weights``, ``4 GPUs``.
         figure: the goal's figure then, as a text with its unit.
         change: by which share the figure is then larger (negative: smaller).
-        gain: by how much what it improves is better: a logarithm.
+        gain: by how much what it improves is better: a logarithm; negative for a runner-up that is
+            worse.
         gained: the figure that improves instead of the goal's, and by which share; empty where the
-            goal's does (``better``).
+            goal's does, and for a runner-up that improves nothing.
         accuracy: what its formats keep of the accuracy of the model's base; None where they stay.
     """
 
@@ -80,14 +81,10 @@ class Alternative(Change):
     accuracy: Retained | None = None
 
     @property
-    def better(self) -> bool:
-        return not self.gained
-
-    @property
     def accuracy_text(self) -> str:
         """Say how much accuracy other number formats keep; empty where none change.
 
-        ``Keeps 98.6% of the base's accuracy, 93.5% to 100% likely.``
+        ``Keeps 98.6 % of the base's accuracy, 93.5 % to 100 % likely.``
         """
         if self.accuracy is None:
             return ""
@@ -99,7 +96,7 @@ class Alternative(Change):
 
     @property
     def label(self) -> str:
-        """``fp8 weights: $1.71, −15 %, 99.6% accuracy``.
+        """``fp8 weights: $1.71, −15 %, 99.6 % accuracy``.
 
         With what is gained where the goal's figure is not.
         """
@@ -120,20 +117,10 @@ def share_change_text(share: float) -> str:
     return f"{'+' if points > 0 else '−'}{abs(points):,} %"
 
 
-def find_safer_row(plan: Plan, row: int, least_chance: float = SURE) -> int | None:
-    """The best row that keeps the limits with a probability of ``least``.
-
-    None without limits, where ``row`` is as sure itself, and where no split that holds the load is.
-    """
-    if not stated_limits(plan) or float(plan.chances[row]) >= least_chance:
-        return None
-    rows = plan.order[plan.holds[plan.order]]
-    sure = rows[plan.chances[rows] >= least_chance]
-    return int(sure[0]) if len(sure) else None
-
-
 def find_alternatives(plan: Plan, *, runners_up: bool = False) -> list[Alternative]:
     """Choices beside the best split, the best of each kind; those that improve the goal first.
+
+    Last are those that improve another figure instead.
 
     Empty where nothing is feasible. Limits on percentiles and plans beyond ``MOST_ROWS`` rows leave
     out what had to be planned anew. ``runners_up``: with the best other engine and the best other
@@ -152,9 +139,10 @@ def find_alternatives(plan: Plan, *, runners_up: bool = False) -> list[Alternati
     by_kind: dict[Kind, Alternative] = {}
     for option in sorted(options, key=lambda option: -option.gain):
         by_kind.setdefault(option.kind, option)
-    # what makes the choice safe comes first, then what improves the goal, the most first
-    ranked = sorted(by_kind.values(), key=lambda option: (option.kind != "sure", not option.better))
-    return ranked[:AT_MOST]
+    # what makes the choice safe comes first, then by the goal's figure: runners-up may be worse
+    choices = sorted(by_kind.values(), key=lambda choice: bool(choice.gained))
+    choices.sort(key=lambda choice: choice.kind != "sure")
+    return choices[:AT_MOST]
 
 
 def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:
@@ -168,8 +156,10 @@ def _choices_in_plan(plan: Plan, best: int) -> Iterator[Alternative]:
     }
     for kind, beyond in sides.items():
         for row in map(int, rows[beyond][:1]):
-            fields = select_split(plan.request, row_key(plan, row))
-            yield from _compare_choice(plan, best, plan, row, (kind, "", fields))
+            key = row_key(plan, row)
+            edit: Edit = (kind, "", select_split(plan.request, key))
+            for choice in _compare_choice(plan, best, plan, row, edit):  # of the first cluster then
+                yield replace(choice, key=split_key(plan.candidate(row), load=key_load(key)))
 
 
 def _plan_edits(plan: Plan, best: int, *, runners_up: bool) -> Iterator[Alternative]:
@@ -209,10 +199,7 @@ def row_devices_text(plan: Plan, row: int) -> str:
 
 
 def _surer_edits(plan: Plan, best: int) -> Iterator[Edit]:
-    """Limits that have to hold with ``SURE``, where they may well be missed and loads can give.
-
-    Where loads are fixed, ``find_safer_row`` knows the split without planning anew.
-    """
+    """Limits that have to hold with ``SURE``, where they may well be missed and loads can give."""
     doubtful = bool(stated_limits(plan)) and float(plan.chances[best]) < SURE
     confidence = plan.request.objective.required_confidence
     if doubtful and plan.request.load_searched and confidence < SURE:

@@ -184,7 +184,8 @@ def joint_probability(scores: Float, correlation: Float) -> Float:
 
 
 def _cdf(scores: Float) -> Float:
-    return np.array([0.5 * math.erfc(-score / math.sqrt(2)) for score in scores.tolist()])
+    tails = map(math.erfc, (-scores / math.sqrt(2)).tolist())
+    return np.asarray(0.5 * np.fromiter(tails, dtype=float, count=len(scores)))
 
 
 def _both(first: Float, second: Float, correlation: float) -> Float:
@@ -198,7 +199,13 @@ def _both(first: Float, second: Float, correlation: float) -> Float:
     angle = (nodes + 1) / 2 * end
     a, b = first[:, None], second[:, None]
     cos2 = np.maximum(np.cos(angle) ** 2, 1e-12)
-    density = np.exp(-(a * a - 2 * a * b * np.sin(angle) + b * b) / (2 * cos2))
+    # exp(-(a·a - 2·a·b·sin + b·b) / (2·cos²)), in place: there are hundreds of thousands
+    density = 2 * a * b * np.sin(angle)
+    np.subtract(a * a, density, out=density)
+    density += b * b
+    np.negative(density, out=density)
+    density /= 2 * cos2
+    np.exp(density, out=density)
     added = (density @ weights) * end / 2 / (2 * math.pi)
     return np.asarray(np.clip(_cdf(first) * _cdf(second) + added, 0.0, 1.0))
 

@@ -72,8 +72,8 @@ def price_confidences(plan: Plan) -> tuple[ConfidencePrice, ...]:
     if best is None or not stated_limits(plan) or slow:
         return ()
     measure = goal_measure(plan, best)
-    now = float(plan.raw(measure)[best])
-    out = []
+    before = float(plan.raw(measure)[best])
+    prices = []
     for confidence in sorted({*CONFIDENCES, objective.required_confidence}):
         if confidence == objective.required_confidence:
             best_pair: tuple[Plan, int] | None = plan, best
@@ -82,32 +82,32 @@ def price_confidences(plan: Plan) -> tuple[ConfidencePrice, ...]:
         else:
             best_pair = _pick_row(plan, confidence)
         if best_pair is None:
-            out.append(ConfidencePrice(confidence))
+            prices.append(ConfidencePrice(confidence))
             continue
-        at, row = best_pair
-        value = float(at.raw(measure)[row])
-        out.append(
+        after, row = best_pair
+        value = float(after.raw(measure)[row])
+        prices.append(
             ConfidencePrice(
                 confidence,
-                candidate=at.candidate(row),
-                key=row_key(at, row),
-                load=float(at.columns["load"][row]) if plan.request.load_searched else None,
+                candidate=after.candidate(row),
+                key=row_key(after, row),
+                load=float(after.columns["load"][row]) if plan.request.load_searched else None,
                 measure=measure,
-                value=value * at.measures[measure].factor,
-                figure=measure_text(at, measure, row),
-                change=value / now - 1 if now > 0 and np.isfinite(value) else None,
+                value=value * after.measures[measure].factor,
+                figure=measure_text(after, measure, row),
+                change=value / before - 1 if before > 0 and np.isfinite(value) else None,
             )
         )
-    return tuple(out)
+    return tuple(prices)
 
 
 def _pick_row(plan: Plan, confidence: float) -> tuple[Plan, int] | None:
     """The best row whose estimates keep the limits, and with a confidence where one is asked."""
-    wide = _judged_by_estimate(plan)
-    rows = rank_rows(wide)
+    by_estimate = _judged_by_estimate(plan)
+    rows = rank_rows(by_estimate)
     if confidence > BY_ESTIMATE:
         rows = rows[plan.chances[rows] >= confidence]
-    return (wide, int(rows[0])) if len(rows) else None
+    return (by_estimate, int(rows[0])) if len(rows) else None
 
 
 def _judged_by_estimate(plan: Plan) -> Plan:
@@ -123,13 +123,13 @@ def _search_again(plan: Plan, confidence: float) -> tuple[Plan, int] | None:
     """The best of the likely splits, each under its best load at another confidence."""
     from recipe_core.plans.serving_search import search_loads_again
 
-    again = search_loads_again(plan, _likely_rows(plan), confidence)
-    return None if again.best_row is None else (again, again.best_row)
+    searched_plan = search_loads_again(plan, _likely_rows(plan), confidence)
+    return None if searched_plan.best_row is None else (searched_plan, searched_plan.best_row)
 
 
 def _likely_rows(plan: Plan) -> Int:
     """Rows that may be best at another confidence: the best ones, and the surest of the others."""
-    first, rest = plan.order[:SEARCHED_AGAIN], np.flatnonzero(plan.runs)
-    rest = rest[~np.isin(rest, first)]
-    surest = rest[np.argsort(-np.nan_to_num(plan.chances[rest]), kind="stable")]
-    return np.sort(np.concatenate([first, surest[: SEARCHED_AGAIN - len(first)]]))
+    best_rows, other_rows = plan.order[:SEARCHED_AGAIN], np.flatnonzero(plan.runs)
+    other_rows = other_rows[~np.isin(other_rows, best_rows)]
+    surest = other_rows[np.argsort(-np.nan_to_num(plan.chances[other_rows]), kind="stable")]
+    return np.sort(np.concatenate([best_rows, surest[: SEARCHED_AGAIN - len(best_rows)]]))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
+from recipe_core.base.units import share_text
 from recipe_core.plans.kind import Fields
 from recipe_core.plans.limits import LIMITS
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 PRICE, LENGTH, LIMIT = 0.2, 0.5, 0.2
 # Factor by which loads and batches are.
 LOAD = 2.0
+_more = partial(share_text, signed=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +75,11 @@ def _plan_moves(plan: Plan) -> Iterator[tuple[str, Fields]]:
         for share in (-PRICE, PRICE):
             moved = round(price * (1 + share), 6)
             fields = {"hardware.usd_per_device_hour": moved, "hardware.offer": None}
-            yield f"price {share:+.0%}", fields
+            yield f"price {_more(share)}", fields
     lengths, loads = plan.spec.cures.moved(plan)
     for name, share in product(lengths, (-LENGTH, LENGTH)):
         tokens = max(round(getattr(workload, name) * (1 + share)), 1)
-        yield f"{name.replace('_', ' ')} {share:+.0%}", {f"workload.{name}": tokens}
+        yield f"{name.replace('_', ' ')} {_more(share)}", {f"workload.{name}": tokens}
     for name, factor in product(loads, (1 / LOAD, LOAD)):
         now = getattr(workload, name)
         load = now * factor if isinstance(now, float) else max(round(now * factor), 1)
@@ -92,4 +95,4 @@ def _move_limits(plan: Plan) -> Iterator[tuple[str, Fields]]:
         limit = getattr(plan.request.objective.limits, rule.name)
         if rule.timed and limit is not None:
             moved = float(f"{limit * (1 + share):.6g}")
-            yield f"limit on {rule.label} {share:+.0%}", {f"objective.limits.{rule.name}": moved}
+            yield f"limit on {rule.label} {_more(share)}", {f"objective.limits.{rule.name}": moved}

@@ -101,7 +101,7 @@ class Kind:
     search_cases: Callable[[Kind, Any, CandidateRequest | None], tuple[Any, list[Any]]]
     """Every case that agrees with a candidate, judged, and the problem as narrowed by it."""
     find_case: Callable[[Kind, Any, CandidateRequest], tuple[Any, Any] | None]
-    """Setting and case of a candidate that states its split in full, else None."""
+    """Setting and case of a candidate that states its layout in full, else None."""
     judge_cases: Callable[[Kind, Any, Any, Any], list[Any]]
     """Cases of one setting, one after another."""
     shown: Callable[[Plan], Shown]
@@ -113,7 +113,7 @@ class Kind:
     split_columns: Callable[[Plan], Mapping[str, Any]]
     """Columns that tell rows apart beside the table's: device, engine, formats …"""
     describe: Callable[[Plan, Block, Int], list[dict[str, Any]]]
-    """Splits of some cases of a block, as the contract writes them."""
+    """Layouts of some cases of a block, as the contract writes them."""
     workload: Callable[[Plan, int], Any]
     """The workload of a row, under its load."""
     is_same_split: Callable[[Mapping[str, Any], Mapping[str, Any]], bool]

@@ -49,7 +49,7 @@ FARTHEST = 64.0
 Judge = Callable[[Cases], Plan]
 
 
-def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> Float:
+def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> tuple[Float, Bool]:
     """For each case the load at which it holds, keeps every limit and scores best.
 
     Of equally good loads the smallest; where none keeps the limits, the one that misses them by
@@ -61,13 +61,13 @@ def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> Floa
         count: is told how many loads are about to be judged.
 
     Returns:
-        Whole requests in flight.
+        Whole requests in flight, and whether no rule refuses a case under them.
     """
     best = least_loads(cases)
     first = judge(replace(cases, load=best))
-    rows = np.flatnonzero(first.runs)
+    rows, feasible = np.flatnonzero(first.runs), first.feasible.copy()
     if not len(rows):
-        return best
+        return best, feasible
     count(len(rows) * LOOKED_AT)
     brackets = _Brackets.around(first, rows, best[rows])
     wide = np.flatnonzero(brackets.high > brackets.best)
@@ -80,16 +80,16 @@ def best_loads(judge: Judge, cases: Cases, count: Callable[[int], None]) -> Floa
             places = np.repeat(rows[some], points)
             brackets.narrow(some, loads, judge(replace(cases.take(places), load=loads.ravel())))
         wide = np.flatnonzero(brackets.wide)
-    best[rows] = brackets.best
-    return best
+    best[rows], feasible[rows] = brackets.best, brackets.feasible
+    return best, feasible
 
 
 @dataclass(slots=True)
 class _Brackets:
     """For each split the best load so far, and those on both sides of it that are worse.
 
-    ``missed`` and ``score`` are those of the best load. ``rising``: whether of the loads that hold
-    within the limits the largest is the best.
+    ``missed``, ``score`` and ``feasible`` are those of the best load. ``rising``: whether of the
+    loads that hold within the limits the largest is the best.
     """
 
     low: Float
@@ -97,6 +97,7 @@ class _Brackets:
     high: Float
     missed: Float
     score: Float
+    feasible: Bool
     rising: bool
 
     @classmethod
@@ -105,7 +106,8 @@ class _Brackets:
         at_once = np.floor(np.asarray(first.columns["held_requests"], dtype=float)[rows])
         rising = set(first.request.objective.goals) <= GAIN_FROM_LOAD
         missed, score = missed_by(first)[rows], _load_scores(first)[rows]
-        return cls(lowest.copy(), lowest.copy(), np.maximum(at_once, lowest), missed, score, rising)
+        low, best, high = lowest.copy(), lowest.copy(), np.maximum(at_once, lowest)
+        return cls(low, best, high, missed, score, first.feasible[rows], rising)
 
     def least_points(self, some: Int) -> int:
         """Loads that narrow some brackets in one round: one where only one side is left."""
@@ -132,12 +134,13 @@ class _Brackets:
         )
         loads_known = np.column_stack([self.best[some], loads])
         sort = np.argsort(loads_known, axis=1, kind="stable")
-        loads, missed, score = (
+        loads, missed, score, feasible = (
             np.take_along_axis(values, sort, axis=1)
             for values in (
                 loads_known,
                 np.column_stack([self.missed[some], missed]),
                 np.column_stack([self.score[some], score]),
+                np.column_stack([self.feasible[some], judged.feasible.reshape(missed.shape)]),
             )
         )
         place, index, last = _best_place(missed, score), np.arange(len(some)), loads.shape[1] - 1
@@ -152,6 +155,7 @@ class _Brackets:
         high = np.where((missed[index, place] > 0) & (best == low), best, high)
         self.low[some], self.best[some], self.high[some] = low, best, high
         self.missed[some], self.score[some] = missed[index, place], score[index, place]
+        self.feasible[some] = feasible[index, place]
 
 
 def least_loads(cases: Cases) -> Float:

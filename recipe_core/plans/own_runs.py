@@ -106,7 +106,7 @@ def compare_best(
 
 
 def best_text(plan: Plan) -> str:
-    """The best split with the figure it is best by: ``tp 4, $1.57``."""
+    """The best split with the figure it is best by: ``TP 4, $1.57``."""
     row = plan.best_row
     if row is None:
         return "no layout"

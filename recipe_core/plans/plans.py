@@ -158,9 +158,9 @@ def judge_estimated(request: PlanRequest) -> PlanRequest:
 def _require_rows(plan: Plan) -> Plan:
     if not len(plan):
         raise RecipeError(
-            f"no split of {plan.problem.cluster.devices} devices agrees with the candidate.",
+            f"no layout of {plan.problem.cluster.devices} devices agrees with the candidate.",
             field="candidate",
-            hint="Leave tp, pp, cp, dp or ep out, or add devices.",
+            hint="Leave TP, PP, CP, DP or EP out, or add devices.",
         )
     return plan
 

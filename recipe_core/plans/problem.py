@@ -356,9 +356,9 @@ def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> Non
     )
     refuse_field(
         candidate.engine_version is not None and None in (candidate.tp, candidate.pp, candidate.dp),
-        "goes with a split stated in full.",
+        "goes with a layout stated in full.",
         "candidate.engine_version",
-        "State tp, pp and dp too, or leave it out.",
+        "State TP, PP and DP too, or leave it out.",
     )
     check_draft(problem, candidate.speculative, "candidate.speculative")
     if candidate.prefill is not None:
@@ -368,7 +368,7 @@ def check_candidate(problem: ServingProblem, candidate: CandidateRequest) -> Non
         candidate.replicas is not None,
         "goes with a prefill pool.",
         "candidate.replicas",
-        "Use dp, or add candidate.prefill.",
+        "Use DP, or add candidate.prefill.",
     )
 
 

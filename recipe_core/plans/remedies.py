@@ -95,8 +95,8 @@ def advice_text(changes: Sequence[Change], beside: Mapping[str, Any]) -> str:
 # A plan with nothing feasible
 
 
-def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
-    """Up to ``at_most`` changes that let a split in; none where one surely starts.
+def helpful_changes(plan: Plan) -> list[Change]:
+    """Up to ``AT_MOST`` changes that let a split in; none where one surely starts.
 
     Looser limits where only those refuse, else what the kind of workload offers: other number
     formats, a shorter context, states on the host, more devices.
@@ -105,11 +105,11 @@ def helpful_changes(plan: Plan, at_most: int = AT_MOST) -> list[Change]:
         return []
     looser = looser_limits(plan) if not len(plan.order) else []
     if looser:
-        return [*_finer_format_change(plan), *looser][:at_most]
+        return [*_finer_format_change(plan), *looser][:AT_MOST]
     out: list[Change] = []
     tried: set[str] = set()
     for topic, fields in plan.spec.cures.remedies(plan):
-        if len(out) == at_most:
+        if len(out) == AT_MOST:
             break
         if topic not in tried and (best := _best_after(plan, fields)):
             tried.add(topic)  # the smallest change of each topic is enough
@@ -341,9 +341,9 @@ _CHANGES: Mapping[str, str | Callable[[Any], str]] = {
     "workload.max_context": "Serve at most {:,} tokens",
     "workload.input_tokens": "Send prompts of {:,} tokens",
     "workload.output_tokens": "Generate {:,} tokens",
-    "workload.concurrency": "Keep {:,} requests in flight",
+    "workload.concurrency": "Serve {:,} users at once",
     "workload.batch": "Use a batch of {:,}",
-    "workload.request_rate": lambda value: f"Send {significant(value)} requests per second",
+    "workload.request_rate": lambda value: f"Send {significant(value)} requests a second",
     "workload.sequence_length": "Train on sequences of {:,} tokens",
     "workload.global_batch": "Use a global batch of {:,} sequences",
     "workload.optimizer": "Use {}",

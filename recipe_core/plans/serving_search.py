@@ -13,6 +13,7 @@ from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.units import HOUR_S
 from recipe_core.estimates.bands import Uncertain
+from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.rules.rules import (
@@ -204,6 +205,25 @@ def evaluate_pairs(
     return [evaluate_cases(physics, *pair, searching=searching) for pair in pairs]
 
 
+# Cases as they are evaluated, which limits, confidence and goals leave alone; and those of a search
+# of loads, without their estimates.
+_EVALUATED: Recall[Block] = Recall(16_384)
+_SEARCHED: Recall[Block] = Recall(32_768)
+
+
+def _evaluate_once(
+    problem: ServingProblem, pair: tuple[Setting, Cases], searching: bool, searching_loads: bool
+) -> Block:
+    """As ``evaluate_pairs``, of one pair, whose block is kept."""
+
+    def make() -> Block:
+        [block] = evaluate_pairs(problem, [pair], searching=searching)
+        return replace(block, estimates=None) if searching_loads else block
+
+    recall = _SEARCHED if searching_loads else _EVALUATED
+    return replace(recall.value(make, *pair, f"{searching}"), setting=pair[0])
+
+
 def judge_evaluated(problem: ServingProblem, blocks: Sequence[Block]) -> list[Block]:
     """Evaluated cases within the limits of a problem, which are on means."""
     objective = problem.request.objective
@@ -289,14 +309,14 @@ def _name_broken_load(block: Block) -> Block:
     """The block, its limits broken under a load that their sentences name."""
 
     def said(rule: Refusal) -> Callable[[int], str]:
-        return lambda i: f"at {_in_flight(block.cases.load[i])}: {rule.say(i)}"
+        return lambda i: f"at {_users_text(block.cases.load[i])}: {rule.say(i)}"
 
     limits = (replace(rule, say=said(rule)) for rule in block.limits)
     return replace(block, limits=tuple(limits))
 
 
-def _in_flight(load: float) -> str:
-    return "one request in flight" if load == 1 else f"{load:,.0f} requests in flight"
+def _users_text(load: float) -> str:
+    return "one user" if load == 1 else f"{load:,.0f} users at once"
 
 
 def _find_best_loads(
@@ -327,11 +347,13 @@ def _find_best_loads(
             return shared, with_intervals(problem, shared, candidate, cases)
 
         def judge(cases: Cases, at: Any = at) -> Plan:
-            return Plan(spec, means, _judge_within_limits(spec, means, [at(cases)], at_most))
+            blocks = _judge_within_limits(spec, means, [at(cases)], at_most, searching_loads=True)
+            return Plan(spec, means, blocks)
 
-        loaded = replace(columns, load=best_loads(judge, columns, count))
+        load, feasible = best_loads(judge, columns, count)
+        loaded = replace(columns, load=load)
         if by_limits:
-            loaded = admit_requests(loaded, judge(loaded).feasible)
+            loaded = admit_requests(loaded, feasible)
         out.append(at(loaded))
     if problem.request.objective.limits.percentile is None:
         return out, None
@@ -380,8 +402,8 @@ def find_kept_load(table: Plan, row: int) -> float | None:
         pairs = [(setting, cases)]
         return Plan(table.spec, problem, _judge_within_limits(table.spec, problem, pairs, None))
 
-    load = best_loads(judge, case, lambda _: None)
-    return float(load[0]) if judge(replace(case, load=load)).feasible[0] else None
+    [load], [feasible] = best_loads(judge, case, lambda _: None)
+    return float(load) if feasible else None
 
 
 def _simulations(problem: ServingProblem, splits: int) -> AbstractContextManager[object]:
@@ -399,10 +421,12 @@ def _judge_within_limits(
     rows: Int | None = None,
     *,
     alone: bool = True,
+    searching_loads: bool = False,
 ) -> list[Block]:
     """All cases judged; ``alone``: whether their simulations are a task of their own."""
     objective, limits = problem.request.objective, problem.request.objective.limits
-    blocks = evaluate_pairs(problem, pairs, searching=at_most is not None)
+    searching = at_most is not None
+    blocks = [_evaluate_once(problem, pair, searching, searching_loads) for pair in pairs]
     if limits.percentile is None:
         return judge_evaluated(problem, blocks)
     blocks = [add_limit_rules(block, limits, timed=False) for block in blocks]

@@ -84,7 +84,7 @@ def check_loads(candidates: int) -> None:
     cap = budget.most_candidates()
     if cap is not None and candidates > cap:
         raise LimitError(
-            f"is searched for every split, which makes over {cap:,} candidates, the most that are "
+            f"is searched for every layout, which makes over {cap:,} candidates, the most that are "
             "evaluated in one plan.",
             field="workload.concurrency",
             hint="State it, or give fewer devices, formats or engines.",
@@ -134,9 +134,9 @@ def check_training_size(candidates: int, clusters: int) -> None:
         on = f" on {clusters} clusters" if clusters > 1 else ""
         fewer = ", or give fewer options.hardware" if clusters > 1 else ""
         raise LimitError(
-            f"the splits of this run{on} make over {cap:,} candidates, the most that are "
+            f"the layouts of this run{on} make over {cap:,} candidates, the most that are "
             "evaluated in one plan.",
             field="candidate",
-            hint=f"State some of tp, pp, cp, ep, micro_batch, or options.nodes: all{fewer}.",
+            hint=f"State some of TP, PP, CP, EP, micro_batch, or options.nodes: all{fewer}.",
         )
     budget.count_planned(candidates)

@@ -249,7 +249,7 @@ def _detail_estimate(table: Plan, row: int) -> TrainingEstimate:
     """The estimate with a note of what a launch of the split cannot be told."""
     estimate: TrainingEstimate = table.estimate(row)
     lacks = unlaunchable_reasons(table, row) if estimate.feasible else []
-    notes = [f"No bundle is made of this split: {lack}" for lack in lacks]
+    notes = [f"No bundle is made of this layout: {lack}" for lack in lacks]
     return replace(estimate, notes=[*estimate.notes, *notes])
 
 

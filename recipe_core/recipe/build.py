@@ -237,7 +237,7 @@ def recipe_request(recipe: Recipe) -> PlanRequest:
     parsed = PlanRequest.parse(request)
     if parsed.load_searched:
         raise InputError(
-            "is missing: a recipe holds the load that its split was judged under.",
+            "is missing: a recipe holds the load that its layout was judged under.",
             field="request.workload.concurrency",
             hint="State it, or build the recipe again.",
         )

@@ -13,6 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import share_text
 from recipe_core.engines.frameworks import training_data
 from recipe_core.engines.spec import default_engine, engine, engine_names
 from recipe_core.engines.training_programs import training_engine
@@ -140,7 +141,7 @@ _SHARED = (*_DEGREES, "weight_dtype", "kv_dtype", "speculative")
 
 @dataclass(frozen=True, slots=True)
 class OtherEngine:
-    """A split on one engine.
+    """A layout on one engine.
 
     ``reasons``: why it cannot run or be started; empty where it can, which has ``figures``.
     ``changes`` to the request, by dotted field, select it.
@@ -300,7 +301,7 @@ def _figure_change_text(row: dict[str, Any]) -> str:
     ratio = ""
     if row["ratio"] is not None:
         band = ", within the band" if row["in_band"] else ""
-        ratio = f" ({row['ratio'] - 1:+.1%}{band})"
+        ratio = f" ({share_text(row['ratio'] - 1, 1, signed=True)}{band})"
     return f"  {row['figure']}: {_value_change_text(row)}{ratio}"
 
 

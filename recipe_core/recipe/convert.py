@@ -55,7 +55,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """The recipe, the options that it took over besides the split, and what was lost."""
+    """The recipe, the options that it took over besides the layout, and what was lost."""
 
     recipe: Recipe
     carried: tuple[str, ...]

@@ -38,9 +38,9 @@ SPEED = frozenset({"rate", "confidence", *LIMITS})
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One split that can run.
+    """One layout that can run.
 
-    ``request`` is the row's own: on its hardware, under its load, with the split as candidate.
+    ``request`` is the row's own: on its hardware, under its load, with the layout as candidate.
     ``started`` renders the launch, which raises NoAnswer where the engine cannot be started this
     way. ``deployment``: what it is rendered from; None for training. ``image`` and ``floors``: the
     container that holds the engine, and the host software that it needs. ``gpus``: devices used.
@@ -101,7 +101,7 @@ def decide_split(split: Split) -> Decision:
     """
     if not split.feasible:
         reasons = "; ".join(split.reasons)
-        raise NoAnswer(f"the split {split} cannot run: {reasons}.", field="candidate")
+        raise NoAnswer(f"the layout {split} cannot run: {reasons}.", field="candidate")
     return decision_of(split.plan, split.row)
 
 
@@ -219,7 +219,7 @@ def start_reasons(plan: Plan, row: int) -> list[str]:
 
 def _plan_refusal(plan: Plan, row: int) -> NoAnswer:
     changes = plan.changes()
-    subject = "the stated split" if len(plan) == 1 else f"none of {len(plan)} splits"
+    subject = "the stated layout" if len(plan) == 1 else f"none of {len(plan)} layouts"
     verb = "cannot run" if len(plan) == 1 else "can run; the nearest"
     return NoAnswer(
         f"{subject} {verb} ({split_label(plan, row)}): {'; '.join(row_reasons(plan, row))}.",

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Claim(DescribedModel):
     """One measurement.
 
-    It speaks for a recipe while engine, version, device, count and split are the recipe's, until
+    It speaks for a recipe while engine, version, device, count and layout are the recipe's, until
     it expires.
     """
 
@@ -48,7 +48,7 @@ class Claim(DescribedModel):
     """Devices that were used."""
 
     candidate: dict[str, Any]
-    """Split that was measured, as the recipe's ``candidate``."""
+    """Layout that was measured, as the recipe's ``candidate``."""
 
     max_context: int | None = None
     """Longest request that the engine accepted, in tokens; null for training."""
@@ -74,7 +74,7 @@ class Claim(DescribedModel):
         same = {
             "engine": (self.engine, self.version) == (engine.name, engine.version),
             "device": (self.count, self.device) == (device.count, device.name),
-            "split": self.candidate == recipe.candidate,
+            "layout": self.candidate == recipe.candidate,
         }
         doubts = [f"of another {part}" for part, holds in same.items() if not holds]
         return doubts if today <= self.expires else [f"expired on {self.expires}", *doubts]

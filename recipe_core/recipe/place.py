@@ -88,6 +88,11 @@ class Parameters(DescribedModel):
     Everything has a default or may be left open.
     """
 
+    target: Annotated[DnsLabel | None, JOINED] = None
+    """Target that the bundle is for, by the name of its folder in ``targets/``: ``slurm``. The
+    bundle's README then says how that is started and what happens there when something breaks;
+    left out, that of the bundle's launcher, and which targets it can be run on."""
+
     model: Word | None = None
     """Folder on the nodes that holds the model, or an id of the hub; left out, the recipe's
     model."""

@@ -205,7 +205,7 @@ def _to_pass(
             options[name] = value
         elif computed[name] != value:
             variants = ", ".join(resolved.applied)
-            message = f"is {value!r} by {variants}, and {computed[name]!r} by the split there."
+            message = f"is {value!r} by {variants}, and {computed[name]!r} by the layout there."
             hint = "Set the candidate's field in the variant."
             raise InputError(message, field=f"{part}.{name}", hint=hint)
     return options

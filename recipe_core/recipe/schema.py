@@ -222,7 +222,7 @@ class Fallback(DescribedModel):
     """The answer to a place where the recipe cannot run."""
 
     kind: Literal["other-split", "fewer-gpus", "other-precision", "lower-context", "other-device"]
-    """What is different: the split, the number of devices, a number format, the context or the
+    """What is different: the layout, the number of devices, a number format, the context or the
     device."""
 
     changes: Annotated[dict[str, Any], AfterValidator(_check_changes)]
@@ -235,7 +235,7 @@ class Fallback(DescribedModel):
     """Devices that the fallback uses."""
 
     candidate: Split
-    """Split that is best after these changes, as the request's ``candidate``."""
+    """Layout that is best after these changes, as the request's ``candidate``."""
 
     figures: dict[str, float | None] = {}
     """Headline figures of its estimate, by their names there; null where one is not known. Each
@@ -273,7 +273,7 @@ class Recipe(DescribedModel):
     """Environment variables that all processes share."""
 
     candidate: Split
-    """Split that was decided, as the request's ``candidate`` with nothing left out."""
+    """Layout that was decided, as the request's ``candidate`` with nothing left out."""
 
     provenance: dict[str, Layer] = {}
     """Layer that set each field of the candidate, option and variable, by dotted name
@@ -284,7 +284,7 @@ class Recipe(DescribedModel):
     """Longest request that the engine accepts, in tokens; null for training."""
 
     estimate: dict[str, Any]
-    """What the split should do: memory, times, cost, bands and their basis."""
+    """What the layout should do: memory, times, cost, bands and their basis."""
 
     fallbacks: tuple[Fallback, ...] = ()
     """What to do where the recipe cannot run, from the smallest change of plans to the largest."""

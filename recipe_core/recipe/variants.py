@@ -120,7 +120,7 @@ def _is_version(text: str, machine: Machine) -> bool:
 
 class _Set(DescribedModel):
     candidate: dict[str, Any] = {}
-    """Fields of the split to set, by name."""
+    """Fields of the layout to set, by name."""
 
     options: dict[str, Any] = {}
     """Options of the engine to set, by name."""
@@ -143,7 +143,7 @@ class _Add(DescribedModel):
 
 class _Remove(DescribedModel):
     candidate: Names = ()
-    """Names of fields of the split to remove."""
+    """Names of fields of the layout to remove."""
 
     options: Names = ()
     """Names of the engine's options to remove."""

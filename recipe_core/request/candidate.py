@@ -27,10 +27,10 @@ class PoolRequest(DescribedModel):
     """Data-parallel ranks of one copy."""
 
     ep: Degree = 1
-    """Ranks that share the experts: 1, or tp × dp."""
+    """Ranks that share the experts: 1, or TP × DP."""
 
     replicas: Degree = 1
-    """Copies of the pool's split."""
+    """Copies of the pool's layout."""
 
     @property
     def devices(self) -> int:
@@ -38,7 +38,7 @@ class PoolRequest(DescribedModel):
 
 
 class _Degrees(DescribedModel):
-    """The fields of splits of both kinds: an engine or framework, and degrees of parallelism."""
+    """The fields of layouts of both kinds: an engine or framework, and degrees of parallelism."""
 
     engine: Text | None = None
     """Engine or training framework, by name; left out, that of ``options.engines``, else the
@@ -56,15 +56,15 @@ class _Degrees(DescribedModel):
 
     ep: Degree | None = None
     """Expert parallelism: ranks that share the experts of an MoE model. In serving 1 (experts are
-    cut by tp) or tp × dp; in training a divisor of tp × cp × dp."""
+    cut by TP) or TP × DP; in training a divisor of TP × CP × DP."""
 
     cp: Degree | None = None
-    """Context parallelism. In serving, ranks of tp that share the cache of a KV head which each
+    """Context parallelism. In serving, ranks of TP that share the cache of a KV head which each
     would hold whole; in training, ranks over which a sequence is cut."""
 
 
 class ServingCandidate(_Degrees):
-    """A serving split, or part of one."""
+    """A serving layout, or part of one."""
 
     weight_dtype: WeightDtype | None = None
     """Number format of the weights; ``auto`` is the checkpoint's own."""
@@ -105,7 +105,7 @@ class ServingCandidate(_Degrees):
 
     engine_version: Text | None = None
     """Release of the engine whose memory rules and default limits count, such as ``0.8.5``; left
-    out, the one that bundles start. With a split stated in full (tp, pp, dp), in estimates only."""
+    out, the one that bundles start. With a whole layout stated (TP, PP, DP), in estimates only."""
 
     eager: bool | None = None
     """Whether the engine runs without captured graphs. This version does not model it and refuses
@@ -120,7 +120,7 @@ class ServingCandidate(_Degrees):
 
     replicas: Degree | None = None
     """Copies of the pool that decodes, only beside ``prefill``; left out there, 1. Where experts
-    are not shared dp comes to the same."""
+    are not shared DP comes to the same."""
 
 
 Recompute = Literal["none", "selective", "full"]
@@ -132,7 +132,7 @@ RecomputedModule = Literal[
 
 
 class TrainingCandidate(_Degrees):
-    """A training split, or part of one."""
+    """A training layout, or part of one."""
 
     virtual_stages: Degree | None = None
     """Chunks of layers per pipeline stage (interleaving)."""
@@ -180,7 +180,7 @@ class TrainingCandidate(_Degrees):
     """Pipeline schedule; left out, ``1f1b``, or ``interleaved`` with several chunks per stage."""
 
     shard: Degree | None = None
-    """Ranks that divide the states; fewer than dp × cp are hybrid shards (HSDP)."""
+    """Ranks that divide the states; fewer than DP × CP are hybrid shards (HSDP)."""
 
     sequence_parallel: bool | None = None
     """Whether tensor-parallel ranks also divide what norms and residuals keep; left out, they
@@ -233,7 +233,7 @@ class TrainingCandidate(_Degrees):
 
 
 class CandidateRequest(TrainingCandidate, ServingCandidate):
-    """One split, or part of one: a field left out is chosen by the search.
+    """One layout, or part of one: a field left out is chosen by the search.
 
     A field that only the other kind of workload has is refused.
     """

@@ -69,7 +69,7 @@ class Compression(DescribedModel):
 
     technique: Text | None = None
     """What is made, by its name in ``recipe_core/accuracy/techniques.yaml``
-    (``int4_weight_only``, ``gguf_q4_k_m``); left out, the usual one for the format of the split's
+    (``int4_weight_only``, ``gguf_q4_k_m``); left out, the usual one for the format of the layout's
     weights."""
 
     tool: Tool = "auto"

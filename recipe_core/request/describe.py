@@ -73,6 +73,19 @@ def workload_name(workload: ServingWorkload | TrainingWorkload) -> str:
     return f"{load_name(workload)}, {lengths}{media_name(workload)}"
 
 
+def lengths_text(workload: ServingWorkload | TrainingWorkload) -> str:
+    """Say how long requests are, or what a step of training holds (tokens)."""
+    if isinstance(workload, ServingWorkload):
+        longest = workload.max_context or workload.usual_longest
+        lengths = f"{workload.input_tokens:,} tokens in, {workload.output_tokens:,} out"
+        return f"Typical request: {lengths}; the longest: {longest:,}"
+    if (work := workload.rollout) is None:
+        batch = f"{workload.global_batch:,} sequences"
+        return f"Each step: {batch} of {workload.sequence_length:,} tokens"
+    answers = f"{work.prompts:,} prompts × {work.samples:,} answers of {work.response_tokens:,}"
+    return f"Each step: {answers} tokens; the longest: {work.longest_response:,}"
+
+
 def media_name(workload: ServingWorkload) -> str:
     """Images and sound of a prompt in a few words; empty where it is text."""
     parts = (("images", workload.images), ("pieces of sound", workload.audio))

@@ -73,23 +73,6 @@ TRAINING_TOKENS = 10e9
 
 # The rollout that a request starts with when its method turns to one that samples answers.
 START_ROLLOUT = {"prompts": 128, "samples": 8, "prompt_tokens": 512, "response_tokens": 1024}
-# Its fields in the order that a page asks for them: what is asked, what answers, what rewards.
-ROLLOUT_FIELDS = (
-    *("prompts", "samples", "prompt_tokens", "response_tokens", "max_response_tokens"),
-    *("engine", "placement", "devices", "tp"),
-    *("reward", "reward_file", "reward_s"),
-)
-
-
-def rollout_values(request: PlanRequest) -> dict[str, Any]:
-    """Return what a page asks about the answers of a run, by dotted field: as stated or usual.
-
-    Nothing where the method samples none. None stands for what is left to the plan.
-    """
-    rollout = getattr(request.workload, "rollout", None)
-    if rollout is None:
-        return {}
-    return {f"workload.rollout.{name}": getattr(rollout, name) for name in ROLLOUT_FIELDS}
 
 
 def value_of(request: PlanRequest, field: str) -> Any:
@@ -103,7 +86,8 @@ def change(request: PlanRequest, changes: Mapping[str, Any]) -> PlanRequest:
     Another kind of workload starts from its usual one and drops what only the old kind has; a new
     mode brings its usual load; a new device drops the links and the price of the old one and keeps
     a full node full; an offer and a stated price replace each other, and an offer and a commitment;
-    a model with fewer positions shortens the longest request, and lengths beyond it leave it open;
+    a model with fewer positions shortens the longest request, one with more lengthens that of a
+    preset again, and lengths beyond it leave it open;
     phases bring their tokens, and another budget stretches them; another method brings the budget
     and the step that are usual for it where the old one had its usual ones, and drops a framework
     that does not launch it, and data that it does not learn from; other answers of a step bring its
@@ -162,12 +146,18 @@ def _keep_consistent(
         _keep_media(fields)
     _search_load(fields, request, changes)
     if fields.get("workload.max_context") and "workload.max_context" not in changes:
-        _keep_longest(fields)
+        _keep_longest(fields, request)
 
 
-def _keep_longest(fields: dict[str, Any]) -> None:
-    """Shorten the longest request to the model's positions, or leave it open for longer lengths."""
-    longest = min(fields["workload.max_context"], longest_positions(fields["model"]))
+def _keep_longest(fields: dict[str, Any], request: PlanRequest) -> None:
+    """Keep the longest request, that of a preset as it is there, within the model's positions.
+
+    Lengths beyond it leave it open.
+    """
+    longest = fields["workload.max_context"]
+    if fields["model"] != request.model and (preset := preset_of(request, any_load=True)):
+        longest = presets(request)[preset].workload.get("max_context", longest)
+    longest = min(longest, longest_positions(fields["model"]))
     needed = float(_media_tokens(fields))
     for name in ("input", "output"):
         mean, spread = (fields.get(f"workload.{name}_{part}") or 0 for part in ("tokens", "spread"))

@@ -31,13 +31,14 @@ from recipe_core.base.units import (
     joules,
     per_second,
     seconds_text,
+    share_text,
     significant,
     token_rate_text,
     usd,
     utilisation,
     watts,
 )
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 
 FILE = Path(__file__).with_name("metrics.yaml")
 
@@ -62,15 +63,11 @@ class Unit:
 
 # Functions with names, which workers send as such.
 def _usd_monthly(usd_per_hour: float) -> str:
-    return usd(usd_per_hour * HOURS_PER_MONTH)
+    return usd(price_month(usd_per_hour))
 
 
 def _flop_rate(value: float) -> str:
     return per_second(value, "FLOP")
-
-
-def _whole_percent(share: float) -> str:
-    return f"{share:.0%}"
 
 
 UNITS: Mapping[str, Unit] = {
@@ -84,11 +81,9 @@ UNITS: Mapping[str, Unit] = {
     "tokens_per_s": Unit("tok/s", 1.0, token_rate_text),
     "flops_per_s": Unit("FLOP/s", 1.0, _flop_rate),
     "usd": Unit("$", 1.0, usd),
-    "usd_monthly": Unit(
-        "$", HOURS_PER_MONTH, lambda usd_per_hour: usd(usd_per_hour * HOURS_PER_MONTH)
-    ),
+    "usd_monthly": Unit("$", HOURS_PER_MONTH, _usd_monthly),
     "gibibytes": Unit("GiB", 1 / GIB, gib),
-    "percent": Unit("%", 100.0, _whole_percent),
+    "percent": Unit("%", 100.0, share_text),
     "utilisation": Unit("%", 100.0, utilisation),
     "accuracy": Unit("%", 100.0, accuracy_text),
     "accuracy_bound": Unit("%", 100.0, accuracy_bound),
@@ -119,7 +114,7 @@ class Metric(DataRow):
         name: the row's name in pages and links; once for each kind of work.
         column: the values, in SI units.
         title: what it is called; ``head`` stands over a narrow column.
-        kinds: the kinds of work whose splits are compared by it; none, where only reports name it.
+        kinds: the kinds of work whose layouts are compared by it; none, where only reports name it.
         better: whether larger or smaller values are better, or neither.
         per: what follows a value in a phrase: ``34.8 ms per token``.
         abbreviation: what else the field calls it.

@@ -84,7 +84,7 @@ class Limits(DescribedModel):
     percentile: Annotated[float, Field(ge=50, le=99.9)] | None = None
     """Percentile that the limits on times apply to: 95 bounds the time that 95 % of requests stay
     below. Left out, they apply to means. Percentiles are simulated request by request for the best
-    splits, which takes some seconds."""
+    layouts, which takes some seconds."""
 
 
 class Objective(DescribedModel):

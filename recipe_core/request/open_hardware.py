@@ -1,4 +1,4 @@
-"""From a wizard's PlanRequest to a SizeRequest, back to a PlanRequest, and the market in a link.
+"""From a session's PlanRequest to a SizeRequest, back to a PlanRequest, and the market in a link.
 
 A link has one parameter for the market, ``any``: JSON of what differs from ``Market()``.
 """
@@ -18,14 +18,11 @@ from recipe_core.request.edit import change, select_split, shared_candidate
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.link import MAX_VALUE, START_LOADS
 from recipe_core.request.metrics import Goal
-from recipe_core.request.objective import SURE, Objective
+from recipe_core.request.objective import Objective
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.size import AnyHardware, Market, SizeRequest
 from recipe_core.request.split_key import split_key
-
-# What a form shows of a request that states no confidence.
-CONFIDENCE = SURE
 
 
 def sized_goal(request: PlanRequest) -> Goal:
@@ -46,7 +43,7 @@ def size_request(
     hardware carries a load has no answer without one.
 
     Args:
-        request: the wizard's.
+        request: the session's.
         market: what to choose from.
         goal: what counts.
         afterwards: ``growth``, ``availability`` and ``purchase``, as plain values.
@@ -78,7 +75,7 @@ def size_request(
 def take_size_row(
     request: PlanRequest, size: SizeRequest, row: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The changes that make a row of an answer the wizard's own: hardware, price, objective, split.
+    """The changes that take a row of an answer: its hardware, price, objective and split.
 
     Its engine is named where the device's usual one is another.
     """

@@ -45,7 +45,7 @@ class Simulated(DescribedModel):
     """The result of simulating ``options.scaling``; ``recipe simulate -o`` writes it."""
 
     of: Text
-    """Digest of what was simulated: model, device, split, load, limits on time, policy and start.
+    """Digest of what was simulated: model, device, layout, load, limits on time, policy and start.
     Of a request that was changed since, the figures are not repeated."""
 
     min_replicas: Amount

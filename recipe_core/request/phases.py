@@ -27,8 +27,8 @@ class Phase(DescribedModel):
     """Sequences per optimizer step; left out, the workload's."""
 
     cp: Degree | None = None
-    """Context parallelism of the phase, for long sequences: dp is less by as much, on the same
-    devices; left out, the split's."""
+    """Context parallelism of the phase, for long sequences: DP is less by as much, on the same
+    devices; left out, the layout's."""
 
 
 class Evaluation(DescribedModel):

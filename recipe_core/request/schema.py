@@ -30,7 +30,7 @@ Workload = Annotated[ServingWorkload | TrainingWorkload, Field(discriminator="ki
 
 
 class Options(DescribedModel):
-    """The choices that the search may vary; each is combined with every split."""
+    """The choices that the search may vary; each is combined with every layout."""
 
     engines: tuple[Text, ...] = ()
     """Engines to judge, by name; none named: the preferred one of the device."""
@@ -42,15 +42,15 @@ class Options(DescribedModel):
     """Number formats of the KV cache to judge; ``auto`` is the checkpoint's own."""
 
     nodes: Literal["any", "all"] = "any"
-    """Splits to judge: ``any`` number of devices, or only those that use ``all``."""
+    """Layouts to judge: ``any`` number of devices, or only those that use ``all``."""
 
     hardware: Annotated[tuple[HardwareRequest, ...], Field(max_length=64)] = ()
     """Other clusters, judged side by side with the request's."""
 
     loads: Annotated[tuple[Positive, ...], Field(max_length=256)] = ()
-    """Other loads besides the workload's, in the unit of its mode: requests in flight, in the batch
-    or in the queue, or requests per second. Each is a row of the plan. To have the best load of
-    every split searched, leave ``workload.concurrency`` out instead."""
+    """Other loads besides the workload's, in the unit of its mode: users at once, requests in the
+    batch or in the queue, or requests per second. Each is a row of the plan. To have the best load
+    of every layout searched, leave ``workload.concurrency`` out instead."""
 
     max_batched_tokens: Annotated[tuple[Tokens, ...], Field(max_length=64)] = ()
     """Limits on the tokens of one engine step to judge; none given: the engine's default."""
@@ -63,12 +63,12 @@ class Options(DescribedModel):
     """Drafts to judge besides the workload's own."""
 
     context_parallel: bool = False
-    """Whether to judge splits whose ranks share a cache that each would hold whole (cp), which
+    """Whether to judge layouts whose ranks share a cache that each would hold whole (CP), which
     helps where there are more ranks than KV heads."""
 
     disaggregated: bool = False
     """Whether to judge deployments with a prefill pool: prompts are computed on devices of their
-    own, any split in each pool, in as many copies as fit. Not for ``mode: static``."""
+    own, any layout in each pool, in as many copies as fit. Not for ``mode: static``."""
 
     engine_options: dict[Text, Any] = {}
     """The engine's own options by name, passed on when it is started (parsers of tools, LoRA
@@ -107,7 +107,7 @@ class Options(DescribedModel):
 
     compression: Compression | None = None
     """How the bundle makes a checkpoint in a format that the model's own does not have; with it a
-    split may be chosen whose weights no checkpoint holds. Serving only."""
+    layout may be chosen whose weights no checkpoint holds. Serving only."""
 
 
 def needs_load(workload: Workload) -> bool:
@@ -157,11 +157,11 @@ class PlanRequest(DescribedModel):
     """What counts most, and the limits that come before it."""
 
     options: Options = Options()
-    """What the search may vary beyond the split."""
+    """What the search may vary beyond the layout."""
 
     candidate: CandidateRequest | None = None
-    """The split to estimate, check or build; what it leaves out is chosen. A plan judges every
-    split, whatever stands here."""
+    """The layout to estimate, check or build; what it leaves out is chosen. A plan judges every
+    layout, whatever stands here."""
 
     @model_validator(mode="after")
     def _load_is_known(self) -> Self:

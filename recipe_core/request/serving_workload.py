@@ -162,7 +162,7 @@ class ServingWorkload(DescribedModel):
     output tokens. Left out, what the model is made for."""
 
     mode: Literal["closed", "open", "static", "offline"] = "closed"
-    """How requests arrive: ``closed`` keeps ``concurrency`` in flight, ``open`` sends
+    """How requests arrive: ``closed`` is ``concurrency`` users at once, ``open`` sends
     ``request_rate`` per second, ``static`` runs one ``batch`` of exact lengths, ``offline`` queues
     ``requests`` at once. Each takes its own load field and refuses the others."""
 
@@ -181,10 +181,10 @@ class ServingWorkload(DescribedModel):
     """Spread of answer lengths as a share of the mean, as ``input_spread`` for prompts."""
 
     concurrency: Count | None = None
-    """Requests in flight; needed by ``mode: closed``, and only there. May be left out where
-    ``objective.limits`` bounds a time (``ttft_ms``, ``tpot_ms``, ``request_latency_ms``) and
-    throughput, cost or energy counts: then every split is judged at its best load within the
-    limits."""
+    """Users at once, each of whom sends a request when the last is answered; needed by
+    ``mode: closed``, and only there. May be left out where ``objective.limits`` bounds a time
+    (``ttft_ms``, ``tpot_ms``, ``request_latency_ms``) and throughput, cost or energy counts: then
+    every layout is judged at its best load within the limits."""
 
     request_rate: Positive | None = None
     """Arrivals in requests per second; needed by ``mode: open``, and only there."""
@@ -207,7 +207,7 @@ class ServingWorkload(DescribedModel):
     """Share of a prompt's tokens found in the prefix cache, 0 to below 1."""
 
     prefix_reuse: Annotated[tuple[PrefixReuse, ...], Field(max_length=256)] = ()
-    """What share would be found in caches of several sizes, as a trace shows it; every split then
+    """What share would be found in caches of several sizes, as a trace shows it; every layout then
     has the share of its own cache. Instead of ``prefix_hit``."""
 
     prefix_affinity: bool = False

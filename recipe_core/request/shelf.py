@@ -1,40 +1,53 @@
 """Choices that a reader keeps side by side: each a name and the request of one split.
 
 They do not belong to a plan, so that models, devices, loads and formats can differ, and nothing
-computed is kept. In a link they are one parameter, ``kept``: packed pairs of a name and the query
-of a link to that request.
+computed is kept. In a link they are one parameter, ``kept``: packed pairs of a name, empty where
+the reader gave none, and the query of a link to that request.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.texts import flaw_of_name
+from recipe_core.engines.frameworks import framework
+from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import chip_title, device_profile
-from recipe_core.request.describe import model_name, workload_name
+from recipe_core.models.catalog import catalog_entry, in_catalog
+from recipe_core.models.variants import base_checkpoint
+from recipe_core.request.describe import (
+    hardware_name,
+    limits_summary,
+    load_name,
+    model_name,
+    workload_name,
+)
 from recipe_core.request.link import from_query, to_query
 from recipe_core.request.packed import pack_values, unpack_values
+from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.split_key import candidate_key, split_short_name
 
 MAX_KEPT = 8
 MAX_NAME = 80
-# Characters of a name.
+# Characters of a part of a name that is not the reader's.
 MAX_PART = 32
 _PARAMETER = "kept"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A choice: what a reader calls it, and the request of one split."""
+    """A choice: its name, the request of one layout, and whether the reader gave the name."""
 
     name: str
     request: PlanRequest
+    is_named: bool = True
 
     @cached_property
     def query(self) -> dict[str, str]:
@@ -50,7 +63,7 @@ Shelf = tuple[Kept, ...]
 def keep_choice(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
     """The shelf with one more choice; as it is where that is kept already.
 
-    ``name``: by default what tells the split from others.
+    ``name``: by default what tells it from the others, and the others from it.
 
     Raises:
         InputError: when the shelf is full, and for a request that states no whole split or a name
@@ -66,10 +79,13 @@ def keep_choice(shelf: Shelf, request: PlanRequest, name: str = "") -> Shelf:
         )
     if request.candidate is None or candidate_key(request.candidate.model_dump()) is None:
         raise InputError(
-            "the request does not state a whole split.", field=_PARAMETER, hint="Choose a split."
+            "the request does not state a whole layout.", field=_PARAMETER, hint="Choose a layout."
         )
-    candidate_names = [name] if name else list(_default_names(request))
-    return (*shelf, Kept(_free_name(shelf, candidate_names), request))
+    taken_names = {choice.name for choice in shelf if choice.is_named}
+    new = Kept(
+        _free_name(taken_names, _checked_name(name)) if name else "", request, is_named=bool(name)
+    )
+    return _name_by_difference((*shelf, new))
 
 
 def shelf_holds(shelf: Shelf, request: PlanRequest) -> bool:
@@ -95,39 +111,75 @@ def rename_on_shelf(shelf: Shelf, place: int, name: str) -> Shelf:
 
 
 def remove_from_shelf(shelf: Shelf, place: int) -> Shelf:
-    return (*shelf[:place], *shelf[place + 1 :])
+    return _name_by_difference((*shelf[:place], *shelf[place + 1 :]))
 
 
-def _default_names(request: PlanRequest) -> Iterator[str]:
-    """Names that say more and more of a choice, for those that differ in less than their split."""
+def _name_by_difference(shelf: Shelf) -> Shelf:
+    """Name the choices that the reader did not name: shortly, by what tells them apart.
+
+    The layout, and before it what of model, device and formats is not the same for all (a single
+    choice: model and device); those that this does not tell apart say more.
+    """
+    parts = [_first_parts(choice.request) for choice in shelf]
+    shown = [n == 3 or len(set(texts)) > 1 for n, texts in enumerate(zip(*parts, strict=True))]
+    if len(shelf) == 1:
+        shown = [True, True, False, True]
+    names = [[text for text, on in zip(row, shown, strict=True) if on] for row in parts]
+    for texts in zip(*(_further_parts(choice.request) for choice in shelf), strict=True):
+        before = [tuple(name) for name in names]
+        for name, now, text in zip(names, before, texts, strict=True):
+            alike = {other for other, its in zip(texts, before, strict=True) if its == now}
+            name += [text] if len(alike) > 1 else []
+    out: Shelf = ()
+    taken_names = {choice.name for choice in shelf if choice.is_named}
+    for choice, name in zip(shelf, names, strict=True):
+        text = " · ".join(part[:MAX_PART] for part in name if part)
+        text = "".join(sign if sign.isprintable() else " " for sign in text)[:MAX_NAME].strip()
+        out = (
+            *out,
+            choice if choice.is_named else replace(choice, name=_free_name(taken_names, text)),
+        )
+        taken_names.add(out[-1].name)
+    return out
+
+
+def _free_name(taken_names: Set[str], name: str) -> str:
+    """A name; with a number where it is taken."""
+    numbered = (f"{name[: MAX_NAME - 4]} ({n})" for n in range(2, MAX_KEPT + 2))
+    return next(free for free in chain([name], numbered) if free not in taken_names)
+
+
+def _first_parts(request: PlanRequest) -> tuple[str, str, str, str]:
+    """Model, device, formats (``int8 + fp8 KV``, or the precision of a run) and layout."""
     split = request.candidate.model_dump() if request.candidate else {}
-    parts = [
+    formats, cache = split.get("precision") or split.get("weight_dtype"), split.get("kv_dtype")
+    if cache not in (None, "auto", "bf16", "fp16"):
+        formats = f"{formats} + {cache} KV"
+    device = chip_title(device_profile(request.hardware.device))
+    return base_model_name(request), device, str(formats), split_short_name(split)
+
+
+def base_model_name(request: PlanRequest) -> str:
+    """The model without its owner, as the catalog has it; of a quantised copy its original."""
+    if not isinstance(request.model, str):
+        return model_name(request)
+    base = base_checkpoint(request.model) or request.model
+    return (catalog_entry(base).id if in_catalog(base) else base).rpartition("/")[2]
+
+
+def _further_parts(request: PlanRequest) -> tuple[str, ...]:
+    """Engine, load, checkpoint, cluster, work, limits and aim: what is said further, in order."""
+    workload, aim = request.workload, request_aim(request)
+    runs = str(request.candidate.engine) if request.candidate else ""
+    return (
+        str((framework if request.is_training else engine)(runs).title),
+        load_name(workload) if isinstance(workload, ServingWorkload) else "",
         model_name(request),
-        chip_title(device_profile(request.hardware.device)),
-        split_short_name(split),
-    ]
-    formats = split.get("precision") or split.get("weight_dtype") or ""
-    more = ["", formats, str(split.get("engine") or ""), workload_name(request.workload)]
-    for n in range(len(more)):
-        shown = [_shorten_part(part) for part in (*parts, *more[1 : n + 1]) if part]
-        text = "".join(sign if sign.isprintable() else " " for sign in " · ".join(shown))
-        yield text[:MAX_NAME].strip()
-
-
-def _shorten_part(part: str) -> str:
-    """A part of a name, without its last pieces where it is long."""
-    while len(part) > MAX_PART and " · " in part:
-        part = part.rpartition(" · ")[0]
-    return part[:MAX_PART]
-
-
-def _free_name(shelf: Shelf, candidate_names: Sequence[str]) -> str:
-    """The first of some names that is free; else the last one with a number."""
-    names = {choice.name for choice in shelf}
-    checked = [_checked_name(name) for name in candidate_names]
-    stem = checked[-1][: MAX_NAME - 4]
-    numbered = (f"{stem} ({n})" for n in range(2, MAX_KEPT + 2))
-    return next(name for name in chain(checked, numbered) if name not in names)
+        hardware_name(request.hardware),
+        workload_name(workload),
+        limits_summary(request),
+        aims(request)[aim].title if aim else "weighted goals",
+    )
 
 
 def _checked_name(name: str) -> str:
@@ -151,7 +203,8 @@ def shelf_query(shelf: Shelf) -> dict[str, str]:
     """Return what is kept as a parameter of a link; none where that is nothing."""
     if not shelf:
         return {}
-    return {_PARAMETER: pack_values([[choice.name, choice.query] for choice in shelf])}
+    pairs = [[choice.name if choice.is_named else "", choice.query] for choice in shelf]
+    return {_PARAMETER: pack_values(pairs)}
 
 
 def shelf_of(query: Mapping[str, str]) -> tuple[Shelf, list[str]]:

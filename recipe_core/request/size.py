@@ -225,11 +225,11 @@ class SizeRequest(DescribedModel):
     ``confidence`` they must hold."""
 
     options: Options = Options()
-    """What the search may vary beyond the split. No engine named: every engine whose estimates are
+    """What the search may vary beyond the layout. No engine named: every engine whose estimates are
     fitted to measurements on the device."""
 
     candidate: CandidateRequest | None = None
-    """What all splits must agree with; left out, every split is judged."""
+    """What all layouts must agree with; left out, every layout is judged."""
 
     growth: GrowthRequest | None = None
     """Growth of the load; left out, it stays as it is."""
@@ -271,7 +271,7 @@ class SizeRequest(DescribedModel):
             raise InputError(
                 "is missing.",
                 field="workload.concurrency",
-                hint="State how many requests are in flight: sizing finds what holds them.",
+                hint="State how many users there are at once: sizing finds what holds them.",
             )
         return self
 

@@ -1,7 +1,7 @@
 """The names of splits in links and charts: short texts from which the candidate can be read back.
 
 Serving: ``vllm.bf16.auto.tp4.pp1.dp2.ep1``; ``.cp2`` where ranks share a cache;
-``.x2.pre3.tp1.pp1.dp1.ep1``: two copies of it decode, three of tp 1 compute the prompts; ``.on1``
+``.x2.pre3.tp1.pp1.dp1.ep1``: two copies of it decode, three of TP 1 compute the prompts; ``.on1``
 on the first of the clusters that the options put beside the request's; ``.load128`` under one of
 several loads. Training:
 ``torchtitan.bf16.tp2.pp4.v1.cp1.ep1.dp4.z1.mb2.full``; ``.s8`` where states are divided over eight
@@ -122,9 +122,9 @@ def read_pins(text: str, at_most: int) -> tuple[list[str], list[str]]:
     """Pinned split keys of a link, and a sentence for each that is not one or is too many."""
     keys = list(dict.fromkeys(item for item in text.split(",") if item))
     pins = [key for key in keys if key_split(key)]
-    ignored = [f"pins: {key!r:.60} does not name a split." for key in keys if not key_split(key)]
+    ignored = [f"pins: {key!r:.60} does not name a layout." for key in keys if not key_split(key)]
     if len(pins) > at_most:
-        ignored.append(f"pins: {len(pins)} splits are pinned; the first {at_most} are kept.")
+        ignored.append(f"pins: {len(pins)} layouts are pinned; the first {at_most} are kept.")
     return pins[:at_most], ignored
 
 
@@ -139,44 +139,56 @@ def candidate_key(candidate: Mapping[str, Any]) -> str | None:
 
 
 def split_degrees_text(candidate: Mapping[str, Any]) -> str:
-    """``tp 4 · dp 2``: tp always, the other degrees when above 1."""
-    return " · ".join(
-        f"{name} {candidate[name]}"
-        for name in ("tp", "pp", "dp", "ep", "cp")
-        if name == "tp" or (candidate.get(name) or 1) > 1
-    )
+    """``TP 4 × DP 2 · EP 8``: TP always, the others when above 1.
+
+    Degrees that multiply to the devices are factors: CP in training, where ranks of TP share a
+    cache in serving.
+    """
+    training = candidate.get("micro_batch") is not None
+    factors = ("tp", "pp", "cp", "dp") if training else ("tp", "pp", "dp")
+    above = [name for name in factors if name == "tp" or (candidate.get(name) or 1) > 1]
+    shared = [name for name in ("ep", "cp") if (candidate.get(name) or 1) > 1]
+    beside = [name for name in shared if name not in factors]
+    product = " × ".join(_degree_text(candidate, name) for name in above)
+    return " · ".join([product, *(_degree_text(candidate, name) for name in beside)])
+
+
+def _degree_text(candidate: Mapping[str, Any], name: str) -> str:
+    return f"{name.upper()} {candidate[name]}"
+
+
+def _copies_text(copies: int, degrees: str) -> str:
+    if copies == 1:
+        return degrees
+    return f"{copies} × {f'({degrees})' if ' × ' in degrees or ' · ' in degrees else degrees}"
 
 
 def serving_split(candidate: Mapping[str, Any]) -> str:
-    """Degrees, copies, draft and the prefill pool: ``2 × (tp 4), prefill on 3 × tp 2``.
+    """Degrees, copies, draft and the prefill pool: ``2 × TP 4, prefill on 3 × TP 2``.
 
-    A draft is its method, tokens and acceptance: ``tp 8, eagle 5 at 0.7``.
+    A draft is its method, tokens and acceptance: ``TP 8, eagle 5 at 0.7``.
     """
-    copies, pool = candidate.get("replicas") or 1, candidate.get("prefill")
-    split = (
-        f"{copies} × ({split_degrees_text(candidate)})"
-        if copies > 1
-        else split_degrees_text(candidate)
-    )
+    split = _copies_text(candidate.get("replicas") or 1, split_degrees_text(candidate))
     if draft := candidate.get("speculative"):
         split += f", {draft.get('method') or 'draft'} {draft['tokens']} at {draft['acceptance']:g}"
-    if not pool:
+    if not (pool := candidate.get("prefill")):
         return split
-    number = pool.get("replicas") or 1
-    return f"{split}, prefill on {f'{number} × ' if number > 1 else ''}{split_degrees_text(pool)}"
+    return (
+        f"{split}, prefill on {_copies_text(pool.get('replicas') or 1, split_degrees_text(pool))}"
+    )
 
 
 def training_split(candidate: Mapping[str, Any]) -> str:
-    """``dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute``: what is not 1 or none."""
+    """``DP 8 × PP 4 · 2 chunks a stage · ZeRO 1 · micro-batch 2``: what is not 1 or none."""
     c = candidate
-    chunks = f" × {c['virtual_stages']}" if c["virtual_stages"] > 1 else ""
-    suffixes = {"dp": "", "tp": "", "pp": chunks, "cp": "", "ep": ""}
-    parts = [f"{name} {c[name]}{end}" for name, end in suffixes.items() if c[name] > 1]
-    parts = parts or ["one device"]
+    factors = [_degree_text(c, name) for name in ("dp", "tp", "pp", "cp") if c[name] > 1]
+    parts = [" × ".join(factors) or "one device", *([_degree_text(c, "ep")] if c["ep"] > 1 else [])]
+    if c["virtual_stages"] > 1:
+        parts.append(f"{c['virtual_stages']} chunks a stage")
     replicas = c["dp"] * c["cp"]
     if c["zero_stage"]:
         hybrid = f" over {c['shard']}" if (c.get("shard") or replicas) != replicas else ""
-        parts.append(f"zero {c['zero_stage']}{hybrid}")
+        parts.append(f"ZeRO {c['zero_stage']}{hybrid}")
     parts.append(f"micro-batch {c['micro_batch']}")
     if c["recompute"] != "none":
         parts.append(f"{c['recompute']} recompute")
@@ -192,7 +204,7 @@ def split_name(candidate: Mapping[str, Any]) -> str:
 
 
 def split_short_name(candidate: Mapping[str, Any]) -> str:
-    """A split in a tile: of two pools ``tp 4 + 2 × tp 2``, of training ``dp 8 · zero 3 · mb 8``.
+    """A split in a tile: of two pools ``TP 4 + 2 × TP 2``, of training ``DP 8 · ZeRO 3 · mb 8``.
 
     ``mb`` is the micro-batch. Everything that tells splits apart stays.
     """
@@ -202,12 +214,12 @@ def split_short_name(candidate: Mapping[str, Any]) -> str:
 
 
 def load_metric(field: str) -> Metric:
-    """The metric of a load by the workload's field: requests in flight, in a batch, or queued."""
+    """The metric of a load by the workload's field: users, requests in a batch, or queued."""
     mode = next(mode for mode, name in LOADS.items() if name == field)
     return next(metric for metric in metrics() if metric.name == "load" and mode in metric.kinds)
 
 
 def load_field_text(field: str, load: float) -> str:
-    """A load with what it counts, by the workload's field: ``64 in flight``, ``2.5 requests/s``."""
+    """A load with what it counts, by the workload's field: ``64 users at once``, ``8 queued``."""
     number = f"{load:,.0f}" if float(load).is_integer() else significant(load)
-    return f"{number} {load_metric(field).per}"
+    return f"{number} {load_metric(field).per}".replace("users", "user" if load == 1 else "users")

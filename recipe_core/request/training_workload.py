@@ -77,7 +77,7 @@ class TrainingWorkload(DescribedModel):
     """Parts of the run with another batch, sequence length or context parallelism, in order: a ramp
     of the batch, a long context at the end. Their tokens add up to ``tokens``. The figures of a
     step are those of ``sequence_length`` and ``global_batch``; time and cost are of all phases, and
-    a split has to run in each. Left out, the whole run is alike."""
+    a layout has to run in each. Left out, the whole run is alike."""
 
     evaluation: Evaluation | None = None
     """Evaluations on held-out tokens during the run; left out, none."""

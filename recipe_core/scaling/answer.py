@@ -16,6 +16,7 @@ from typing import Any
 
 from recipe_core.base import budget
 from recipe_core.base.errors import NoAnswer
+from recipe_core.base.units import share_text
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.request.scaling import POLICIES, Policy, Scaling, policies_named
 from recipe_core.request.schema import PlanRequest
@@ -285,7 +286,7 @@ def _over_time_notes(
             if policy.meets and policy.scaling and not policy_row(policy.scaling.policy).targets
         ]
         notes += [
-            f"{policy.name} would cost {policy.gpu_hours / best_policy.gpu_hours:.0%} of "
+            f"{policy.name} would cost {share_text(policy.gpu_hours / best_policy.gpu_hours)} of "
             f"{best_policy.name}; no autoscaler runs it as it is, so that it is not chosen."
             for policy in cheaper
             if policy.gpu_hours < best_policy.gpu_hours
@@ -297,9 +298,9 @@ def _worst_hour_notes(name: str, check: Checked) -> list[str]:
     if abs(check.attainment - check.flow) <= FAR:
         return []
     return [
-        f"In the worst hour of {name}, {check.attainment:.1%} of requests keep the limits request "
-        f"by request and {check.flow:.1%} by flows: take its share over the whole time with as "
-        "much doubt."
+        f"In the worst hour of {name}, {share_text(check.attainment, 1)} of requests keep the "
+        f"limits request by request and {share_text(check.flow, 1)} by flows: take its share over "
+        "the whole time with as much doubt."
     ]
 
 

@@ -288,7 +288,7 @@ class OverTimeAnswer(_Part):
     """Version of this document."""
 
     candidate: dict[str, Any]
-    """The split of one replica, as a request states it."""
+    """The layout of one replica, as a request states it."""
 
     per_replica: dict[str, Number | Amount] = {}
     """What else of the request changes for one replica, by dotted field: its share of a load, and

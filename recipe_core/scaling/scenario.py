@@ -381,7 +381,7 @@ def _plan_replica_split(
             else least_devices(serving_plan, load, bounds, attainment)
         )
         if best is None:
-            raise NoAnswer("no split of the hardware can run.", field="hardware")
+            raise NoAnswer("no layout of the hardware can run.", field="hardware")
         row = best
     if not serving_plan.runs[row]:
         reasons = "; ".join(row_reasons(serving_plan, row))

@@ -280,10 +280,10 @@ def service_of(plan: Plan, row: int, lengths: Lengths | None = None) -> Service:
 def _refuse_unserved_split(setting: Setting, cases: Cases) -> None:
     if bool(cases.disaggregated[0]):
         raise NoAnswer(
-            "this split has a prefill pool of its own; over time only servers that compute "
+            "this layout has a prefill pool of its own; over time only servers that compute "
             "prompts themselves are simulated.",
             field="candidate",
-            hint="Choose a split without a prefill pool.",
+            hint="Choose a layout without a prefill pool.",
         )
     if setting.mode == "static":
         raise NoAnswer(

@@ -10,6 +10,7 @@ import numpy as np
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import NoAnswer
+from recipe_core.base.units import share_text
 from recipe_core.estimates.serving.feature_results import RentedReplicas, SimulatedReplicas
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.replicas import with_share
@@ -158,7 +159,7 @@ def request_with_policy(
     policy_answer = answer.chosen if policy is None else answer.policy(policy)
     if policy_answer is None or policy_answer.scaling is None:
         raise NoAnswer(
-            f"no policy keeps the limits for {answer.attainment_wanted:.2%} of requests."
+            f"no policy keeps the limits for {share_text(answer.attainment_wanted, 2)} of requests."
             if policy is None
             else f"{policy} was not simulated.",
             field="policies",

@@ -18,7 +18,7 @@ import numpy as np
 from recipe_core.estimates.measured.support import is_timed
 from recipe_core.hardware import offers
 from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 from recipe_core.plans.limits import LIMITS, stated_limits
 from recipe_core.plans.plan_json import queue_text
 from recipe_core.request.size import SizeRequest
@@ -55,6 +55,7 @@ class Answer:
 
     def __init__(self, sizing: Sizing, today: datetime.date | None = None) -> None:
         self.sizing, self.today = sizing, today
+        self._offers: dict[int, Json | None] = {}
 
     @cached_property
     def _names(self) -> dict[int, str]:
@@ -77,13 +78,13 @@ class Answer:
 
     def rows(self, device: SizedDevice, rows: Sequence[int]) -> list[Json]:
         """Numbers of devices: what is used, rented and idle, their cost, and how sure they are."""
-        return [self._row(device, row) for row in rows]
+        splits = device.plan.candidates(rows)
+        return [self._row(device, row, split) for row, split in zip(rows, splits, strict=True)]
 
-    def _row(self, device: SizedDevice, row: int) -> Json:
+    def _row(self, device: SizedDevice, row: int, split: Json) -> Json:
         plan = device.plan
         place, machine = plan.setting(row).cluster, device.machine(row)
         used, rented = int(plan.columns["gpus"][row]), int(device.rented[row])
-        split = plan.candidate(row)
         spare = device.spares(row)
         chance = float(device.confidence[row])
         return {
@@ -95,7 +96,7 @@ class Answer:
             "unit_devices": place.unit,
             "devices_rented": rented,
             "spares": spare,
-            "idle": rented - used - spare * device.replicas_of(row)[1],
+            "idle": rented - used - (spare * device.replicas_of(row)[1] if spare else 0),
             "per_node": machine.hardware.per_node,
             "owned": machine.owned,
             "spans": bool(int(device.server[row]) > place.machine_devices),
@@ -105,12 +106,18 @@ class Answer:
             "engine": split["engine"],
             **self._money(device, row),
             **self._power(device, row),
-            "confidence": chance if stated_limits(plan) else None,
+            "confidence": chance if device.bounded else None,
             "holds": bool(device.holds[row]),
             "queue": queue_text(plan, row) or None,
-            "offer": offer_json(place.offer, self.today),
+            "offer": self._offer(place.offer),
             "headroom": headroom(device, row),
         }
+
+    def _offer(self, offer: Offer | None) -> Json | None:
+        if id(offer) not in self._offers:
+            self._offers[id(offer)] = offer_json(offer, self.today)
+        offer_values = self._offers[id(offer)]
+        return None if offer_values is None else dict(offer_values)
 
     def _money(self, device: SizedDevice, row: int) -> Json:
         """An hour, a month of 730 of them, and a million tokens, in US dollars."""
@@ -118,7 +125,7 @@ class Answer:
         per_hour = _finite_or_none(columns["usd_per_hour"][row] * dearer)
         out: Json = {
             "usd_per_hour": per_hour,
-            "usd_per_month": None if per_hour is None else per_hour * HOURS_PER_MONTH,
+            "usd_per_month": None if per_hour is None else price_month(per_hour),
         }
         for name in ("usd_per_million_output_tokens", "usd_per_million_tokens", "usd"):
             if name in columns:
@@ -317,11 +324,11 @@ class Answer:
 def headroom(device: SizedDevice, row: int) -> Json:
     """By stated limit: the limit, what is estimated and its 80 % band, and the share left."""
     limits, out = device.plan.request.objective.limits, {}
-    for code, rule in LIMITS.items():
+    for code, figures in device.bounded.items():
+        rule = LIMITS[code]
         bound = rule.bound(limits)
-        if bound is None:
-            continue
-        value = float(device.bounded[code][row]) * (device.dearer[row] if rule.priced else 1.0)
+        assert bound is not None  # noqa: S101 - only what is bounded has figures
+        value = float(figures[row]) * (device.dearer[row] if rule.priced else 1.0)
         low, high = (value * factor for factor in device.band_factors(rule.column, row))
         share_left = value / bound - 1 if rule.at_least else 1 - value / bound
         out[rule.name] = {

@@ -393,8 +393,8 @@ class SizedDevice:
                 f"{below_text(chance, confidence)} at best; {chance_text(confidence)} is asked for"
             )
         if queueing := queue_text(self.plan, row):
-            broken = "; ".join([f"the likeliest split {queueing}", *row_reasons(self.plan, row)])
-            return f"with up to {most_devices} devices no split holds the load: {broken}"
+            broken = "; ".join([f"the likeliest layout {queueing}", *row_reasons(self.plan, row)])
+            return f"with up to {most_devices} devices no layout holds the load: {broken}"
         broken = "; ".join(row_reasons(self.plan, row))
         return (
             f"with up to {most_devices} devices the limits hold with {chance_text(chance)} at "
@@ -404,10 +404,10 @@ class SizedDevice:
     def _cannot_run(self) -> str:
         """Say what keeps every split from running, in the words of the one that is nearest."""
         if not len(self.plan):
-            return "no split of its devices is known"
+            return "no layout of its devices is known"
         rows = np.flatnonzero(~self.plan.runs)
         if not len(rows):
-            return "every split that runs takes more devices than are asked for"
+            return "every layout that runs takes more devices than are asked for"
         lacking = np.nan_to_num(self.plan.columns["shortfall_bytes"][rows], nan=np.inf)
         problems = np.sum([broken[rows] for broken in self.plan.rules.values()], axis=0)
         # of those that only serve too little the one that serves most

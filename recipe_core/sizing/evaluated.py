@@ -10,17 +10,15 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from cachetools import LRUCache
 
-from recipe_core.base.arrays import Float
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_cases, search_plan
+from recipe_core.plans.plans import search_plan
 from recipe_core.plans.problem import Problem
 from recipe_core.plans.serving_columns import counts_waiting
 from recipe_core.plans.serving_kind import SERVING
@@ -34,7 +32,7 @@ from recipe_core.plans.serving_settings import mode_load
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.serving_workload import LOADS
 
-# Searches of devices that are kept, and splits under many loads: those of a few requests.
+# Searches of devices that are kept: those of a few requests.
 KEPT = 256
 
 
@@ -49,7 +47,6 @@ class _Evaluated:
 
 
 _searches: LRUCache[tuple[Any, ...], _Evaluated] = LRUCache(maxsize=KEPT)
-_loads: LRUCache[tuple[Any, ...], Any] = LRUCache(maxsize=KEPT)
 _lock = threading.Lock()
 
 
@@ -88,30 +85,6 @@ def _evaluate(
     return _Evaluated(clusters, pairs, blocks, problem.corrections)
 
 
-def judge_loads_again(problem: Problem[Any], setting: Any, split: Any, loads: Float) -> Plan:
-    """The plan that ``plan_cases`` makes of one split under many loads, as ``search_again``.
-
-    Args:
-        problem: of serving.
-        setting: of the split's block.
-        split: the one case.
-        loads: in the unit of the workload's.
-    """
-    cases = replace(split.take(np.zeros(len(loads), dtype=np.int64)), load=loads)
-    objective = problem.request.objective
-    if objective.limits.percentile is not None:
-        return plan_cases(problem, setting, cases)
-    parts = (getattr(split, part.name) for part in fields(split) if part.name != "load")
-    key = (id(setting), *map(_content, parts), loads.tobytes())
-    with _lock:
-        figures = _loads.get(key)
-    if figures is None or figures.setting is not setting:
-        [figures] = evaluate_pairs(problem, [(setting, cases)], searching=False)
-        with _lock:
-            _loads[key] = figures
-    return Plan(SERVING, problem, judge_evaluated(problem, [figures]))
-
-
 @contextmanager
 def paused_collection() -> Iterator[None]:
     """Collect no garbage meanwhile: tables have no cycles, and looking for some takes a seventh."""
@@ -122,10 +95,6 @@ def paused_collection() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
-
-
-def _content(part: Any) -> Any:
-    return part.tobytes() if isinstance(part, np.ndarray) else part
 
 
 def _figures_key(problem: Problem[Any], candidate: CandidateRequest | None) -> tuple[Any, ...]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
+from functools import lru_cache
 from typing import Any
 
 from recipe_core.base.errors import HardwareError, unknown
 from recipe_core.hardware.cluster import cluster, device_names, device_profile, fabric
 from recipe_core.hardware.market_places import is_on_market_place
-from recipe_core.hardware.offers import Offer
-from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of
+from recipe_core.hardware.offer_tables import own_offers
+from recipe_core.hardware.offers import Offer, current_day
+from recipe_core.hardware.prices import OwnershipCost, all_offers, offers_of, prefer_offers
 from recipe_core.hardware.profile import Device, Vendor
 from recipe_core.hardware.request import FIELD, HardwareRequest
 from recipe_core.request.size import AnyHardware, Market, Owned, SizeRequest
@@ -62,7 +65,17 @@ def iter_device_choices(request: SizeRequest) -> Iterator[Choice]:
     if not isinstance(request.hardware, AnyHardware):
         yield _named_cluster_choice(request.hardware)
         return
-    market = request.market
+    own_prices = tuple(offer.model_dump_json() for offer in own_offers())
+    yield from _choices_of(request.market.model_dump_json(), own_prices, current_day())
+
+
+@lru_cache(maxsize=32)
+def _choices_of(market_text: str, _own_prices: tuple[str, ...], _today: date) -> tuple[Choice, ...]:
+    """The devices that a market lets in; prices grow old, and an operator may have some."""
+    return tuple(_iter_choices(Market.model_validate_json(market_text)))
+
+
+def _iter_choices(market: Market) -> Iterator[Choice]:
     _check_providers(market)
     listed = market.devices or tuple(device_names())
     profiles: list[Device] = []
@@ -221,22 +234,16 @@ def _passes_filters(offer: Offer, market: Market) -> bool:
 
 
 def _preferred_offers(offers: Sequence[Offer], market: Market) -> list[Offer]:
-    """Offers that are verified and new, else verified ones, else all.
-
-    Those of market places where these are let in, named, or all that offer a named device.
-    """
-    counted_offers = [
+    """The surest offers; a market place's where let in, named, or alone to have a named device."""
+    let_in = [
         offer
         for offer in offers
         if market.market_places
         or not is_on_market_place(offer)
         or any(_sells(offer, name) for name in market.providers)
     ]
-    left = counted_offers or list(offers if market.devices else ())
-    for older in (market.older_prices, True):
-        if trusted := [offer for offer in left if offer.is_trusted(older=older)]:
-            return trusted
-    return left
+    left = let_in or (offers if market.devices else ())
+    return prefer_offers(left, market_places=True, older=market.older_prices)
 
 
 def _drop_beaten_offers(offers: Sequence[Offer], profile: Device, market: Market) -> list[Offer]:

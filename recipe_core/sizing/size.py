@@ -10,7 +10,7 @@ own load counts, else the longest, and ``monotone`` is false.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +24,7 @@ from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.plans.limits import without_percentile
 from recipe_core.plans.load import bisect_loads
 from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_cases
 from recipe_core.plans.rank import beats_elsewhere
 from recipe_core.plans.splits import row_request
 from recipe_core.request.schema import PlanRequest, asks_for_any
@@ -35,7 +36,6 @@ from recipe_core.sizing.device_sizing import (
     may_span,
     size_device,
 )
-from recipe_core.sizing.evaluated import judge_loads_again
 from recipe_core.sizing.market import Choice, iter_device_choices
 
 # Loads of the first scan, and of those inside a gap that it leaves: two scans are nearly always
@@ -88,17 +88,17 @@ def largest_load(plan: Plan, row: int) -> LargestLoad:
     monotone = _is_one_range(holds)
     start, end = _range_of_load(loads, holds, now)
     if start is None:
-        return LargestLoad(None, field, True, codes[0], monotone)
+        return LargestLoad(None, field, True, codes(0), monotone)
     if end == len(loads) - 1:
         return LargestLoad(None, field, False, (), monotone)
-    low, high, codes_at = loads[end], loads[end + 1], codes[end + 1]
+    low, high, codes_at = loads[end], loads[end + 1], codes(end + 1)
     while not _is_close(low, high, integral):
         grid = _load_grid(low, high, integral, CLOSER)
         holds, codes, loads = _judge_loads(mean, plan, row, grid)
         monotone &= _is_one_range(holds)
         last = int(np.argmin(holds)) - 1 if not holds.all() else len(loads) - 1
         last = max(last, 0)
-        low, high, codes_at = loads[last], loads[last + 1], codes[last + 1]
+        low, high, codes_at = loads[last], loads[last + 1], codes(last + 1)
     if limits.percentile is not None:
         low, codes_at = _bisect_simulated_load(plan, row, low, integral, codes_at)
     value = float(low) if np.isfinite(low) else None
@@ -116,14 +116,18 @@ def _is_close(low: float, high: float, integral: bool) -> bool:
 
 def _judge_loads(
     request: PlanRequest, plan: Plan, row: int, loads: Float
-) -> tuple[Bool, list[tuple[str, ...]], Float]:
-    """Return which of some loads hold, and the codes of the rules that each breaks."""
+) -> tuple[Bool, Callable[[int], tuple[str, ...]], Float]:
+    """Return which of some loads hold, and what tells the codes of the rules that one breaks."""
     block, i = plan.at(row)
     problem = replace(plan.problem, request=request)
-    judged = judge_loads_again(problem, block.setting, block.cases.take([i]), loads)
+    cases = block.cases.take(np.full(len(loads), i))
+    judged = plan_cases(problem, block.setting, replace(cases, load=loads))
     rules = {**judged.rules, QUEUE: judged.queues}
     rules["memory"] = rules.get("memory", np.zeros(len(judged), dtype=np.bool_)) | judged.uncertain
-    codes = [tuple(code for code, broken in rules.items() if broken[k]) for k in range(len(judged))]
+
+    def codes(k: int) -> tuple[str, ...]:
+        return tuple(code for code, broken in rules.items() if broken[k])
+
     return judged.holds, codes, loads
 
 
@@ -152,11 +156,7 @@ def _bisect_simulated_load(
 
     def keeps(_places: Int, loads: Float) -> Bool:
         holds, ends, _ = _judge_loads(plan.request, plan, row, loads)
-        broken.update(
-            (load, end)
-            for load, within_limits, end in zip(loads.tolist(), holds, ends, strict=True)
-            if not within_limits
-        )
+        broken.update((float(loads[k]), ends(int(k))) for k in np.flatnonzero(~holds))
         return holds
 
     [load] = bisect_loads(keeps, np.array([mean_load]), whole_requests=integral)

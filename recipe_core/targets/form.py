@@ -34,7 +34,10 @@ def every_field() -> list[FormField]:
 
 
 def form_groups(context: Context, targets: Collection[str]) -> dict[str, tuple[FormField, ...]]:
-    """The parameters, by group, that any of the targets (by name) reads for this recipe."""
+    """The parameters, by group, that any of the targets (by name) reads for this recipe.
+
+    Which of them the bundle is for is not among them: that is asked before.
+    """
     titles = read_templates(TITLES_FILE)
     groups = {"Everywhere"}
     if set(targets) - {*titles["no_kubernetes"]}:
@@ -42,8 +45,7 @@ def form_groups(context: Context, targets: Collection[str]) -> dict[str, tuple[F
     if set(targets) & {*titles["clusters"]}:
         groups.add("Slurm and clouds")
     unread = set(titles["serving_only"]) if context.kind == "training" else set()
-    if context.vendor != "amd":
-        unread.add("device_groups")
+    unread |= {"target", *(["device_groups"] if context.vendor != "amd" else [])}
     return {
         group: tuple(FormField(*row) for row in fields.items() if row[0] not in unread)
         for group, fields in titles["form"].items()

@@ -158,7 +158,7 @@ def _parallelism_degrees(unit: Unit) -> dict[str, Any]:
     if nodes not in (1, derived_nodes):
         raise NoAnswer(
             "it needs one pipeline stage per node or equally many data-parallel replicas on each; "
-            f"tp {tp} × pp {pp} × dp {dp} runs on {nodes} nodes.",
+            f"TP {tp} × PP {pp} × DP {dp} runs on {nodes} nodes.",
             hint=OTHER,
         )
     return {**degrees, "expert": True} if split["ep"] > 1 else degrees

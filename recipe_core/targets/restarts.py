@@ -120,6 +120,11 @@ def restart_rows(context: Context, targets: Sequence[str]) -> list[Row]:
     return table
 
 
+def target_restarts(context: Context, target: str) -> list[Row]:
+    """The answers of one target; of one that starts nothing those of what it scales."""
+    return restart_rows(context, [target]) or restart_rows(context, [target.partition("-")[0]])
+
+
 def _unsaved_text(context: Context, *ways: str) -> str:
     """Say what a run that is told to stop in one of the ``ways`` does, or what it loses."""
     if set(ways) & set(supervise.saves_on(context)):

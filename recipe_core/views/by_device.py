@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.units import chance_text, usd
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import price_month
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.splits import row_keys
@@ -76,7 +76,7 @@ def _plan_row(plan: Plan, row: int) -> dict[str, Any]:
         "confidence": float(plan.chances[row]) if stated_limits(plan) else None,
         **{name: _finite(columns[name][row]) if name in columns else None for name in _FIGURES},
         "usd_per_million_tokens": _finite(columns[cost][row]),
-        "usd_per_month": None if hour is None else hour * HOURS_PER_MONTH,
+        "usd_per_month": None if hour is None else price_month(hour),
         "usd": _finite(columns["usd"][row]) if "usd" in columns else None,
         "usd_per_device_hour": place.usd_per_device_hour,
         "offer": offer_json(place.offer),

@@ -8,15 +8,13 @@ from typing import Any
 
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.hardware.prices import all_offers
+from recipe_core.models.search import name_format
 from recipe_core.request.describe import hardware_name
 from recipe_core.request.edit import shared_candidate
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import candidate_key, split_short_name
 from recipe_core.views.over_time import policy_title
 from recipe_core.views.size_view import engine_title
-
-# Names of number formats as people write them.
-FORMATS = {"auto": "as stored", "fp8": "FP8", "int8": "INT8", "int4": "INT4", "bf16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +37,9 @@ def _format_chips(request: PlanRequest) -> Iterator[Chip]:
         ("options.kv_dtypes", options.kv_dtypes, "KV cache"),
     ):
         if tuple(dtypes) != ("auto",):
-            names = " or ".join(FORMATS.get(name, name.upper()) for name in dtypes)
+            names = " or ".join(
+                "as stored" if dtype == "auto" else name_format(dtype) for dtype in dtypes
+            )
             yield Chip(f"{names} {noun}", {field: ("auto",)})
     if options.compression is not None:
         yield Chip("Checkpoint to be made", {"options.compression": None})
@@ -51,8 +51,8 @@ def _search_chips(request: PlanRequest) -> Iterator[Chip]:
         titles = " or ".join(map(engine_title, options.engines))
         yield Chip(titles, {"options.engines": ()})
     for n, hardware in enumerate(options.hardware):
-        rest = tuple(place for k, place in enumerate(options.hardware) if k != n)
-        yield Chip(f"or {hardware_name(hardware)}", {"options.hardware": rest})
+        other_clusters = tuple(place for k, place in enumerate(options.hardware) if k != n)
+        yield Chip(f"or {hardware_name(hardware)}", {"options.hardware": other_clusters})
     if options.disaggregated:
         yield Chip("Prefill pools", {"options.disaggregated": False})
     if options.context_parallel:
@@ -73,9 +73,9 @@ def _run_chips(request: PlanRequest) -> Iterator[Chip]:
     options, candidate = request.options, request.candidate
     if candidate is not None and candidate_key(candidate.model_dump()):
         shared = shared_candidate(request)
-        rest = shared.model_dump(exclude_none=True) if shared else None
+        shared_fields = shared.model_dump(exclude_none=True) if shared else None
         name = split_short_name(candidate.model_dump())
-        yield Chip(f"Layout {name}", {"candidate": rest})
+        yield Chip(f"Layout {name}", {"candidate": shared_fields})
     elif candidate is not None and candidate.engine:
         yield Chip(engine_title(candidate.engine), {"candidate.engine": None})
     if options.scaling is not None:
@@ -88,5 +88,5 @@ def _run_chips(request: PlanRequest) -> Iterator[Chip]:
 def device_text(request: PlanRequest) -> str:
     """The devices of a request in a few words, with those beside them."""
     count = f"{request.hardware.devices:,} × {chip_title(device_profile(request.hardware.device))}"
-    more = len(request.options.hardware)
-    return f"{count} +{more}" if more else count
+    beside = len(request.options.hardware)
+    return f"{count} +{beside}" if beside else count

@@ -20,6 +20,7 @@ from recipe_core.request.metrics import Metric, column_metric, metrics_of, time_
 from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.plans import change_lines
+from recipe_core.views.size_view import engine_title
 from recipe_core.views.texts import Phrases
 from recipe_core.views.verdict import split_formats_text
 
@@ -123,7 +124,8 @@ def estimate_text(
 
     ``rows``: stand below it, such as the price of a device-hour.
     """
-    head = f"{split_name(candidate)}, {candidate['engine']}, {split_formats_text(candidate)}"
+    runs = f"{split_name(candidate)}, {engine_title(candidate['engine'])}"
+    head = f"{runs}, {split_formats_text(candidate)}"
     if not answer["feasible"]:
         return _PHRASES.text("estimate", head, answer, {}, (), ())
     figures = figure_rows("training" if "training" in answer else "serving", answer)
@@ -132,6 +134,7 @@ def estimate_text(
 
 _PHRASES = Phrases(
     "estimates",
+    engine=engine_title,
     range=range_of_row,
     step_part=lambda name: STEP_TITLES.get(name, name),
     run_part=RUN_TITLES.__getitem__,

@@ -5,21 +5,19 @@ Answers are those of ``Advice.to_json``, as workers send them to pages.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from recipe_core.accuracy.technique import techniques
 from recipe_core.base.units import significant
 from recipe_core.compression.advisor.comparison import BEST_AT, FLOOR, SMALLER_MODELS
 from recipe_core.compression.advisor.result import FIGURES
-from recipe_core.engines.spec import engine
 from recipe_core.request.metrics import Metric, column_metric
 from recipe_core.views.columns import Column, terminal
+from recipe_core.views.size_view import engine_title, short
 from recipe_core.views.texts import Phrases
-
-if TYPE_CHECKING:
-    pass
 
 Json = Mapping[str, Any]
 
@@ -31,7 +29,7 @@ SHOWN = (
 # Figures that accuracy is drawn against.
 AXES = ("usd_per_million_output_tokens", "tpot_s", "ttft_s", "joules_per_token", "weights_bytes")
 ACCURACY = column_metric("accuracy").title
-SPLITS: dict[str, str] = {"same_split": "Same split", "best_split": "Best split for it"}
+SPLITS: dict[str, str] = {"same_split": "Same layout", "best_split": "Best layout for it"}
 FILES = "gguf_"
 # Types of files that stand for the others of as many bits.
 USUAL_FILES = ("gguf_q8_0", "gguf_q6_k", "gguf_q5_k_m", "gguf_q4_k_m", "gguf_q3_k_m", "gguf_q2_k")
@@ -49,7 +47,7 @@ def format_advice_text(answer: Json) -> str:
     by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
     for row in answer["formats"]:
         if row["same_split"] is None:
-            by_reason[row["state"], (row["why"] or "")[:MAX_REASON]].append(row["technique"])
+            by_reason[row["state"], reason_text(row)[:MAX_REASON]].append(row["technique"])
     sentences = (formats_verdict(answer), base_sentence(answer), ranking_note(answer))
     pairs_table = terminal(pairs, PAIRS) if pairs else ""
     return _PHRASES.text("whole", *sentences, table, pairs_table, by_reason)
@@ -153,7 +151,8 @@ _PHRASES = Phrases(
     kept=kept_accuracy,
     ratio=ratio_text,
     called=technique_title,
-    engine=lambda name: engine(name).title,
+    device=short,
+    engine=engine_title,
 )
 
 
@@ -231,6 +230,35 @@ def weights_text(row: Json, answer: Json) -> str:
     return _PHRASES.sentence("weights", row, best, answer["base"]["best_split"])
 
 
+# Names of classes, functions and fields in the source code of an engine.
+_CODE = re.compile(
+    r"[a-z0-9](?:Backend|Config|Enum|Error|Format|Kernel|Loader|Method)\b|\bCompressedTensors\w"
+    r"|\w_\w+: |\b_[A-Z]"
+)
+
+
+_QUOTE = re.compile(r" ?\(“[^”]*”\)")
+
+
+def reason_text(row: Json) -> str:
+    """Say why a technique does not run, in words: without what is a line of source code."""
+    why, support = row["why"] or "", row["support"]
+    if not _CODE.search(why):
+        return why
+    if support["words"] and support["words"].casefold() in why.casefold():
+        return support["note"] or "The engine's source code has nothing for it on this device."
+    return _QUOTE.sub(lambda quote: "" if _CODE.search(quote[0]) else quote[0], why)
+
+
+def support_text(row: Json) -> str:
+    """Return what the engine says of a technique, or a note on its source code; and since when."""
+    support = row["support"]
+    is_code = _CODE.search(support["words"]) is not None
+    words = support["note"] if is_code else support["words"] and f"“{support['words']}”"
+    release = f"from version {support['min_version']}" if support["min_version"] else ""
+    return " ".join(filter(None, (words, release)))
+
+
 def _is_usual(row: Json) -> bool:
     name = row["technique"]
     stands_out = bool(row["best_at"]) or row["rank"] == 1
@@ -255,17 +283,20 @@ def technique_columns(
         Column("Speed", speed_text, align="left"),
         Column(ACCURACY, kept_accuracy),
         *(_figure_column(name, values=values, split=split) for name in SHOWN),
-        Column("Best split for it", "best_split.split", align="left"),
+        Column("Best layout for it", "best_split.split", align="left"),
         Column("Best at", lambda row: ", ".join(map(_goal_title, row["best_at"])), align="left"),
         Column("Checkpoint", lambda row: ", ".join(row["checkpoints"]), help="That already is it"),
     ]
     if reasons:
-        columns.append(Column("Why not", lambda row: row["why"] or "", align="left"))
+        columns.append(Column("Why not", reason_text, align="left"))
     return columns
 
 
 def _rank_text(row: Json) -> str:
-    return "" if row["rank"] is None else f"{row['rank']}{' ★' if row['recommended'] else ''}"
+    """The place by the objective; a star for the recommended row, which may stand before others."""
+    if row["recommended"]:
+        return "★"
+    return "" if row["rank"] is None else str(row["rank"])
 
 
 def _goal_title(goal: str) -> str:

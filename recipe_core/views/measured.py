@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from recipe_core.accuracy.published import Retained
 from recipe_core.base.errors import RecipeError
+from recipe_core.base.units import share_text, utilisation
 from recipe_core.calibration.evidence import run_name
 from recipe_core.calibration.lessons import (
     ComparedCompression,
@@ -203,7 +204,8 @@ def calibration_verdict(overlay: Overlay, compared: RunsCompared) -> str:
     counting = sum(entry.counts for entry in overlay.entries)
     text = f"{counting} of {_plural(len(overlay.entries), 'run')} count"
     changes = [
-        f"{column_metric(errors.figure).label} {errors.before:.0%} → {errors.after:.0%}"
+        f"{column_metric(errors.figure).label} "
+        f"{share_text(errors.before)} → {share_text(errors.after)}"
         for errors in figure_errors(compared)
     ]
     return f"{text}; median error {', '.join(changes)}." if changes else f"{text}."
@@ -258,26 +260,24 @@ def _scope_text(number: LearnedNumber) -> str:
 ERRORS: tuple[Column[FigureErrors | LeftOneOut], ...] = (
     Column("Figure", lambda errors: measured_title(errors.figure), align="left"),
     Column("Runs", "runs", "{:,.0f}".format),
-    Column("Median error", "before", "{:.1%}".format, help="Of the formulas"),
-    Column(
-        "With the other runs", "after", "{:.1%}".format, help="Each run is predicted without itself"
-    ),
+    Column("Median error", "before", utilisation, help="Of the formulas"),
+    Column("With the other runs", "after", utilisation, help="Each run predicted without itself"),
 )
 IN_BAND: tuple[Column[FigureErrors], ...] = (
     Column(
         "In band",
         "in_band_before",
-        "{:.1%}".format,
+        utilisation,
         help="Of the formulas alone: 80 % are expected",
     ),
-    Column("In band, with the others", "in_band_after", "{:.1%}".format, help="80 % are expected"),
+    Column("In band, with the others", "in_band_after", utilisation, help="80 % are expected"),
 )
 NUMBERS: tuple[Column[LearnedNumber], ...] = (
     Column("Time of", lambda number: SCALES[number.scale], align="left"),
     Column("Scope", lambda number: _scope_text(number), align="left"),
     Column("×", "factor", "{:.3g}".format, help="On the times of the formulas; factors multiply"),
     Column("80 %", lambda number: f"{number.low:.3g} to {number.high:.3g}"),
-    Column("Credibility", "weight", "{:.0%}".format, help="How far the runs settle the factor"),
+    Column("Credibility", "weight", share_text, help="How far the runs settle the factor"),
     Column("Runs", lambda number: len(number.runs), "{:,.0f}".format),
 )
 
@@ -324,7 +324,7 @@ def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
         Column(
             "Perplexity kept",
             lambda row: row[0].retained,
-            "{:.2%}".format,
+            lambda share: share_text(share, 2),
             help="Of the base over that of the result",
         ),
         Column(
@@ -336,19 +336,19 @@ def checkpoint_columns(*, sources: bool) -> list[Column[Checkpoint]]:
         Column(
             "Same answers",
             lambda row: row[0].agreement,
-            "{:.1%}".format,
+            utilisation,
             help="Equal tokens of greedy answers",
         ),
         Column(
             "Accuracy expected",
             lambda row: _expected_share(row[1].tasks),
-            "{:.1%}".format,
+            utilisation,
             help="Mean over tasks, by published figures alone",
         ),
         Column(
             "With it",
             lambda row: _expected_share(row[1].tasks_now),
-            "{:.1%}".format,
+            utilisation,
             help="Retained perplexity is taken as a floor of accuracy",
         ),
         Column(
@@ -372,4 +372,5 @@ def _expected_share(retained: Retained) -> float | None:
 def _expected_band(retained: Retained) -> str | None:
     if not retained.is_known:
         return None
-    return f"{retained.value:.1%} ({retained.low:.1%} – {retained.high:.1%})"
+    value, *ends = (share_text(share, 1) for share in (retained.value, retained.low, retained.high))
+    return f"{value} ({' – '.join(ends)})"

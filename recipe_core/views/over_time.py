@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from recipe_core.base import units
 from recipe_core.base.units import chance_text, long_duration, percent_text, significant, trimmed
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.request.scaling import Period, Scaling
 from recipe_core.request.split_key import split_name
 from recipe_core.scaling.policies.rows import policy_rows
 from recipe_core.views.columns import Column, terminal
-from recipe_core.views.size_view import dollars
+from recipe_core.views.size_view import dollars, engine_title
 from recipe_core.views.traces import request_rate, traffic_sentence
 
 PHASES: tuple[Column[Json], ...] = (
@@ -32,7 +33,7 @@ PHASES: tuple[Column[Json], ...] = (
 def start_text(candidate: Json, devices: int, start: Json) -> str:
     """The time of a start, its phases, and what single changes save."""
     lines = [
-        f"{candidate['engine']} on {devices} device{'s' * (devices != 1)}. "
+        f"{engine_title(candidate['engine'])} on {devices} device{'s' * (devices != 1)}. "
         + start_sentence(start),
         terminal(start["phases"], PHASES),
     ]
@@ -76,9 +77,9 @@ BOUNDS = {
 METRICS = {
     "waiting": "waiting requests",
     "running": "running requests",
-    "in-flight": "requests in flight",
+    "in-flight": "requests at once",
     "kv-usage": "share of the KV cache in use",
-    "request-rate": "requests per second",
+    "request-rate": "requests a second",
 }
 LIMITS = {
     "ttft_s": "first token",
@@ -221,8 +222,8 @@ def policy_facts(policy: Json) -> str:
     facts = f"{policy_cost(policy)}, {share} within the limits, {_replica_span(policy)} replicas"
     against = policy["against"]
     beside = []
-    if against.get("always_peak") is not None:
-        beside.append(f"{against['always_peak']:.0%} of what replicas for the peak cost")
+    if (peak := against.get("always_peak")) is not None:
+        beside.append(f"{units.share_text(peak)} of what replicas for the peak cost")
     if against.get("clairvoyant") is not None:
         beside.append(f"{significant(against['clairvoyant'])} times the clairvoyant bound")
     return f"{facts}; {' and '.join(beside)}" if beside else facts
@@ -258,8 +259,8 @@ def scenario_sentences(answer: Json) -> list[str]:
     served = request_rate(answer["service"]["requests_per_s"])
     return [
         f"{percent_text(answer['attainment_wanted'])} of all requests: {', '.join(limits)}.",
-        f"One replica is {answer['engine']} with {split_name(answer['candidate'])} on {devices} "
-        f"device{'s' * (devices != 1)}{cost}. It serves {served} within the limits.",
+        f"One replica is {engine_title(answer['engine'])} with {split_name(answer['candidate'])} "
+        f"on {devices} device{'s' * (devices != 1)}{cost}. It serves {served} within the limits.",
         traffic_sentence(answer["load"]),
         start_sentence(answer["start"]),
     ]
@@ -308,7 +309,7 @@ def policy_columns(answer: Json) -> list[Column[Json]]:
             lambda policy: _worst_time(answer, policy),
             help="When the fewest requests kept the limits",
         ),
-        Column("Of peak cost", "against.always_peak", "{:.0%}".format, help=BOUNDS["always_peak"]),
+        Column("Of peak cost", "against.always_peak", units.share_text, help=BOUNDS["always_peak"]),
         Column("× clairvoyant", "against.clairvoyant", "{:.2f}".format, help=BOUNDS["clairvoyant"]),
     ]
 
@@ -334,7 +335,7 @@ def scaling_rows(scaling: Json) -> dict[str, str]:
             rows[title] = long_duration(seconds)
     for name, title in (("tolerance", "Tolerance"), ("headroom", "Headroom")):
         if (share := getattr(policy, name)) is not None:
-            rows[title] = f"{share:.0%}"
+            rows[title] = units.share_text(share)
     for direction, title in (("up", "Added at most"), ("down", "Ended at most")):
         step, period_s = (
             getattr(policy, f"{direction}_step"),

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from recipe_core.base.units import chance_text
 from recipe_core.engines.grammar import option_meanings
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.limits import limit_texts
 from recipe_core.recipe.build import recipe_request
 from recipe_core.recipe.fallbacks import fallback_changes
@@ -23,7 +25,7 @@ from recipe_core.request.split_key import split_name
 from recipe_core.views.columns import Column
 from recipe_core.views.estimates import estimate_text
 from recipe_core.views.texts import Phrases
-from recipe_core.views.verdict import goals_text, hourly_text, percent, split_formats_text
+from recipe_core.views.verdict import goals_text, hourly_text, split_formats_text
 
 if TYPE_CHECKING:
     from recipe_core.recipe.comparison import Difference
@@ -66,12 +68,12 @@ class Origin:
 
 
 def stated_split(candidate: CandidateRequest | None) -> str:
-    """The split that a request states: ``tp 4 · dp 2``; a part of one leaves the rest open."""
+    """The split that a request states: ``TP 4 × DP 2``; a part of one leaves the rest open."""
     fields = candidate.model_dump(exclude_none=True) if candidate else {}
     if {"tp", "pp", "dp"} <= set(fields):
         return split_name({**_LEFT_OUT, **fields})
     return ", ".join(
-        f"{name} {value}"
+        f"{name.upper() if name in DEGREES else name.replace('_', ' ')} {value}"
         for name, value in fields.items()
         if name not in ("prefill", "speculative")
     )
@@ -90,7 +92,7 @@ def recipe_facts(recipe: Recipe, chance: float | None = None) -> dict[str, str]:
     return _PHRASES.facts("facts", recipe, request, formats, workload, goals, limits, chance)
 
 
-_PHRASES = Phrases("recipes", hourly=hourly_text, chance_percent=percent)
+_PHRASES = Phrases("recipes", hourly=hourly_text, chance_percent=chance_text)
 
 
 def option_origins(recipe: Recipe) -> list[Origin]:
@@ -98,7 +100,7 @@ def option_origins(recipe: Recipe) -> list[Origin]:
     spec = engine(recipe.engine.name) if recipe.engine.name in engine_names() else None
     flags = {option.name: option.flag for option in spec.options.by_name.values()} if spec else {}
     parts = {
-        "split": ("candidate", recipe.candidate),
+        "layout": ("candidate", recipe.candidate),
         "option": ("options", recipe.engine.options),
         "variable": ("environment", recipe.environment),
     }
@@ -138,7 +140,7 @@ def fallback_columns(recipe: Recipe) -> list[Column[Fallback]]:
     return [
         Column("Instead", lambda row: _FALLBACKS[row.kind], align="left"),
         Column("Devices", lambda row: f"{row.gpus} × {row.device}", align="left"),
-        Column("Split", lambda row: split_name(row.candidate), align="left"),
+        Column("Layout", lambda row: split_name(row.candidate), align="left"),
         Column("Change", lambda row: "; ".join(fallback_changes(recipe, row)), align="left"),
         Column("Figures", lambda row: ", ".join(_figure_phrases(row.figures)), align="left"),
     ]

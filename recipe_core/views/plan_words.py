@@ -8,14 +8,13 @@ import numpy as np
 
 from recipe_core.base.units import band_ends_text, chance_text, plain_range_text
 from recipe_core.hardware.cluster import chip_title, short_title
-from recipe_core.plans.alternatives import goal_measure, share_change_text
+from recipe_core.plans.alternatives import share_change_text
 from recipe_core.plans.confidence_prices import ConfidencePrice
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import limits_phrase, rule_title, stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import (
     doubt_text,
-    measure_text,
     queue_text,
     row_load_text,
     split_label,
@@ -41,7 +40,7 @@ def unpriced_note(plan: Plan) -> str | None:
     titles = list(dict.fromkeys(short_title(place.device) for place in lacking))
     listed, its = " and ".join(titles), "its" if len(titles) == 1 else "their"
     some = len(lacking) < len(places)
-    order = f"{its} splits come last" if some else "splits rank by output per device"
+    order = f"{its} layouts come last" if some else "layouts rank by output per device"
     return f"No price of {listed} is known: {order}."
 
 
@@ -85,18 +84,6 @@ def limits_text(plan: Plan, row: int) -> str:
     if objective.judges_by_estimate or chance >= objective.required_confidence:
         return text
     return f"{text}, short of {chance_text(objective.required_confidence)}"
-
-
-def safer_text(plan: Plan, row: int, safer: int) -> str:
-    """Say what a safer row holds and costs beside a row: ``… with 86 %: $1.68 (+7 %)``.
-
-    The figure is the goal's.
-    """
-    name = goal_measure(plan, row)
-    before, then = float(plan.raw(name)[row]), float(plan.raw(name)[safer])
-    change = f" ({share_change_text(then / before - 1)})" if before > 0 else ""
-    chance, figure = limits_text(plan, safer), measure_text(plan, name, safer)
-    return f"{split_label(plan, safer)} {chance}: {figure}{change}"
 
 
 def confidence_prices_text(prices: Sequence[ConfidencePrice], confidence: float) -> str:
@@ -160,13 +147,10 @@ def plan_band_text(plan: Plan, name: str, row: int) -> str | None:
     return band_ends_text(ends, plan.measures[name].show) if ends else None
 
 
-def likely_text(plan: Plan, name: str, row: int, *, unit: bool = True) -> str:
-    """The same in words, ``24.7 to 68.5 ms likely``; empty where that is unknown.
-
-    ``unit``: with the unit also where both ends have the same.
-    """
+def likely_text(plan: Plan, name: str, row: int) -> str:
+    """The same without a unit, ``24.7 to 68.5 likely``; empty where that is unknown."""
     ends = _band_of(plan, name, row)
-    return f"{plain_range_text(ends, plan.measures[name].show, unit=unit)} likely" if ends else ""
+    return f"{plain_range_text(ends, plan.measures[name].show, unit=False)} likely" if ends else ""
 
 
 def _band_of(plan: Plan, name: str, row: int) -> tuple[float, float] | None:

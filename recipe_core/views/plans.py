@@ -41,7 +41,7 @@ from recipe_core.views.plan_words import (
     objective_measures,
     unpriced_note,
 )
-from recipe_core.views.verdict import calibrated_lines, percent, split_counts_text
+from recipe_core.views.verdict import calibrated_lines, split_counts_text
 
 if TYPE_CHECKING:  # importing it would slow every plan down
     from recipe_core.plans.flips import Flip
@@ -134,7 +134,7 @@ def state_text(plan: Plan, row: int) -> str:
     Of one that may not start the probability that it does: ``uncertain: starts with 37 %``.
     """
     if plan.uncertain[row]:
-        return f"{UNCERTAIN}: starts with {percent(plan.columns['start_probability'][row])}"
+        return f"{UNCERTAIN}: starts with {chance_text(plan.columns['start_probability'][row])}"
     return f"{QUEUES}: {held_text(plan, row)}" if plan.queues[row] else HOLDS
 
 
@@ -149,12 +149,12 @@ def front_of_devices(plan: Plan, x: str, y: str) -> Bool:
 
 def split_columns(plan: Plan) -> list[Column[Record]]:
     """Every column of a plan's splits; rows are records of ``split_values``."""
-    columns = [Column[Record]("Split", "split", align="left", name="split")]
+    columns = [Column[Record]("Layout", "split", align="left", name="split")]
     for name, title in GROUPS.items():
         if name not in plan.measures:
             columns.append(Column(title, name, align="left", name=name))
     states = "Holds the whole load at once, starts and queues, or may not start"
-    sure = "Probability that all limits hold, if the split were measured"
+    sure = "Probability that all limits hold, if the layout were measured"
     columns += [
         Column("State", "state", align="left", help=states, name="state"),
         Column("Sure", "sure", _sure_text, help=sure, name="sure"),
@@ -199,9 +199,9 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
     first = int(plan.order[0])
     yield _split_table(plan, top)
     if plan.uncertain[first]:
-        yield f"no split surely starts: 1 {doubt_text(plan, first)}"
+        yield f"no layout surely starts: 1 {doubt_text(plan, first)}"
     elif text := queue_text(plan, first):
-        yield f"no split holds the whole load: 1 starts and queues, it {text}"
+        yield f"no layout holds the whole load: 1 starts and queues, it {text}"
     if sure := limits_text(plan, first):
         yield f"1 {sure}"
     if prices := price_confidences(plan):
@@ -264,7 +264,7 @@ def _ties_text(plan: Plan) -> str:
         f"{count_ties(plan)} more {'tie' if several else 'ties'} with the first: "
         f"{'each' if several else 'it'} measures better than it with a probability of "
         f"{chance_text(TIED)} or more. Of equal estimates the simplest is first: fewest devices, "
-        "no pipeline, smallest tp"
+        "no pipeline, smallest TP"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from recipe_core.base.texts import quote_command, quote_shell
+from recipe_core.base.units import share_text
 from recipe_core.calibration.importers.rows import ImportedTable
 from recipe_core.calibration.trials.search_problem import point_text, trial_figures
 from recipe_core.calibration.trials.tune import Tuned
@@ -76,10 +77,10 @@ def tune_text(outcome: Tuned, output: Path | None = None) -> str:
         lines.append(f"  {trial_figures(row['metrics'])}  {point}")
     if gain := outcome.gain:
         ratios = gain.mean_ratio, gain.low_ratio, gain.high_ratio
-        mean, low, high = (f"{ratio - 1:+.1%}" for ratio in ratios)
+        mean, low, high = (share_text(ratio - 1, 1, signed=True) for ratio in ratios)
         lines.append(
             f"measured again in {gain.pairs} pairs: {mean} ({low} to {high} with 90 % confidence; "
-            f"the recommended point alone varies by {gain.noise_share:.1%})"
+            f"the recommended point alone varies by {share_text(gain.noise_share, 1)})"
         )
     lines += outcome.notes
     if outcome.recipe is not None and outcome.best is not None:

@@ -192,7 +192,7 @@ def _alternatives_section(bundle: Bundle, plan: Plan, pins: Sequence[str]) -> Se
     doubtful = int((plan.feasible & plan.uncertain).sum())
     open_question = f"; of {doubtful:,} the estimate does not tell whether they start"
     words = (
-        f"{len(plan.order):,} of {len(plan):,} splits can run{queueing}"
+        f"{len(plan.order):,} of {len(plan):,} layouts can run{queueing}"
         f"{open_question if doubtful else ''}.",
     )
     tables = (fallbacks,) if recipe.fallbacks else ()
@@ -206,16 +206,16 @@ def _tradeoff_charts(plan: Plan, pins: Sequence[str]) -> list[Chart]:
         return []
     title = f"{plan.measures[x].title} and {plan.measures[y].title}"
     note = (
-        "Diamonds are best tradeoffs: no split of their colour is better in both. Lines at them: "
+        "Diamonds are best tradeoffs: no layout of their colour is better in both. Lines at them: "
         "eight of ten measured runs are expected within. Larger markers use more devices; rings "
-        "are pinned splits."
+        "are pinned layouts."
     )
     if plan.queues.any():
         note += " Hourglasses start, but do not hold the whole load at once."
     if plan.uncertain.any():
         note += " Of open triangles memory is too close to tell whether they start."
     figure = tradeoff(plan, x, y, pins=pins)
-    return [Chart("frontier", title, figure, f"{title} of {len(plan)} splits", note)]
+    return [Chart("frontier", title, figure, f"{title} of {len(plan)} layouts", note)]
 
 
 def _start_section(bundle: Bundle, addresses: Sequence[str]) -> Section:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from recipe_core.base.units import band_ends_text, chance_text, round_significant
+from recipe_core.base.units import band_ends_text, chance_text, round_significant, share_text
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import price_month
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
@@ -27,6 +27,7 @@ from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import link_omissions
 from recipe_core.request.metrics import Metric
 from recipe_core.request.schema import PlanRequest
+from recipe_core.request.shelf import base_model_name
 from recipe_core.request.split_key import split_name
 from recipe_core.request.training_workload import TrainingWorkload
 from recipe_core.views.columns import UNKNOWN as NOTHING
@@ -105,7 +106,7 @@ def _choice_facts(choice: Choice) -> dict[str, str]:
         "Kind": "Training" if request.is_training else "Serving",
         "Model": plan.problem.model.name,
         "Devices": used_devices_text(plan, row),
-        "Split": split_name(candidate),
+        "Layout": split_name(candidate),
         "Engine": _engine_with_version(plan, row),
         "Formats": split_formats_text(candidate),
         **_work(request),
@@ -247,7 +248,7 @@ def _mark_best_choices(choices: Sequence[Choice], measure: Metric, amounts: Any)
 
 
 def difference_text(amount: float, base: float) -> str:
-    """A figure against the baseline's: ``−15%``, ``× 12``, ``same``; empty where one is unknown."""
+    """A figure against the baseline's: ``−15 %``, ``× 12``, ``same``; empty where unknown."""
     if not (np.isfinite(amount) and np.isfinite(base)) or base == 0:
         return ""
     share = amount / base - 1
@@ -255,7 +256,7 @@ def difference_text(amount: float, base: float) -> str:
         return "same"
     if amount / base >= FACTOR:
         return f"× {amount / base:,.0f}"
-    return f"{share:+.0%}".replace("-", "−")
+    return share_text(share, signed=True).replace("-", "−")
 
 
 def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
@@ -312,9 +313,13 @@ def _question(request: PlanRequest) -> dict[str, Any]:
     workload = request.workload
     if isinstance(workload, TrainingWorkload):
         step = (workload.global_batch, workload.sequence_length)
-        return {"model": request.model, "step": step, "run": (workload.method, workload.tokens)}
+        return {
+            "model": base_model_name(request),
+            "step": step,
+            "run": (workload.method, workload.tokens),
+        }
     lengths = (workload.input_tokens, workload.output_tokens)
-    return {"model": request.model, "load": load_name(workload), "lengths": lengths}
+    return {"model": base_model_name(request), "load": load_name(workload), "lengths": lengths}
 
 
 # --- commands
@@ -406,7 +411,7 @@ def _choice_row(choice: Choice, plan: Plan) -> dict[str, Any]:
         amount, low, high = value_with_band(choice, measure.title)
         out[measure.column] = amount
         if measure.column == _PER_HOUR:
-            out["usd_per_month"] = amount * HOURS_PER_MONTH
+            out["usd_per_month"] = price_month(amount)
         if np.isfinite(low) and np.isfinite(high):
             out |= {f"{measure.column}_low": low, f"{measure.column}_high": high}
     return out

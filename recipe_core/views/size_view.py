@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.units import chance_text, days, significant, usd
+from recipe_core.base.units import chance_text, days, share_text, significant, usd
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device_profile, short_title
@@ -45,7 +45,7 @@ def short(row: Row) -> str:
     try:
         title = short_title(device_profile(row["device"]))
     except RecipeError:  # a profile of one's own is known by what the answer says of it
-        title = row["title"]
+        title = row.get("title", row["device"])
     return f"{title}, owned" if row.get("owned") else title
 
 
@@ -98,12 +98,12 @@ def size_verdict(answer: Row) -> tuple[bool, str]:
 
 
 def sentence(row: Row) -> str:
-    """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93%``."""
+    """``4 × … in 1 machine of 4, $8.00 an hour ($5,840 a month), holds the limits with 93 %``."""
     return _say("said", row)
 
 
 def split_sentence(row: Row) -> str:
-    """The same with the split: ``4 × …, $8.00 an hour …: tp 4, vLLM``."""
+    """The same with the split: ``4 × …, $8.00 an hour …: TP 4, vLLM``."""
     return f"{sentence(row)}: {row['label']}, {engine_title(row['engine'])}"
 
 
@@ -168,8 +168,8 @@ def _nines_text(probability: float) -> str:
     """A share of time with as many nines as it has."""
     for digits in (1, 2, 3):
         if probability < 1 - 10.0 ** -(digits + 2):
-            return f"{probability:.{digits}%}"
-    return f"{probability:.4%}"
+            return share_text(probability, digits)
+    return share_text(probability, 4)
 
 
 PHRASES = Phrases(
@@ -248,7 +248,7 @@ _COLUMNS: list[Column[Row]] = [
     Column("Name", key, align="left", name="key"),
     Column("Device", short, align="left", name="device"),
     Column("Rented", rented, align="left", help=_UNITS, name="rented"),
-    Column("Split", lambda row: split_name(row["split"]), align="left", name="split"),
+    Column("Layout", lambda row: split_name(row["split"]), align="left", name="split"),
     Column("Engine", lambda row: engine_title(row["engine"]), align="left", name="engine"),
     _money_column("hour", "usd_hour"),
     _money_column("month", "usd_month"),
@@ -268,7 +268,7 @@ UNPRICED: list[Column[Row]] = [
     Column("Name", key, align="left", name="key"),
     Column("Device", short, align="left", name="device"),
     Column("Devices", rented),
-    Column("Split", lambda row: split_name(row["split"]), align="left"),
+    Column("Layout", lambda row: split_name(row["split"]), align="left"),
     Column(
         "Cheapest below",
         "usd_per_device_hour_to_win",
@@ -293,7 +293,7 @@ def offer_facts(row: Row) -> dict[str, str]:
 
 def sized_device_facts(row: Row) -> dict[str, str]:
     figures = row["figures"]
-    facts = {"Split": split_name(row["split"]), "Engine": engine_title(row["engine"])}
+    facts = {"Layout": split_name(row["split"]), "Engine": engine_title(row["engine"])}
     for measure in metrics_of("training" if _is_run(row) else "closed").values():
         if figures.get(measure.column) is not None:
             facts[measure.head] = measure.show(figures[measure.column])
@@ -319,7 +319,7 @@ def headroom_rows(row: Row) -> list[dict[str, str]]:
                 "Asked": f"{'at least' if rule.at_least else 'at most'} {texts['limit']}",
                 "Estimated": f"{texts['value']}{mark}",
                 "Likely range": f"{texts['low']} – {texts['high']}{mark}",
-                "Left": UNKNOWN if rest is None else f"{rest:.0%}",
+                "Left": UNKNOWN if rest is None else share_text(rest),
             }
         )
     return rows

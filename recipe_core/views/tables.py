@@ -97,7 +97,7 @@ def splits_frame(
 def export_frame(plan: Plan, rows: Sequence[int] | Int, names: Sequence[str]) -> pd.DataFrame:
     """A table of some rows to take away: titles with units, figures with their likely ranges."""
     frame = splits_frame(plan, rows, ranges=True, digits=EXPORTED_DIGITS)
-    titles = {"key": "Key", "label": "Split", "state": "State", **named_columns(plan)}
+    titles = {"key": "Key", "label": "Layout", "state": "State", **named_columns(plan)}
     if stated_limits(plan):
         titles["sure"] = "Keeps the limits (%)"
     measured = [name for name in differing(plan) if name in plan.measures and name not in names]

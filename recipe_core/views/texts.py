@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -92,10 +92,6 @@ def _noun_of(number: float, singular: str, several: str = "") -> str:
     return singular if number == 1 else several or f"{singular}s"
 
 
-def _signed_percent(share: float) -> str:
-    return f"{share:+.0%}"
-
-
 FILTERS: dict[str, Callable[..., Any]] = {
     "block": Block,
     "gib": units.gib,
@@ -109,7 +105,8 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "token_rate": units.token_rate_text,
     "chance": units.chance_text,
     "percent": units.percent_text,
-    "signed": _signed_percent,
+    "signed": partial(units.share_text, signed=True),
+    "share": units.share_text,
     "split": split_name,
     "accuracy": units.accuracy_text,
     "utilisation": units.utilisation,

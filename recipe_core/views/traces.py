@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.units import count_text, long_duration, percent_text, significant
+from recipe_core.base.units import count_text, long_duration, percent_text, share_text, significant
 from recipe_core.request.over_time import DAY_S, HOUR_S, OverTime
 from recipe_core.scaling.traces.describe import describe_traffic
 from recipe_core.scaling.traces.from_trace import over_time_of, workload_fields
@@ -165,7 +165,7 @@ def shape_note(name: str) -> str:
     """Whose hours a published week has, and where it is from."""
     week = find_shape(name)
     error = week.facts.error
-    accuracy = f" Hours are within {error.value:.0%}." if error else ""
+    accuracy = f" Hours are within {share_text(error.value)}." if error else ""
     return f"{week.facts.note} Clock: {week.facts.clock}.{accuracy} Source: {week.source}."
 
 

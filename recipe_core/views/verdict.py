@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.base.units import GIB, chance_text, gib, significant, usd
 from recipe_core.estimates.columns.scales import CALIBRATED
-from recipe_core.hardware.prices import HOURS_PER_MONTH
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import measure_text, queue_text, row_load_text, split_label
@@ -42,7 +42,7 @@ def calibrated_lines(corrections: Corrections | None) -> list[str]:
         return []
     return [
         f"calibrated by {corrections.title}; "
-        "`recipe estimate` says what they did to each figure of a split"
+        "`recipe estimate` says what they did to each figure of a layout"
     ]
 
 
@@ -147,7 +147,7 @@ def split_counts_text(plan: Plan) -> str:
     of = int(legal_rows(plan).sum())
     runs = holding or queueing or doubtful
     start = f"{holding:,} of {of:,}" if runs else f"None of {of:,}"
-    noun = "legal split" if of == 1 else "legal splits"
+    noun = "legal layout" if of == 1 else "legal layouts"
     singular = holding == 1 or not runs
     text = f"{start} {noun} {_verb(plan, singular=singular)}{_within_limits_text(plan)}"
     starts = "starts and queues" if queueing == 1 else "start and queue"
@@ -159,8 +159,8 @@ def short_counts(plan: Plan) -> str:
     """``12 of 32 splits hold the load · 4 queue``."""
     text = (
         split_counts_text(plan)
-        .replace(" legal splits", " splits")
-        .replace(" legal split", " split")
+        .replace(" legal layouts", " layouts")
+        .replace(" legal layout", " layout")
     )
     if stated_limits(plan) and not plan.request.load_searched:
         text = text.replace(_within_limits_text(plan), "")
@@ -176,13 +176,13 @@ def _verb(plan: Plan, *, singular: bool) -> str:
 
 def _only_split_text(plan: Plan, holding: int, queueing: int, doubtful: int) -> str:
     if holding:
-        return f"The only split {_verb(plan, singular=True)}{_within_limits_text(plan)}"
+        return f"The only layout {_verb(plan, singular=True)}{_within_limits_text(plan)}"
     if queueing:
-        return "The only split starts and queues"
+        return "The only layout starts and queues"
     if doubtful:
-        return "The only split may not start"
+        return "The only layout may not start"
     verb = "run" if plan.kind == "training" else _verb(plan, singular=False)
-    return f"The only split does not {verb}{_within_limits_text(plan)}"
+    return f"The only layout does not {verb}{_within_limits_text(plan)}"
 
 
 def _within_limits_text(plan: Plan) -> str:
@@ -229,7 +229,7 @@ def starts_text(plan: Plan, row: int) -> str:
     """
     if not plan.runs[row] or (plan.kind == "serving" and not plan.uncertain[row]):
         return ""
-    chance = f"starts with {percent(float(plan.columns['start_probability'][row]))}"
+    chance = f"starts with {chance_text(float(plan.columns['start_probability'][row]))}"
     usable = float(plan.columns["usable_bytes"][row])
     needed = usable + float(plan.columns["shortfall_bytes"][row])
     if plan.kind == "serving" and needed < FULL * usable:
@@ -247,16 +247,11 @@ def may_miss(plan: Plan, row: int) -> bool:
     return bool(stated_limits(plan)) and float(plan.chances[row]) < confidence
 
 
-def percent(probability: float) -> str:
-    """A probability as the pages write it: ``38 %``."""
-    return chance_text(probability)
-
-
 def nearest(plan: Plan) -> tuple[str, str]:
     """The split that misses by least, and its first reason; where there is none, that."""
     row = nearest_row(plan)
     if row is None:
-        return "These devices allow no split", ""
+        return "These devices allow no layout", ""
     first, *more = row_reasons(plan, row)
     rest = f" (and {len(more)} more)" if more else ""
     return f"Nearest is {split_label(plan, row)}", f"{first}{rest}"
@@ -274,7 +269,7 @@ def _verdict_facts(plan: Plan, row: int) -> Iterator[str]:
 
 def hourly_text(usd_per_hour: float) -> str:
     """``$12.8 an hour, $9,344 a month of 730 hours``."""
-    month = f"{usd(usd_per_hour * HOURS_PER_MONTH)} a month of {HOURS_PER_MONTH:,.0f} hours"
+    month = f"{usd(price_month(usd_per_hour))} a month of {HOURS_PER_MONTH:,.0f} hours"
     return f"{usd(usd_per_hour)} an hour, {month}"
 
 
@@ -285,6 +280,14 @@ def goals_text(request: PlanRequest) -> str:
         return aims(request)[aim].title
     goals = request.objective.goals.items()
     return ", ".join(f"{goal} × {significant(weight, 2)}" for goal, weight in goals)
+
+
+def further_goals_text(request: PlanRequest) -> str:
+    """Say how surely limits must hold, what counts among what keeps them, and the budget."""
+    rate = request.objective.limits.usd_per_hour
+    budget = "no budget" if rate is None else f"at most {usd(rate * HOURS_PER_MONTH)} a month"
+    sure = f"{request.objective.required_confidence * 100:g} %"
+    return f"Limits must hold with {sure}; optimised for {goals_text(request).lower()}; {budget}"
 
 
 def split_formats_text(candidate: Mapping[str, Any]) -> str:

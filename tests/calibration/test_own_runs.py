@@ -273,7 +273,7 @@ def test_an_open_loop_that_slows_down_serves_less():
     told = taught(times_as_estimated(2.0, 3))
     (answer,) = estimate_batch([request("open", most)], told)
     assert not answer["feasible"]
-    assert "requests/s arrive; this split serves" in answer["reasons"][0]
+    assert "requests a second arrive; this layout serves" in answer["reasons"][0]
     slower = served(request("open", most / 4), told)
     assert slower["serving"]["output_tokens_per_s"] == pytest.approx(most / 4 * 256)
 

@@ -66,7 +66,7 @@ def test_the_estimates_own_figures_match_and_an_explanation_that_does_not_fit_is
     assert result.ok
     answer = beside(measured({"tpot_s": 5.0}, load={"mode": "closed", "concurrency": 16}))
     assert (verdicts(answer), answer.ok) == ({"tpot_s": OPEN}, False)
-    assert answer.facts == ("the load was 16 requests in flight",)
+    assert answer.facts == ("the load was 16 users at once",)
     assert answer.rows[0].again is not None
     for candidate, split, wanted in (
         ({"memory_fraction": 0.6}, {"memory_fraction": 0.6}, EXPLAINED),
@@ -91,7 +91,7 @@ def test_cached_prompts_guessed_formats_and_caches_set_by_hand_explain_figures()
     long = REQUEST | {"workload": workload}
     ttft = estimate(long, workload={"prefix_hit": 0.98})["serving"]["ttft_s"]
     row = explained(measured({"ttft_s": ttft}, settings={"prefix_hit": 0.98}), long)
-    assert "98% of prompts' tokens" in row.explained_by[0]
+    assert "98 % of prompts' tokens" in row.explained_by[0]
     weights = estimate(candidate={"weight_dtype": "fp8"})["memory"]["weights_bytes"]
     assert "no file says so" in explained(measured({"weights_bytes": weights})).explained_by[0]
     memory = estimate()["memory"]

@@ -124,7 +124,7 @@ def test_traces_are_those_of_a_rank_and_say_how_they_were_made(tiny_config):
     assert "fp8-block weights are traced, and compared, as bf16." in found["method"]
     for model, tp, said in (
         (tiny_config | {"model_type": "own_make"}, 1, "no model_type 'own_make'"),
-        (DEEPSEEK_V4, 16, "8 output groups are not divisible by tp 16"),
+        (DEEPSEEK_V4, 16, "8 output groups are not divisible by TP 16"),
     ):
         assert said in str(refusal(traced, model, tp))
     found = traced(table("trace", "configs")["multimodal"], tp=2)
@@ -160,7 +160,7 @@ def test_the_command_line_prints_formula_beside_trace(tmp_path):
     assert trace["peak_bytes"] == pytest.approx(formula, rel=0.05)
     difference = formula / trace["peak_bytes"] - 1
     assert trace["differences"]["peak_memory"] == pytest.approx(difference)
-    assert "exchanged bytes, formula against trace: shard +0.00%" in training_trace_text(trace)
+    assert "exchanged bytes, formula against trace: shard +0.00 %" in training_trace_text(trace)
 
 
 def step_request(model=LLAMA_BASE, layers=None, sequence_length=4096, global_batch=None, **split):

@@ -77,6 +77,10 @@ def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
     command = "vllm serve Qwen/Qwen3-32B -tp 2"
     assert "wasted: 6 of 8 devices are idle" in verdict_text(check(command))
     fast, cheap = (check(command, ground(optimize=goal)) for goal in ("tpot", "cost"))
+    for answer in (fast, cheap):  # output, whatever is improved
+        wasted, own = answer["waste"], answer["estimate"]["serving"]["output_tokens_per_s"]
+        assert wasted["gain"] == pytest.approx(wasted["output_tokens_per_s"] / own - 1)
+        assert wasted["gain"] > 0
     tpot_s = fast["estimate"]["serving"]["tpot_s"]
     assert fast["better"]["estimate"]["serving"]["tpot_s"] < tpot_s
     assert cheap["better"] is None or cheap["better"]["gain"] > 0.02

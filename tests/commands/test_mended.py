@@ -133,13 +133,13 @@ def test_a_worker_of_dynamo_is_read_as_the_engine_inside_and_its_own_options_are
     answer = judge_command(
         f"{command} 3", CommandContext.of(hardware="h100-sxm:8", engine_version="0.31.0")
     )
-    assert_says(answer, {"verdict": "cannot start", "says": "not divisible by tp 3"})
+    assert_says(answer, {"verdict": "cannot start", "says": "not divisible by TP 3"})
     [note] = [each["message"] for each in answer["findings"] if each["code"] == "version"]
     assert note.startswith("what dynamo.vllm changes of vLLM 0.31.0 is not known")
 
 
 def test_what_is_held_once_is_not_said_to_be_held_several_times():
     command = "vllm serve Qwen/Qwen2-57B-A14B-Instruct --max-model-len 8192 -tp {}"
-    for tp, notes in ((7, []), (8, ["Each cached token is held 2 times: 4 KV heads over tp 8."])):
+    for tp, notes in ((7, []), (8, ["Each cached token is held 2 times: 4 KV heads over TP 8."])):
         answer = judge_command(command.format(tp), CommandContext.of(hardware="h200-sxm:8"))
         assert [note for note in answer["estimate"]["notes"] if "Each cached" in note] == notes

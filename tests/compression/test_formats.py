@@ -17,6 +17,7 @@ from recipe_core.compression.advisor.result import FIGURES, CompressAnswer
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.views import formats as view
+from recipe_core.views.columns import cell_texts
 from recipe_core.views.formats import format_advice_text
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
@@ -96,6 +97,32 @@ def test_what_is_recommended_is_measured_keeps_its_accuracy_and_ends_in_a_bundle
     first = answer["formats"][0]
     assert first["best_split"]["split"] != answer["base"]["best_split"]["split"]
     assert first["best_split"]["split"] in view.weights_text(first, answer)
+
+
+def test_the_recommended_row_is_first_and_marked_and_the_others_have_their_places() -> None:
+    answer = finite(advice("h100-sxm", model=LLAMA_33, tpot_ms=40.0).to_json())
+    rows = view.usable_formats(answer)
+    places = cell_texts(rows, view.technique_columns()[:1])
+    assert rows[0]["rank"] > 1
+    assert [place for [place] in places].count("★") == 1
+    assert places[0] == ["★"]
+    assert all(place.isdigit() for [place] in places[1:])
+
+
+def test_rows_and_base_are_said_in_words() -> None:
+    answer = finite(every().to_json())
+    assert "H100 SXM" in view.base_sentence(answer)
+    assert "h100-sxm" not in view.base_sentence(answer)
+    rows = answer["formats"]
+    said = [text(row) for row in rows for text in (view.reason_text, view.support_text)]
+    classes = re.compile(r"[a-z0-9](Backend|Config|Enum|Error|Format|Kernel|Loader|Method)\b")
+    quoted = [row for row in rows if classes.search(row["support"]["words"])]
+    assert len(quoted) > 3
+    assert [text for text in said if classes.search(text)] == []
+    assert all(view.reason_text(row) for row in rows if row["why"])
+    why = "vLLM does not load fp8 weights (“ValueError: no kernel”)."
+    refused = {"why": why, "support": {"words": "FP8 needs 8.9", "note": ""}}
+    assert view.reason_text(refused) == "vLLM does not load fp8 weights."
 
 
 @over("device", ["h100-sxm", "a100-80gb-sxm", "b200-sxm", "mi300x", "l40s"])

@@ -15,6 +15,7 @@ SETTINGS = {
     "LC_ALL": "C.UTF-8",
     "NO_COLOR": "1",
     "RECIPE_BUILDER_CALIBRATION": "",
+    "RECIPE_BUILDER_TODAY": DAY.isoformat(),
     "RECIPE_MODELS": "",
     "TERM": "dumb",
     "TZ": "UTC",
@@ -27,7 +28,3 @@ def settle():
         if not name.startswith(KEPT):
             del os.environ[name]
     os.environ.update(SETTINGS)
-
-    from recipe_core.hardware import offers
-
-    offers.current_day = lambda: DAY

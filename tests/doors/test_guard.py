@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from recipe_core.doors import guard, sessions
 from recipe_core.doors.guard import Guard, page_policy
+from recipe_core.doors.page_scripts import PAGE_SCRIPTS
 from recipe_core.doors.sessions import Sessions, Upload
 from recipe_core.doors.settings import ServerSettings, variable
 from tests.fixtures.refusals import refusal
@@ -281,6 +284,9 @@ def test_every_answer_tells_browsers_what_it_may_do() -> None:
     rules = [rule.split() for rule in page_policy().split("; ")]
     scripts = next(sources for name, *sources in rules if name == "script-src")
     assert "'self'" in scripts
+    for script in PAGE_SCRIPTS:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in scripts
     assert not {"'unsafe-inline'", "'unsafe-eval'", "*", "https:"} & set(scripts)
 
 

@@ -196,7 +196,7 @@ def test_the_text_shows_policies_bounds_and_the_choice() -> None:
     first = done.stdout.splitlines()[0]
     assert first.startswith("Cheapest is KEDA: $")
     assert "99.5 % within the limits" in first
-    for words in ("Always at peak", "Clairvoyant", "Target of requests in flight: 24 a replica"):
+    for words in ("Always at peak", "Clairvoyant", "Target of requests at once: 24 a replica"):
         assert words in done.stdout
 
 

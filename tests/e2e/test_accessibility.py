@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from tests.fixtures.wizard import (
     choose,
     find_model,
     fits_sideways,
+    open_chip,
     open_lens,
     open_step,
     open_tab,
@@ -46,10 +46,10 @@ STATES = {
 WITHOUT_REQUEST = ("", "evidence", "check")
 TABS = ("Decision", "Files", "Option provenance", "Other engines", "Fallbacks", "API and CLI")
 FOLDED = {
-    "model": ("Not in the list", "Number formats", "Architecture"),
-    "traffic": ("More about the traffic", "Engines and formats", "More limits"),
+    "model": ("Popular models", "Number formats", "Architecture"),
+    "traffic": ("Lengths and more", "More limits"),
     "hardware": (
-        *("Price", "Links between", "Compare with other", "Device not listed", "Detect this"),
+        *("Price", "More about the hardware", "Device not listed", "Detect this"),
         "Device figures",
     ),
 }
@@ -113,6 +113,7 @@ def searches(page: Any, address: str) -> States:
     page.keyboard.press("Enter")
     page.get_by_text("No model is called").wait_for()
     yield "unmatched", PAGES["model"], windows
+    page.get_by_role("button", name="Menu", exact=True).click()
     page.get_by_role("button", name="Glossary").click()
     page.get_by_role("dialog").get_by_text("Time to first token").first.wait_for()
     yield "glossary", PAGES["model"], ()
@@ -137,10 +138,8 @@ def chips(page: Any, address: str) -> States:
         for state, link in (("found", LLAMA_70B), ("training", f"{TRAINING}&{CHOSEN}")):
             open_step(page, address, "plan", link)
             for chip in CHIPS:
-                page.get_by_role("button", name=re.compile(f"^{chip}")).click()
-                page.get_by_test_id("stPopoverBody").filter(visible=True).wait_for()
+                open_chip(page, chip)
                 yield f"{state}, {chip}, {width}", PLAN, ()
-                page.keyboard.press("Escape")
 
 
 def views_of_a_layout(page: Any, address: str) -> States:
@@ -151,8 +150,8 @@ def views_of_a_layout(page: Any, address: str) -> States:
         open_tab(page, view, PLAN)
         yield view, PLAN, ()
     open_step(page, address, "plan", STATES["serving"])
-    page.get_by_role("radio", name="Any two figures").click()
-    page.get_by_role("button", name="Axes and colours").wait_for()
+    unfold(page, "Any two figures")
+    page.locator(".st-key-tradeoff .main-svg").first.wait_for()
     unfold(page, "Why not the others?")
     page.get_by_text("Tick a row to see").wait_for()
     yield "tradeoff and refused", PLAN, (WIDE, PHONE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,13 @@ from tests.fixtures.wizard import (
     PAGES,
     PLAN,
     WALK,
+    focused,
+    move_to,
     open_step,
     query,
     saved,
     settled,
+    tab_to,
     wait_for_query,
 )
 
@@ -25,7 +29,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.nightly]
 
 CHOSEN = "hardware.per_node=8"
 """Layouts are judged once hardware is chosen."""
-TPOT, BUDGET = "Time per output token, at most (ms)", "Budget ($ a month)"
+TPOT = "Time per output token, at most (ms)"
 LATENCY = "Request latency, at most (s)"
 LLAMA = "meta-llama/Llama-3.1-70B-Instruct"
 LISTED = """letters => [...document.querySelectorAll("[role=option]")].every(
@@ -36,43 +40,7 @@ MARKED = """() => {
   return marked ? document.getElementById(marked)?.innerText : null
 }"""
 """The option that Enter would take."""
-GROUP = """() => document.activeElement.parentElement
-  ?.closest('[role=radiogroup], [role=toolbar], [role=group]')?.getAttribute('aria-label')"""
-FOCUSED = """() => {
-  const [one, input] = [document.activeElement, document.activeElement.tagName === 'INPUT']
-  const label = one.querySelector('p') ?? one  // beside it are the names of icons
-  const said = one.getAttribute('aria-label') || (input ? '' : label.innerText) || ''
-  return [said.trim(), one.getAttribute('type') || one.tagName]
-}"""
-
-
-def focused(page: Any) -> str:
-    """The name of what has the focus; the page's body has none."""
-    name, kind = page.evaluate(FOCUSED)
-    return "" if kind == "BODY" else str(name)
-
-
-def tab_to(page: Any, name: str) -> None:
-    """Press Tab until the control of this name has the focus."""
-    for _ in range(MOST_TABS):
-        if focused(page) == name:
-            return
-        page.keyboard.press("Tab")
-    pytest.fail(f"{name} is out of reach of the Tab key")
-
-
-def move_to(page: Any, group: str, name: str) -> None:
-    """Press Tab until a group of buttons has the focus, then arrows until one of them has it."""
-    for _ in range(MOST_TABS):
-        if page.evaluate(GROUP) == group:
-            break
-        page.keyboard.press("Tab")
-    for arrow in ("ArrowRight", "ArrowLeft"):
-        before = ""
-        while focused(page) not in (name, before):
-            before = focused(page)
-            page.keyboard.press(arrow)
-    assert focused(page) == name, f"{name} of {group} is out of reach of the keys"
+reach = partial(tab_to, whole=True)
 
 
 def slid(page: Any) -> str:
@@ -102,9 +70,9 @@ def arrived(page: Any, step: str, name: str, value: str | None, focus: str) -> N
 def test_a_limit_follows_the_arrow_keys_and_keeps_the_focus(page, address, between_ms):
     field, slider = "objective.limits.request_latency_ms", f"{LATENCY}, slider"
     open_step(page, address, "traffic", f"{LLAMA_70B}&{CHOSEN}&{field}=15000")
-    tab_to(page, "More limits")
+    reach(page, "More limits")
     press(page, "Enter")
-    tab_to(page, slider)
+    reach(page, slider)
     for step in ("12 s", "10 s", "8 s", "7 s", "6 s", "5 s", "4 s", "3.5 s", "3 s", "2.5 s"):
         press(page, "ArrowLeft")
         assert slid(page) == step
@@ -123,7 +91,7 @@ def test_a_refusal_keeps_the_focus_and_what_is_typed_meanwhile_stays(page, addre
     open_step(page, address, "traffic", f"{LLAMA_70B}&{CHOSEN}")
     box = page.get_by_role("textbox", name=name, exact=True)
     refused = page.get_by_text("'1e9' is out of range. Type a whole number from 1 to 1,048,576.")
-    tab_to(page, name)
+    reach(page, name)
     typed(page, "1e9")
     refused.wait_for()
     settled(page, PAGES["traffic"])
@@ -131,34 +99,55 @@ def test_a_refusal_keeps_the_focus_and_what_is_typed_meanwhile_stays(page, addre
     typed(page, "1k")
     arrived(page, "traffic", "workload.concurrency", "1000", name)
     assert (box.input_value(), refused.count()) == ("1,000", 0)
-    tab_to(page, TPOT)
+    reach(page, TPOT)
     page.keyboard.type("37")
     press(page, "Enter", "Backspace", "3")
     arrived(page, "traffic", "objective.limits.tpot_ms", "37", TPOT)
     assert page.get_by_role("textbox", name=TPOT, exact=True).input_value() == "33"
     press(page, "Tab")
     wait_for_query(page, "objective.limits.tpot_ms", "33")
-    assert focused(page) == BUDGET
+    assert focused(page) == "More limits"
 
 
-def test_a_chip_of_the_plan_opens_takes_a_limit_and_closes(page, address):
+TITLE = "() => document.activeElement.tagName === 'H1' && document.activeElement.innerText"
+"""The title that has the focus."""
+
+
+def test_a_turned_page_gives_its_title_the_focus_and_its_first_box_the_next_tab(page, address):
+    open_step(page, address, "model", CHOSEN)
+    for press_on, role, step in (
+        ("Next", "button", "traffic"),
+        ("Next", "button", "hardware"),
+        ("Check", "link", "check"),
+    ):
+        page.get_by_role(role, name=press_on, exact=True).focus()
+        press(page, "Enter")
+        settled(page, PAGES[step])
+        page.wait_for_function(f"title => ({TITLE})() === title", arg=PAGES[step])
+        if step == "traffic":
+            press(page, "Tab")
+            assert focused(page) == "Kind of traffic"
+
+
+def test_a_chip_of_the_plan_opens_and_its_first_box_is_the_next_stop(page, address):
     open_step(page, address, "plan", f"{LLAMA_70B}&hardware.device=h100-sxm")
-    tab_to(page, "Limits")
+    reach(page, "Limits")
     press(page, "Enter")
     page.get_by_role("textbox", name=TPOT, exact=True).filter(visible=True).wait_for()
-    tab_to(page, TPOT)
+    settled(page, PLAN)
+    for _ in range(2):  # past the limit on the first token
+        press(page, "Tab")
+    assert focused(page) == TPOT
     typed(page, "40")
     wait_for_query(page, "objective.limits.tpot_ms", "40")
     settled(page, PLAN)
     assert focused(page) == TPOT
-    press(page, "Escape")
-    page.wait_for_function(f"name => ({FOCUSED})()[0] === name", arg="Limits")
     page.locator(".st-key-decision").get_by_text("holds 40 ms per token").wait_for()
 
 
 def pick(page: Any, label: str, letters: str, option: str) -> None:
     """Type into a select box, and take the option that starts so."""
-    tab_to(page, label)
+    reach(page, label)
     page.keyboard.type(letters)
     page.get_by_role("option", name=option).first.wait_for()
     page.wait_for_function(LISTED, arg=".*".join(letters))
@@ -173,17 +162,19 @@ def pick(page: Any, label: str, letters: str, option: str) -> None:
 
 def on_model(page: Any) -> None:
     """A model by its name, then what is done with it."""
-    tab_to(page, "Serve")
-    tab_to(page, "Model")
+    reach(page, "Serve")
+    reach(page, "Model")
     typed(page, "llama 3.1 70b")
     arrived(page, "model", "model", LLAMA, "Model")
 
 
 def on_traffic(page: Any) -> None:
     """A limit, and what counts beside it."""
-    tab_to(page, TPOT)
+    reach(page, TPOT)
     typed(page, "50")
     arrived(page, "traffic", "objective.limits.tpot_ms", "50", TPOT)
+    reach(page, "More limits")
+    press(page, "Enter")
     pick(page, "Optimise for", "energy", "Energy")
     arrived(page, "traffic", "objective.optimize", "energy", "Optimise for")
 
@@ -195,7 +186,7 @@ def on_hardware(page: Any) -> None:
     arrived(page, "hardware", "hardware.device", "h100-sxm", "I choose")
     pick(page, "Device", "h200sxm", "H200 SXM")
     arrived(page, "hardware", "hardware.device", "h200-sxm", "Device")
-    tab_to(page, "Devices per node")
+    reach(page, "Devices per node")
     typed(page, "4")
     arrived(page, "hardware", "hardware.per_node", "4", "Devices per node")
 
@@ -209,12 +200,12 @@ def test_from_an_empty_walk_to_a_bundle(page: Any, address: str, tmp_path: Path)
         if following == "plan":
             press(page, "Control+Enter")
         else:
-            tab_to(page, "Next")
+            reach(page, "Next")
             press(page, "Enter")
         page.wait_for_url(f"**/{following}?**")
         settled(page, PAGES[following])
     page.locator(".st-key-decision").get_by_text("4 × H200").wait_for()
-    tab_to(page, "Ship it")
+    reach(page, "Ship it")
     press(page, "Enter")
     page.wait_for_url("**/ship?**")
     settled(page, PAGES["ship"])

@@ -54,12 +54,19 @@ def box_address(tmp_path_factory):
             process.wait(PATIENCE)
 
 
+def open_list(page):
+    """Open the list of wanted models, which a choice closes."""
+    page.locator("details:not([open]) summary").first.click()
+    page.locator("details[open]").first.wait_for()
+
+
 def test_typed_text_and_enter_take_the_right_model(page, box_address):
     page.goto(box_address)
     box = page.get_by_role("searchbox")
     taken = page.get_by_test_id("stCode")
     for typed, meant in TYPED.items():
-        page.get_by_role("button", name="Qwen3 32B").first.click()  # from another model each time
+        open_list(page)
+        page.get_by_role("button", name="Qwen3 32B ·").first.click()  # from another model each time
         taken.get_by_text("Qwen/Qwen3-32B").wait_for()
         box.fill("")
         box.press_sequentially(typed)
@@ -76,6 +83,8 @@ def test_typed_text_and_enter_take_the_right_model(page, box_address):
 
 def test_a_click_on_a_wanted_model_counts_while_the_box_has_text(page, box_address):
     page.goto(box_address)
+    open_list(page)
     page.get_by_role("searchbox").press_sequentially("phi 4")
-    page.get_by_role("button", name="gpt oss 120b").click()  # leaving the box takes its text first
+    wanted = page.get_by_role("button", name="gpt oss 120b ·")
+    wanted.click()  # leaving the box takes its text first
     page.get_by_test_id("stCode").get_by_text("openai/gpt-oss-120b", exact=True).wait_for()

@@ -46,7 +46,7 @@ def test_the_demo_plans_builds_starts_answers_measures_and_stops(tmp_path, demo_
     assert machine.roofline["gemm"]["bf16"].status == "fitted"
     for words in (
         *("model: up to date", "$ recipe profile", "calibrated by 1 own run"),
-        *(f"{machine.title}: The only split holds the load", "http://127.0.0.1:8501/measured"),
+        *(f"{machine.title}: The only layout holds the load", "http://127.0.0.1:8501/measured"),
     ):
         assert words in shown
     assert (folder / "calibration" / "calibration.json").is_file()

@@ -115,7 +115,7 @@ def test_the_network_is_not_served_without_a_token() -> None:
 def test_a_large_upload_is_refused_by_the_server_too(page: Any, address: str) -> None:
     """The widget keeps to the limit in the browser; here somebody else sends the file."""
     open_step(page, address, "model")
-    unfold(page, "Not in the list?")
+    unfold(page, "Popular models")
     sent = upload(page, {"name": "config.json", "mimeType": "application/json", "buffer": b"{}"})
     target, headers = sent.url, sent.all_headers()
     token = {"X-Xsrftoken": headers["x-xsrftoken"]} if "x-xsrftoken" in headers else {}

@@ -98,6 +98,8 @@ def test_b_hardware_for_a_rate_a_limit_and_a_budget(page, address, tmp_path):
     wait_for_query(page, "workload.request_rate", "5")
     type_over(page, "Time to first token", "2 s")
     wait_for_query(page, "objective.limits.ttft_ms", "2000")
+    tab_to(page, "More limits")
+    page.keyboard.press("Enter")
     type_over(page, "Budget", "$40k")
     page.wait_for_function("() => location.search.includes('usd_per_hour')")
     enter(page, "Next", "Hardware")

@@ -268,7 +268,7 @@ def test_a_rank_over_several_nodes_has_no_server_of_its_own(way):
     given = {"candidate": split, "options": {"engine_options": ASKED[way]}}
     request = make_request("deepseek-ai/DeepSeek-V3", nodes=4, **given)
     error = refusal(make_recipe, request, kind=NoAnswer)
-    assert "tp 16 × pp 1 = 16 devices spans nodes" in str(error)
+    assert "TP 16 × PP 1 = 16 devices spans nodes" in str(error)
 
 
 # The program that makes a node part of a Ray cluster, with stand-ins for Ray

@@ -71,7 +71,7 @@ def test_recorded_requests_survive_their_links():
     drafts = {"tokens": 2, "acceptance": 0.7, "method": "ngram"}
     for name, request in (
         *asked("estimate", "plan"),
-        ("drafts of a split", make_request(candidate={"speculative": drafts})),
+        ("drafts of a layout", make_request(candidate={"speculative": drafts})),
         ("images", make_request("google/gemma-4-E4B-it", workload={"images": {}, "audio": {}})),
     ):
         if link_omissions(request) is None:

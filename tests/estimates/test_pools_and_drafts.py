@@ -235,14 +235,14 @@ def test_both_pools_are_counted_and_an_arrival_rate_that_they_cannot_serve_is_re
     for share, feasible in ((0.9, True), (1.1, False)):
         served = estimate_of(workload=OPEN | {"request_rate": share * most})
         assert served["feasible"] is feasible
-    assert "requests/s arrive" in served["reasons"][0]
+    assert "requests a second arrive" in served["reasons"][0]
     assert answer["pools"]["prefill"]["gpus"] == answer["pools"]["decode"]["gpus"] == 8
     serving = answer["serving"]
     per_gpu = serving["output_tokens_per_s_per_gpu"]
     assert per_gpu * 16 == pytest.approx(serving["output_tokens_per_s"])
     assert any("pool bounds the rate" in note for note in answer["notes"])
     table, row = plan_candidate(asked())
-    assert split_name(table.candidate(row)) == "tp 4 · dp 2, prefill on 2 × tp 4"
+    assert split_name(table.candidate(row)) == "TP 4 × DP 2, prefill on 2 × TP 4"
 
 
 def test_what_is_left_open_is_chosen_beside_the_prefill_pool():

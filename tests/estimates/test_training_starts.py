@@ -116,7 +116,7 @@ def test_where_no_split_surely_starts_the_most_probable_comes_first_and_says_so(
     assert not found.certain.any()
     assert chance[found.best_row] == chance[found.feasible].max() < SURE
     text = plan_text(found, 3)
-    assert f"no split surely starts: 1 {doubt_text(found, found.best_row)}" in text
+    assert f"no layout surely starts: 1 {doubt_text(found, found.best_row)}" in text
     assert found.changes()
     for remedy in found.changes():
         after = found.replan(change(found.request, remedy.fields))

@@ -11,6 +11,7 @@ from recipe_core.base.resources import shipped_path
 from recipe_core.estimates.measured.runs import published_runs, published_training_runs
 from recipe_core.hardware import cluster as clusters
 from recipe_core.hardware.cluster import device_names, device_profile, fabric, fabric_names
+from recipe_core.hardware.market_places import is_on_market_place
 from recipe_core.hardware.prices import all_offers, offers_of
 from recipe_core.hardware.profile import RUNTIMES, Fabric
 from recipe_core.hardware.request import HardwareRequest, validate_profile
@@ -241,12 +242,17 @@ def test_devices_are_found_by_the_names_people_type_and_differ_as_published():
 
 
 def holding(per_node, commitment):
-    """Offers of machines with so many H100 that are not unverified, cheapest first."""
-    fitting = [
-        offer for offer in offers_of(device_profile("h100-sxm")) if offer.largest >= per_node
+    """Offers of machines with so many H100 that count, cheapest first: verified, new, of no market
+    place; else verified."""
+    known = [
+        offer
+        for offer in offers_of(device_profile("h100-sxm"))
+        if offer.commitment == commitment
+        and offer.largest >= per_node
+        and offer.status != "unverified"
     ]
-    known = [offer for offer in fitting if offer.status != "unverified"]
-    return [offer for offer in known if offer.commitment == commitment]
+    new = [offer for offer in known if offer.is_trusted() and not is_on_market_place(offer)]
+    return new or known
 
 
 def test_every_price_is_stated_named_or_the_cheapest_of_its_commitment_or_unknown():

@@ -119,6 +119,23 @@ def test_the_cheapest_machine_that_holds_a_node_is_taken_and_fallbacks_are_said(
     assert choice(8, small, unsure) == "small"
     assert choice(8, unsure) == "unsure"
     assert choice(8, small, large, commitment="spot") is None
+    # a verified price of the last 90 days comes before an older or a market place's cheaper one
+    aged = offer(name="aged", usd_per_device_hour=0.5, devices_per_node=8, date="2026-05-24")
+    hosts = offer(name="hosts", usd_per_device_hour=0.4, provider="Vast.ai", most_per_node=8)
+    assert choice(8, large, aged, hosts, unsure) == "large"
+    assert choice(8, small, aged, hosts) == "small"
+    assert choice(8, aged, hosts, unsure) == "aged"
+    assert choice(8, hosts, unsure) == "unsure"  # as a search for hardware without market places
+    assert choice(8, hosts) == "hosts"
+    monkeypatch.setenv(offers.TODAY, "2027-06-01")  # all are old: the cheapest verified one
+    assert choice(8, large, aged, hosts, unsure) == "aged"
+    monkeypatch.setenv(offers.TODAY, "today")
+    error = refusal(choice, 8, large, aged)
+    assert (error.field, error.hint) == (
+        offers.TODAY,
+        "Give a day such as 2026-11-20, or leave it out.",
+    )
+    monkeypatch.undo()
     # AWS costs more per device in larger machines
     known = select_offers("l40s", "aws", "us-east-1", "on-demand")
     prices_of = {each.devices_per_node: each.usd_per_device_hour for each in known[::-1]}

@@ -34,7 +34,7 @@ WANTED = examples(500, least=50)
 TRIED = examples(1500, least=150)
 """Rows of a table that are tried: many cannot be launched."""
 REPLICAS = ("deepspeed", "accelerate")
-"""Frameworks that are launched with replicas only: they have few splits on each cluster."""
+"""Frameworks that are launched with replicas only: they have few layouts on each cluster."""
 
 
 def request(engine, model=LLAMA_8B, nodes=2, hardware=None, batch=128):

@@ -42,7 +42,7 @@ METHODS |= {"unsloth": ("lora", "qlora")}
 OPTIMIZERS = table("training_launch", "optimizers")
 """Names of transformers' trainer (5.23, ``OptimizerNames``)."""
 EACH = examples(60, least=6)
-"""Splits of a tool and method that are rendered."""
+"""Layouts of a tool and method that are rendered."""
 
 
 def request(engine, method, candidate=None, **work):

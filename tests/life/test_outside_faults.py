@@ -77,7 +77,8 @@ def test_what_a_drained_node_loses_is_said_of_the_framework():
     said = {}
     for name in ("titan-8b", "trl-8b", "torch-8b"):
         _, files = built(name)
-        rows = [line for line in files["README.md"].splitlines() if "node is drained" in line]
+        lines = files["targets/failures.md"].splitlines()
+        rows = [line for line in lines if "node is drained" in line]
         row = next(line for line in rows if "kubelet" in line)
         said[name] = row
     assert "lets the trainer write a checkpoint" not in said["titan-8b"]
@@ -209,7 +210,7 @@ def test_skypilot_starts_what_was_estimated():
 @pytest.mark.parametrize("name", ["titan-hybrid", "titan-hybrid-small"])
 def test_torchtitan_cuts_heads_of_keys_and_values_evenly(name):
     """pytorch/torchtitan#4016: tensor_parallel_degree must divide n_kv_heads, in hybrids too."""
-    with pytest.raises(NoAnswer, match="2 key/value heads are not divisible by tp 4"):
+    with pytest.raises(NoAnswer, match="2 key/value heads are not divisible by TP 4"):
         built(name)
     assert any("No bundle is made" in note for note in estimated(name)["notes"])
 

@@ -14,6 +14,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.doors.settings import variable
+from recipe_core.engines.spec import engine
+from recipe_core.engines.training_programs import program_facts
 from recipe_core.models.catalog import catalog_entry
 from recipe_core.models.search import model_facts
 from recipe_core.plans.plans import plan_splits
@@ -26,6 +28,7 @@ from tests.fixtures.opening import (
     LLAMA_70B,
     assert_says,
     codes,
+    edited,
     figure,
     open_view,
     opened,
@@ -75,8 +78,8 @@ def test_a_case_opens_on_its_plan(name: str) -> None:
     assert app.dataframe[0].value["key"].size
 
 
-OPEN = {"v": "1", "objective.optimize": "cost"}
-"""The link of an empty request, whose hardware is to be found: cost is what counts of it."""
+OPEN = {"v": "1", "workload.max_context": "16384", "objective.optimize": "cost"}
+"""The link of a new plan: chats, on hardware that is to be found: cost is what counts of it."""
 
 
 def home() -> AppTest:
@@ -84,12 +87,35 @@ def home() -> AppTest:
 
 
 def test_the_doors_lead_to_the_model_and_to_the_check() -> None:
-    app = press(home(), "door-train")
+    app = press(home(), "door-training")
     assert (app.session_state["page"], query_of(app)["workload.kind"]) == ("model.py", "training")
-    app = press(home(), "door-serve")
+    app = press(home(), "door-serving")
     assert (app.session_state["page"], query_of(app)) == ("model.py", OPEN)
     app = press(home(), "door-check")
     assert app.session_state["page"] == "check.py"
+
+
+def shown_traffic(app: AppTest) -> tuple[str, str]:
+    """What the boxes of the screen Traffic show: the kind, and the longest request."""
+    app.switch_page("traffic.py").run()
+    return app.selectbox(key="_preset").value, app.text_input(key="_workload.max_context").value
+
+
+def test_a_new_plan_starts_as_chat_with_its_longest_request_and_a_link_as_it_says() -> None:
+    app = home()
+    assert shown_traffic(app) == ("chat", "16,384")
+    edited(app, {"model": "google/gemma-2-9b-it"})
+    assert shown_traffic(app) == ("chat", "8,192")
+    edited(app, {"model": "Qwen/Qwen3-8B"})
+    assert shown_traffic(app) == ("chat", "16,384")
+    put(app, "_preset", "rag")
+    assert shown_traffic(app) == ("rag", "32,768")
+    press(app, "new")
+    assert (shown_traffic(app), query_of(app)) == (("chat", "16,384"), OPEN)
+    # a link that states something means what it meant before: the longest is left out
+    app = opened("traffic.py", model="Qwen/Qwen3-8B")
+    assert "workload.max_context" not in query_of(app)
+    assert app.text_input(key="_workload.max_context").value == ""
 
 
 def test_a_model_that_is_found_at_the_start_opens_its_plan() -> None:
@@ -105,7 +131,8 @@ def test_a_link_of_the_time_when_the_start_asked_for_the_model_opens_that() -> N
     assert app.session_state["page"] == "model.py"
     app.switch_page("home.py").run()
     assert app.session_state["page"] == "home.py"  # later it is what the reader opens
-    assert any("Qwen3-8B" in link.proto.label for link in app.get("page_link"))
+    (plan,) = (link.proto for link in app.get("page_link") if link.proto.label == "Plan")
+    assert "Qwen3-8B" in plan.query_string
 
 
 @pytest.mark.nightly
@@ -123,7 +150,8 @@ def assert_drawn(state: str, page: str) -> None:
     app = opened(f"{page}?{STATES[state]}")
     assert app.session_state["page"] == page
     assert len(app.title) == 1
-    decided = app.header if page in ("plan.py", "ship.py") else app.success
+    bar = [text for text in app.markdown if "]\\\n:small[" in str(text.value)]
+    decided = app.header if page in ("plan.py", "ship.py") else bar
     assert len(decided) + len(app.warning) + len(app.error) >= 1
 
 
@@ -284,6 +312,16 @@ def test_a_run_gets_a_ramp_that_travels_in_its_link_and_loses_it() -> None:
     assert "1.10 T tokens in 2 phases" in words(app)
     press(press(app, "_remove_phase_0"), "_remove_phase_0")
     assert app.session_state["request"].workload.phases is None
+
+
+def test_answers_are_sampled_by_the_engines_that_a_framework_can_launch() -> None:
+    rollout = {"workload.rollout.prompts": "128", "workload.rollout.response_tokens": "1024"}
+    app = opened("traffic.py", **RUN | rollout | {"workload.method": "grpo"})
+    programs = program_facts().engines.values()
+    samplers = {name for program in programs for name in program.launches.rollout_engines}
+    assert len(samplers) > 1
+    offered = app.selectbox(key="_workload.rollout.engine").options
+    assert set(offered) == {engine(name).title for name in samplers}
 
 
 def test_the_plan_draws_what_a_run_loses() -> None:

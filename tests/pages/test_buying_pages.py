@@ -10,6 +10,8 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.errors import NoAnswer
+from recipe_core.hardware.cluster import device_names
+from recipe_core.hardware.offers import TODAY
 from recipe_core.request.edit import change
 from recipe_core.request.link import from_query
 from recipe_core.request.open_hardware import size_request, sized_goal
@@ -27,6 +29,7 @@ from tests.fixtures.opening import (
     query_of,
     shown,
     states_hardware,
+    tick,
     words,
 )
 from tests.fixtures.over_time import answer
@@ -116,6 +119,51 @@ def test_the_plan_is_on_the_best_hardware_while_nobody_has_chosen_any() -> None:
     app.switch_page("ship.py").run()
     assert app.header[0].value.replace("\\", "") == card
     assert not states_hardware(query_of(app))
+
+
+def test_a_server_that_runs_on_counts_with_the_prices_of_its_day(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = opened("hardware.py", **{"hardware.device": "mi300x"})
+    assert "runpod-mi300x" in words(app)
+    plan = opened("plan.py", **query_of(app))
+    before = words(plan)
+    monkeypatch.setenv(TODAY, "2027-06-01")  # all offers are old: the cheapest verified one
+    shown(plan)
+    assert words(plan) != before
+    assert "tensorwave-mi300x" in words(plan)
+
+
+@pytest.mark.parametrize("page", ["hardware.py", "plan.py"])
+def test_a_device_is_browsed_and_taken_as_the_box_takes_it(page: str) -> None:
+    """A closed fold computes and asks nothing; a row says what the profile and the price say."""
+    chosen = {"hardware.device": "h100-sxm", "hardware.per_node": "8"}
+    app = opened(page, **chosen)
+    app.session_state["chip-hardware"] = page == "plan.py"  # the popover of the plan's chip
+    app.run()
+    assert "devices" not in app.session_state
+    shown(app, **{"browse-devices": True})
+    listed = next(frame.value for frame in app.dataframe if "TB/s" in frame.value)
+    assert len(listed) == len(device_names(announced=True))
+    assert app.session_state["devices"]["selection"]["rows"] == [
+        titles(listed).index("H100 SXM5 80 GB")
+    ]
+    row = titles(listed).index("Instinct MI300X 192 GB")
+    tick(app, "devices", row)
+    assert query_of(app)["hardware.device"] == "mi300x"
+    assert app.session_state["devices"]["selection"]["rows"] == [row]
+    assert app.selectbox(key="_hardware.device").value == "mi300x"
+    by_box = opened(page, **chosen)
+    shown(by_box, **{"chip-hardware": page == "plan.py"})
+    put(by_box, "_hardware.device", "mi300x")
+    assert query_of(by_box) == query_of(app)
+    put(app, "_device-count", 16)
+    asked = app.session_state["request"].hardware
+    assert (asked.per_node, asked.nodes) == (8, 2)
+
+
+def titles(listed: Any) -> list[str]:
+    return [str(title) for title in listed["Device"]]
 
 
 def test_the_hardware_is_taken_with_its_price_and_split_and_given_back() -> None:
@@ -246,6 +294,21 @@ def test_an_answer_is_remembered_and_an_edit_asks_for_another(simulated: Simulat
     assert (request["workload"]["over_time"]["mean_rate"], policies) == (16.0, ["keda", "hpa"])
 
 
+def test_a_fault_of_the_simulation_is_told_and_another_can_be_asked_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ValueError("secret")
+
+    monkeypatch.setattr("recipe_core.simulate", fail, raising=False)
+    app = answered(**{"workload.over_time.days": "3"})
+    (told,) = [error.value for error in app.error]
+    assert "not your fault" in told
+    assert "secret" in caplog.text
+    assert "secret" not in told
+    assert not app.button(key="over-time-simulate").disabled
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("simulated")
 def test_a_policy_is_looked_at_and_used() -> None:
@@ -318,8 +381,8 @@ def test_a_trace_is_described_and_used() -> None:
 
 def test_what_cannot_be_simulated_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
-        raise NoAnswer("no split can run.", field="hardware")
+        raise NoAnswer("no layout can run.", field="hardware")
 
     monkeypatch.setattr("recipe_core.simulate", refuse, raising=False)
     app = answered(**{"workload.over_time.days": "6"})
-    assert "no split can run" in app.error[0].value
+    assert "no layout can run" in app.error[0].value

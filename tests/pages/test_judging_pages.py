@@ -26,7 +26,15 @@ from recipe_core.estimates.measured import runs as measured_runs
 from recipe_core.request.edit import change
 from recipe_core.request.link import DEFAULT, from_query
 from recipe_core.request.packed import pack_values
-from recipe_core.request.shelf import MAX_KEPT, Kept, Shelf, keep_choice, shelf_of, shelf_query
+from recipe_core.request.shelf import (
+    MAX_KEPT,
+    Kept,
+    Shelf,
+    keep_choice,
+    remove_from_shelf,
+    shelf_of,
+    shelf_query,
+)
 from recipe_core.views import formats as view
 from tests.fixtures.opening import (
     LLAMA_70B,
@@ -230,7 +238,7 @@ def test_dropped_runs_are_previewed_and_kept_where_nobody_else_may_call(
     counting = sum(entry.counts for entry in Overlay.at(place).add(runs, dry=True).entries)
     assert 0 < counting < 12
     app = dropped(opened("evidence.py"), "mine.csv", text)
-    said = f"{counting} of 12 new runs would count. The answer stays as it is: tp 4 · dp 2, "
+    said = f"{counting} of 12 new runs would count. The answer stays as it is: TP 4 × DP 2, "
     assert said in words(app)
     assert "keeps no runs" in words(app)
     assert "keep-runs" not in {button.key for button in app.button}
@@ -340,7 +348,9 @@ def test_a_name_is_edited_in_place_and_a_bad_one_is_refused() -> None:
 def test_a_removed_choice_leaves_the_link_and_the_baseline_where_it_was() -> None:
     shelf = keep_choice(TWO, chosen(RUN, {"workload.kind": "training"}))
     app = put(side(shelf), "_baseline", 2)
-    assert kept_of(press(choice(app, 0), "remove-0")) == [shelf[1].name, shelf[2].name]
+    assert kept_of(press(choice(app, 0), "remove-0")) == [
+        kept.name for kept in remove_from_shelf(shelf, 0)
+    ]
     assert app.selectbox(key="_baseline").value == 1
     assert press(choice(app, 1), "remove-1").session_state["baseline"] == 0
     assert "kept" not in query_of(press(choice(app, 0), "remove-0"))
@@ -396,7 +406,7 @@ def test_what_a_link_keeps_and_nobody_can_read_is_named() -> None:
 def test_a_pin_that_left_the_plan_is_kept_by_a_click_where_the_session_knows_it() -> None:
     app = opened("plan.py", pins=f"{TP8},{TP4}")
     edited(app, {"hardware.per_node": 4})
-    assert "is no longer a split of this plan" in words(app)
+    assert "is no longer a layout of this plan" in words(app)
     assert query_of(app)["pins"] == TP4
     (kept,) = press(app, f"keep-{TP8}").session_state["kept"]
     assert (kept.request.hardware.per_node, kept.request.candidate.tp) == (8, 8)

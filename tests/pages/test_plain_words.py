@@ -1,4 +1,4 @@
-"""No page shows a name of the program: fields, files, columns and engines have words."""
+"""No page shows a name of the program, nor words of an earlier one: fields and files have words."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from recipe_core.engines.spec import engine_names
 from recipe_core.request.size import Market
 from recipe_core.views.plain import describe_plainly, plain_help, plain_words
 from tests.fixtures.opening import opened
+from tests.fixtures.plain_words import other_words
 
 UNSEEN = frozenset(
     {"id", "key", "userKey", "elementKey", "formId", "groupId", "spec", "arrowData", "src", "url"}
@@ -57,6 +58,8 @@ IDENTIFIER = re.compile(
 ENGINES = [name for name in engine_names() if "-" in name]
 MATERIAL = re.compile(r":material/\w+:|\[[^\]]*\]\([^)]*\)")
 """Marks, and links with the address that they lead to."""
+STYLES = re.compile(r"<style>.*?</style>|<[^<>]*>", re.DOTALL)
+"""What dresses a page."""
 
 
 def strings_of(value: Any, name: str = "") -> Iterator[str]:
@@ -91,9 +94,8 @@ def cells_of(app: AppTest) -> Iterator[str]:
 
 def identifiers(text: str) -> list[str]:
     plain = MATERIAL.sub("", text.replace("\\", ""))
-    return IDENTIFIER.findall(plain) + [
-        name for name in ENGINES if re.search(rf"\b{name}\b", plain)
-    ]
+    engines = [name for name in ENGINES if re.search(rf"\b{name}\b", plain)]
+    return [*IDENTIFIER.findall(plain), *engines, *other_words(STYLES.sub("", plain))]
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from tests.fixtures.rows import table
 
 TP4 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
 CROWDED = f"plan.py?model={LLAMA_70B}&workload.concurrency=512&workload.max_context=24576"
-"""A load that some splits queue under; others may not start: at tp 2 the cache of one such request
+"""A load that some layouts queue under; others may not start: at TP 2 the cache of one such request
 of Llama-3.1-70B just fits on an H100.
 """
 PIPELINED = "plan.py?workload.kind=training&workload.tokens=1e10&hardware.nodes=4"
@@ -48,15 +48,19 @@ def compared(link: str = "", **query: str) -> AppTest:
     return opened(f"plan.py?{link}", model=LLAMA_70B, **query)
 
 
+TRADEOFF = {"tradeoff-part": True}
+"""Opens the chart of any two figures."""
+
+
 def user_axis(app: AppTest) -> bool:
     """Whether the tradeoff is drawn over what one user sees."""
-    title = figure(app, "frontier")["layout"]["xaxis"]["title"]["text"]
+    title = figure(app, "tradeoff")["layout"]["xaxis"]["title"]["text"]
     return bool(title == "Interactivity (tok/s)")
 
 
 def names(app: AppTest) -> set[str]:
     """What the chart of the tradeoff has in its legend."""
-    return {trace.get("name") for trace in figure(app, "frontier")["data"]}
+    return {trace.get("name") for trace in figure(app, "tradeoff")["data"]}
 
 
 def test_nothing_fits_names_the_shortfall_and_the_change_is_one_click() -> None:
@@ -73,7 +77,7 @@ def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
     pools = "options.disaggregated=true"
     keys = compared(pools).dataframe[0].value["key"]
     key = next(key for key in keys if ".pre" in key)
-    app = compared(pools, pins=key)
+    app = shown(compared(pools, pins=key), **TRADEOFF)
     assert "Pinned" in names(app)
     assert "prefill on" in words(app)
     press(app, f"use-{key}")
@@ -86,14 +90,14 @@ def test_pools_are_pinned_drawn_and_taken_like_other_splits() -> None:
 
 
 def test_pins_of_a_link_are_drawn_taken_and_removable() -> None:
-    app = shown(opened("plan.py?objective.limits.tpot_ms=40", pins=TP8), chart="tradeoff")
+    app = shown(opened("plan.py?objective.limits.tpot_ms=40", pins=TP8), **TRADEOFF)
     assert "Pinned" in names(app)
-    assert figure(app, "frontier")["layout"]["shapes"][0]["x0"] == 40
+    assert figure(app, "tradeoff")["layout"]["shapes"][0]["x0"] == 40
     assert "pins" not in query_of(press(app, f"unpin-{TP8}"))
     app = opened("plan.py", pins=TP8)
     assert query_of(press(app, f"use-{TP8}"))["candidate.tp"] == "8"
     assert app.session_state["page"] == "plan.py"  # whose card is then on it
-    assert "**tp 8** ·" in words(app)
+    assert "**TP 8** ·" in words(app)
     assert press(app, "ship").selectbox(key="_split").value == TP8
 
 
@@ -105,6 +109,8 @@ def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at()
     assert 50 <= int(found[2]) < 99  # the best of two close splits, by estimates that may err
     best = open_view(app, "Arithmetic").table[0].value.to_string()
     assert put(app, "focus", TP4).table[0].value.to_string() != best
+    assert not [code.value for code in app.code if "vllm serve" in code.value], "closed"
+    app = shown(app, **{"card-command": True})
     (command,) = (code.value for code in app.code if "vllm serve" in code.value)
     assert "--tensor-parallel-size 8" in command  # of the card, whatever is looked at
     press(open_lens(app, "layouts"), f"use-{TP4}")
@@ -114,8 +120,8 @@ def test_a_pin_says_how_likely_the_best_split_measures_better_and_is_looked_at()
 
 
 def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() -> None:
-    app = shown(opened(CROWDED), chart="tradeoff")
-    traces = {trace.get("name"): trace for trace in figure(app, "frontier")["data"]}
+    app = shown(opened(CROWDED), **TRADEOFF)
+    traces = {trace.get("name"): trace for trace in figure(app, "tradeoff")["data"]}
     assert traces["Starts, queues"]["marker"]["symbol"] == "hourglass-open"
     assert traces["May not start"]["marker"]["symbol"] == "triangle-up-open"
     ranked = app.dataframe[0].value
@@ -123,7 +129,7 @@ def test_the_table_lists_every_split_that_fits_and_the_refused_ones_say_why() ->
     assert ranked["state"].str.contains("uncertain: starts with ").any()
     refused = shown(app, **{"why-not": True}).dataframe[1].value
     possible = [why for why in refused["why"] if "divisible" not in why and "evenly" not in why]
-    counts = re.search(STATES, app.get_by_key("frontier").proto.alt)
+    counts = re.search(STATES, app.get_by_key("tradeoff").proto.alt)
     assert counts
     assert sum(map(int, counts.groups())) == len(ranked)
     assert len(possible) > 1
@@ -144,7 +150,7 @@ def test_every_registered_view_of_a_serving_split_draws(registered_chart: View) 
     app = compared(pins=f"{TP8},{TP4}")
     assert_drawn(app, "serving")
     assert figure(open_view(app, registered_chart.title), "devices")["data"][0]["y"]
-    assert "Devices of a split" in words(app)
+    assert "Devices of a layout" in words(app)
 
 
 @pytest.mark.nightly
@@ -165,11 +171,11 @@ def test_axes_columns_and_the_picture_are_chosen() -> None:
     for column in columns:
         assert texts[column].tolist() == [significant(value) for value in values[column]]
     assert any(text.endswith("0") and "." in text for text in texts[columns].to_numpy().ravel())
-    chart = put(app, "picture-format", "svg").get_by_key("frontier").proto
+    chart = put(app, "picture-format-frontier", "svg").get_by_key("frontier").proto
     button = json.loads(chart.config)["toImageButtonOptions"]
     assert button["format"] == "svg"
     assert button["filename"] == "llama-3.1-70b-instruct-8x-h100-sxm-frontier"
-    shown(app, chart="tradeoff")
+    shown(app, **TRADEOFF)
     assert user_axis(put(app, "axis-horizontal-serving", "interactivity"))
     table = put(app, "columns-serving", ["joules", "tpot"]).dataframe[0].proto
     assert "joules" in json.loads(table.columns)
@@ -196,16 +202,16 @@ def test_the_card_says_devices_money_figures_and_ranges() -> None:
 
 
 def test_several_devices_are_coloured_filtered_and_named() -> None:
-    app = opened(CROWDED, **{"options.hardware": MI300X})
+    app = shown(opened(CROWDED, **{"options.hardware": MI300X}), **TRADEOFF)
     assert {"H100 SXM5", "MI300X"} <= names(app)
     assert user_axis(app)
     table = app.dataframe[0]
     assert list(table.proto.column_order)[:3] == ["split", "device", "state"]
     whole = len(table.value)
     assert set(put(app, "filter-device", ["MI300X"]).dataframe[0].value["device"]) == {"MI300X"}
-    assert f"{len(app.dataframe[0].value)} of {whole} splits pass the filters" in words(app)
+    assert f"{len(app.dataframe[0].value)} of {whole} layouts pass the filters" in words(app)
     put(app, "filter-state", ["queues"])
-    assert "No split passes these filters" in words(app) or (
+    assert "No layout passes these filters" in words(app) or (
         app.dataframe[0].value["state"].str.startswith("queues").all()
     )
 
@@ -213,11 +219,12 @@ def test_several_devices_are_coloured_filtered_and_named() -> None:
 @pytest.mark.nightly
 def test_filters_and_colours_follow_what_differs() -> None:
     """Filters forget what the plan has no more; colours are chosen where several things differ."""
-    app = compared(**{"options.hardware": MI300X})
+    app = shown(compared(**{"options.hardware": MI300X}), **TRADEOFF)
     assert not [box for box in app.selectbox if "colour" in box.key]
     edited(put(app, "filter-count", [8]), {"hardware.per_node": 4})
     assert len(put(app, "filter-count", []).dataframe[0].value) > 1
     app = compared('options.kv_dtypes=["auto","fp8"]', **{"options.hardware": MI300X})
+    shown(app, **TRADEOFF)
     (box,) = (box for box in app.selectbox if box.key and box.key.startswith("colour-"))
     box.select("kv_dtype").run()
     assert {"bf16 cache", "fp8 cache"} <= names(app)
@@ -234,7 +241,7 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
     table = shown(app, **{"why-not": True}).dataframe[1].value
     keys = table["key"].tolist()
     row = next(n for n, key in enumerate(keys) if key.endswith(f".{degrees}"))
-    assert "in flight: time per output token" in table["why"][row]
+    assert "users at once: time per output token" in table["why"][row]
     shown(app, **{"refused-splits": {"selection": {"rows": [row], "columns": [], "cells": []}}})
     assert float(query_of(press(app, "fix-0"))["objective.limits.tpot_ms"]) > 40
     ranked = app.dataframe[0].value.set_index("key")
@@ -247,24 +254,29 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
 
 def test_runners_up_stand_below_the_card_and_are_one_click() -> None:
     app = compared("objective.optimize=cost&objective.limits.tpot_ms=40")
-    buttons = [button for button in app.button if (button.key or "").startswith("alternative-")]
-    labels = {button.key: button.label.replace("\\", "") for button in buttons}
+    labels = [label.replace("\\", "") for label in runners_up(app)]
     assert 1 <= len(labels) <= 5
-    key = next(key for key, label in labels.items() if label.startswith("fp8 weights"))
-    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+% accuracy", labels[key])
-    figure_then = labels[key].split(": ")[1].split(",")[0]
-    assert query_of(press(app, key))["options.weight_dtypes"] == "fp8"
-    assert figure_then in [tile.value for tile in app.metric]
+    label = next(label for label in labels if label.startswith("fp8 weights"))
+    assert re.fullmatch(r"fp8 weights: \$[\d.]+, −\d+ %, [\d.]+ % accuracy", label)
+    assert label in words(app).replace("\\", "")  # in sight, beside the list
+    figure_then = label.split(": ")[1].split(",")[0]
+    taken = put(app, "_runner-up", next(each for each in runners_up(app) if "fp8 weights" in each))
+    assert query_of(taken)["options.weight_dtypes"] == "fp8"
+    assert figure_then in [tile.value for tile in taken.metric]
+    assert taken.selectbox(key="_runner-up").value is None
+
+
+def runners_up(app: AppTest) -> list[str]:
+    return [str(label) for label in app.selectbox(key="_runner-up").options]
 
 
 def test_another_engine_is_a_runner_up_although_it_is_slower() -> None:
     app = compared("hardware.device=mi300x")
     titles = tuple(engine(name).title for name in engine_names())
-    buttons = [button for button in app.button if (button.key or "").startswith("alternative-")]
-    (other,) = (button for button in buttons if button.label.startswith(titles))
-    assert "−" in other.label
-    query = query_of(press(app, other.key))
-    assert other.label.startswith(engine(query["options.engines"]).title)
+    (other,) = (label for label in runners_up(app) if label.startswith(titles))
+    assert "−" in other
+    query = query_of(put(app, "_runner-up", other))
+    assert other.startswith(engine(query["options.engines"]).title)
     assert f"· {engine(query['options.engines']).title} ·" in words(app)
 
 
@@ -275,7 +287,7 @@ def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:
     assert {"bf16", "fp8", "int4"} <= {note.get("text", "").strip("←→↑↓ ") for note in notes}
     assert figure(app, "accuracy-axes")["layout"]["coloraxis"]["colorbar"]
     assert "Expected accuracy, mean of benchmarks" in words(app)
-    assert any("limit 50%" in tile.delta for tile in app.metric)  # the figure that is limited
+    assert any("limit 50 %" in tile.delta for tile in app.metric)  # the figure that is limited
 
 
 # The recipe
@@ -308,6 +320,23 @@ def test_the_recipe_can_be_another_split() -> None:
         *("recipe build request.yaml", "recipe check"),
     ):
         assert text in snippets
+
+
+def test_the_readme_of_a_bundle_is_of_the_target_that_is_chosen() -> None:
+    app = opened("ship.py", model="Qwen/Qwen3-8B")
+    by_hand = readme(app)
+    on_slurm = readme(put(app, "target", "slurm"))
+    assert not app.error
+    assert "sbatch" in on_slurm
+    assert "sbatch" not in by_hand.split("## Where else it runs")[0]
+    assert readme(put(app, "target", "by hand")) == by_hand
+
+
+def readme(app: AppTest) -> str:
+    """What the page shows of the README that it gives away."""
+    shown(app, tabs="Files")
+    put(app, "_file", "README.md")
+    return next(text for text in codes(app) if "## Expected" in text)
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_what_is_unknown_does_not_keep_a_limit_and_says_so(monkeypatch):
     assert len(free.order) > len(made.order) == 0
     (sentence,) = row_reasons(made, 0)
     assert "unknown: no published figure is near" in sentence
-    assert "50% cannot be judged" in sentence
+    assert "50 % cannot be judged" in sentence
     assert free.best.estimate.to_json()["accuracy"]["value"] is None
 
 

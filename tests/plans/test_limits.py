@@ -14,7 +14,7 @@ from recipe_core.base.units import chance_text
 from recipe_core.doors.worker import pickle_message
 from recipe_core.engines.spec import engine
 from recipe_core.plans import alternatives as beside
-from recipe_core.plans.alternatives import find_alternatives, find_safer_row
+from recipe_core.plans.alternatives import find_alternatives
 from recipe_core.plans.confidence import joint_probability, signed_correlation
 from recipe_core.plans.limits import LIMITS, limits_phrase
 from recipe_core.plans.plan_json import measure_text, split_label
@@ -122,8 +122,8 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
     choices = find_alternatives(before)
     assert choices
     assert len({choice.kind for choice in choices}) == len(choices) <= 5
-    better = [choice.better for choice in choices if choice.kind != "sure"]
-    assert better == sorted(better, reverse=True)  # those that improve come first
+    trades = [bool(choice.gained) for choice in choices if choice.kind != "sure"]
+    assert trades == sorted(trades)  # those that improve the goal come first
     for choice in choices:
         after = plan_splits(change(before.request, choice.fields))
         row = find_row(after, choice.key)
@@ -132,10 +132,10 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
         assert after.candidate(row) == choice.candidate
         assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
         assert choice.label.startswith(f"{choice.title}: ")
-        assert choice.better != bool(choice.gained)
-        if choice.better and len(before.request.objective.goals) == 1:
+        assert choice.gain > 0
+        if not choice.gained and len(before.request.objective.goals) == 1:
             assert abs(choice.change) >= beside.LEAST_GAIN * 0.9
-        if not choice.better:  # another format without a gain is no choice
+        if choice.gained:  # another format without a gain is no choice
             assert choice.kind in ("fewer", "more", "sure")
         if name == "stated" and choice.kind not in ("fewer", "more"):
             assert choice.fields["candidate"] is None  # left to the ranking again
@@ -196,8 +196,12 @@ def test_what_is_worse_is_a_runner_up_only_and_says_by_how_much():
     quantised = planned(smallest | {"objective.optimize": "tpot"})
     assert not [c for c in find_alternatives(quantised) if c.kind in (*beside.FORMATS, "engine")]
     choices = {c.kind: c for c in find_alternatives(quantised, runners_up=True)}
+    order = [choice.kind for choice in find_alternatives(quantised, runners_up=True)]
+    traded = [kind for kind in order if choices[kind].gained]
+    assert order[len(order) - len(traded) :] == traded
     for kind in ("cache", "checkpoint"):
         assert choices[kind].gain < 0 < choices[kind].change
+        assert choices[kind].gained == ""
         assert choices[kind].label.startswith(f"{choices[kind].title}: {choices[kind].figure}, +")
     other = planned(LLAMA | {"hardware.device": "mi300x"})
     (slower,) = (c for c in find_alternatives(other, runners_up=True) if c.kind == "engine")
@@ -208,17 +212,10 @@ def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered
     doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35", "objective.confidence": "0.5"})
     best = doubtful.best_row
     assert doubtful.chances[best] < beside.SURE
-    safe = find_safer_row(doubtful, best)
-    assert doubtful.chances[safe] >= beside.SURE
-    ranked = [int(row) for row in doubtful.order]
-    before = ranked[: ranked.index(safe)]
-    assert all(doubtful.chances[row] < beside.SURE or doubtful.queues[row] for row in before)
+    kept = doubtful.order[doubtful.holds[doubtful.order]]
+    safe = int(kept[doubtful.chances[kept] >= beside.SURE][0])
     asked = plan_splits(change(doubtful.request, {"objective.confidence": beside.SURE}))
     assert asked.candidate(asked.best_row) == doubtful.candidate(safe)
-    free, limited = case("throughput"), case("cost")
-    assert find_safer_row(free, free.best_row) is None
-    if limited.chances[limited.best_row] >= beside.SURE:
-        assert find_safer_row(limited, limited.best_row) is None
     assert find_alternatives(case("searched"))[0].kind != "sure"  # it is
     searched = plan_splits(change(case("searched").request, {"objective.confidence": 0.5}))
     assert searched.chances[searched.best_row] < beside.SURE
@@ -324,9 +321,9 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
 @over(
     "tpot_ms ttft_ms near said",
     [
-        (24, 600, "tp 4 · dp 2", "objective.confidence: 0.52 (tp 8)."),
-        (34, 400, "tp 2 · dp 4", "objective.confidence: 0.69 (tp 4 · dp 2)."),
-        (26, 600, "tp 8", "objective.confidence: 0.68."),  # its own
+        (24, 600, "TP 4 × DP 2", "objective.confidence: 0.52 (TP 8)."),
+        (34, 400, "TP 2 × DP 4", "objective.confidence: 0.69 (TP 4 × DP 2)."),
+        (26, 600, "TP 8", "objective.confidence: 0.68."),  # its own
     ],
 )
 def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
@@ -464,9 +461,9 @@ def test_costs_are_not_compared_with_unknown_ones_and_the_plan_says_so(kind):
     assert chances["gh200-144gb"] is None
     assert values["counts"]["tied_with_best"] == count_ties(splits) < len(known) + 1
     note = "No price of GH200 Grace Hopper 144 GB is known: "
-    assert unpriced_note(splits) == f"{note}its splits come last."
+    assert unpriced_note(splits) == f"{note}its layouts come last."
     assert f"{unpriced_note(splits)} State usd_per_device_hour" in plan_text(splits, 3)
-    assert unpriced_note(mixed(kind, "gh200-144gb")) == f"{note}splits rank by output per device."
+    assert unpriced_note(mixed(kind, "gh200-144gb")) == f"{note}layouts rank by output per device."
     fast = priced(kind, ["h100-sxm", GH200], optimize="throughput")
     assert (unpriced_note(fast), fast.to_json(1)["unpriced"]) == (None, ["gh200-144gb"])
     assert None not in beats(fast, fast.order, fast.best_row)

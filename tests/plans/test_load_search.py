@@ -34,7 +34,7 @@ from tests.fixtures.rows import over, table
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 LONG = {"max_context": 24_576}
-"""At tp 2 the cache of one such request just fits on an H100, so that a start is uncertain."""
+"""At TP 2 the cache of one such request just fits on an H100, so that a start is uncertain."""
 DENSE = sorted({round(load) for load in np.geomspace(1, 4096, 250)})
 
 
@@ -86,13 +86,13 @@ def test_every_split_is_at_its_best_load(case):
 
 def test_the_best_within_a_limit_is_not_that_of_one_load_and_moves_are_of_the_limit():
     stated, searched = plan_splits(request(workload={"concurrency": 64})), searched_70b()
-    assert (str(stated.best), str(searched.best)) == ("tp 8", "tp 4 · dp 2")
+    assert (str(stated.best), str(searched.best)) == ("TP 8", "TP 4 × DP 2")
     assert searched.columns["load"][searched.best_row] > 128
     outputs = [s.columns["output_tokens_per_s"][s.best_row] for s in (stated, searched)]
     assert outputs[1] > 1.37 * outputs[0]
     searched = searched_70b()
     flips = [flip.title for flip in searched.sensitivity()]
-    assert "limit on time per output token -20%" in flips
+    assert "limit on time per output token -20 %" in flips
     assert not any(what.startswith("concurrency") for what in flips)
     for step in (16.0, 40.0, 60.0):
         again = plan_splits(change(searched.request, {"objective.limits.tpot_ms": step}))
@@ -129,11 +129,9 @@ def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
     searched = plan_splits(request(limits={"tpot_ms": 30}))
     row = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp1.ep1")
     assert (searched.columns["load"][row], row_state(searched, row)) == (1, "cannot run")
-    assert row_reasons(searched, row)[0].startswith(
-        "at one request in flight: time per output token 54"
-    )
+    assert row_reasons(searched, row)[0].startswith("at one user: time per output token 54")
     pair = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp2.ep1")
-    assert row_reasons(searched, pair)[0].startswith("at 2 requests in flight: ")
+    assert row_reasons(searched, pair)[0].startswith("at 2 users at once: ")
     nothing = plan_splits(request(limits={"tpot_ms": 5}))
     assert nothing.best is None
     for offered in nothing.changes():
@@ -287,7 +285,7 @@ def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     assert key.endswith(".load128")
     assert key_load(key) == 128
     assert "load" not in (key_split(key) or {})
-    assert split_label(listed, row).endswith("128 in flight")
+    assert split_label(listed, row).endswith("128 users at once")
     assert listed.columns["load"][find_row(listed, key.removesuffix(".load128"))] == 64
     settled = change(asked, select_split(asked, key))
     assert (load_after(settled), sorted(settled.options.loads)) == (128, [16, 64])
@@ -303,7 +301,7 @@ def test_a_key_names_the_load_exactly_where_a_plan_has_several():
     assert listed.measures["load"].title == "Requests that arrive"
     searched = searched_70b()
     assert not any("load" in row_key(searched, row) for row in map(int, searched.order))
-    assert searched.measures["load"].title == "Requests in flight"
+    assert searched.measures["load"].title == "Users at once"
     assert rb.plan(values()).request.load_searched
 
 

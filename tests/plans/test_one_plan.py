@@ -345,7 +345,7 @@ def test_a_price_may_move_the_choice_of_clusters_a_recipe_is_of_and_an_unknown_d
     tmp_path,
 ):
     moves = [flip.title for flip in several().sensitivity()]
-    assert moves[:2] == ["price -20%", "price +20%"]
+    assert moves[:2] == ["price -20 %", "price +20 %"]
     assert not any("price" in flip.title for flip in plain("training").sensitivity())
     flips = plan_splits(request(*BESIDE, objective__optimize="cost")).sensitivity()
     assert {flip.title for flip in flips} >= set(moves[:2])

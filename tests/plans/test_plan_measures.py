@@ -89,14 +89,28 @@ def test_every_row_has_its_own_key_is_found_by_it_and_estimated_alike_alone(name
 def test_labels_name_what_differs_devices_that_are_there_and_numbers_that_read_well():
     board = made(BOARDS["serving"] | {"options.weight_dtypes": ("bf16", "fp8")})
     assert len({split_label(board, row) for row in range(len(board))}) == len(board)
-    assert (
-        split_key.split_degrees_text({"tp": 4, "pp": 1, "dp": 2, "ep": 8}) == "tp 4 · dp 2 · ep 8"
+    degrees = {"tp": 4, "pp": 2, "dp": 2, "ep": 8, "cp": 2}
+    assert split_key.split_degrees_text(degrees) == "TP 4 × PP 2 × DP 2 · EP 8 · CP 2"
+    pool = {"replicas": 3, "tp": 2, "pp": 1, "dp": 2, "ep": 1}
+    copies = {"replicas": 2, "tp": 4, "pp": 1, "dp": 2, "ep": 1, "prefill": pool}
+    said = "2 × (TP 4 × DP 2), prefill on 3 × (TP 2 × DP 2)"
+    assert split_key.serving_split(copies) == said
+    pool |= {"replicas": 1}
+    assert split_key.serving_split(copies | {"replicas": 1}) == (
+        "TP 4 × DP 2, prefill on TP 2 × DP 2"
     )
     split = {"tp": 1, "pp": 4, "cp": 1, "dp": 8, "ep": 1, "virtual_stages": 2, "zero_stage": 1}
     split |= {"micro_batch": 2, "recompute": "full"}
     whole = split_key.training_split(split)
-    assert whole == "dp 8 · pp 4 × 2 · zero 1 · micro-batch 2 · full recompute"
+    assert whole == "DP 8 × PP 4 · 2 chunks a stage · ZeRO 1 · micro-batch 2 · full recompute"
     assert split_key.split_short_name(split) == whole.replace("micro-batch", "mb")
+    assert split_key.split_degrees_text(split | {"cp": 2}) == "TP 1 × PP 4 × CP 2 × DP 8"
+    experts = split | {"cp": 2, "ep": 4, "virtual_stages": 1, "shard": 4, "recompute": "none"}
+    assert split_key.training_split(experts) == (
+        "DP 8 × PP 4 × CP 2 · EP 4 · ZeRO 1 over 4 · micro-batch 2"
+    )
+    alone = experts | {"pp": 1, "cp": 1, "dp": 1, "ep": 1, "zero_stage": 0}
+    assert split_key.training_split(alone) == "one device · micro-batch 2"
     board = planned("pooled")
     labelled = [split_label(board, int(row)) for row in board.order]
     assert len(set(labelled)) == len(labelled)
@@ -150,7 +164,7 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     best = board.best_row
     training = board.estimate(best).training
     assert board.raw("mfu")[best] == pytest.approx(training.mfu, rel=1e-12)
-    assert measure_text(board, "mfu", best) == f"{training.mfu:.1%}"
+    assert measure_text(board, "mfu", best) == f"{100 * training.mfu:.1f} %"
     assert all(
         "mfu" in names for names in (board.shown.headline, board.shown.listed, board.shown.tabled)
     )
@@ -170,7 +184,8 @@ def test_mfu_is_a_measure_of_training_and_hfu_counts_what_is_computed_again():
     text = estimate_text(board.candidate(full), estimate.to_json())
     for name in ("mfu", "hfu"):
         value = getattr(training, name)
-        assert re.search(rf"{re.escape(metrics_of('training')[name].title)} +{value:.1%}", text)
+        title = re.escape(metrics_of("training")[name].title)
+        assert re.search(rf"{title} +{100 * value:.1f} %", text)
     board = made(TRAINING | {"candidate.precision": "fp8"})  # taken from the candidate
     assert board.candidate(0)["precision"] == "fp8"
     assert len(board) > 100

@@ -95,7 +95,7 @@ def test_a_shared_cache_holds_more_and_its_copies_bound_it():
     assert set(tokens) == {1, 2, 4, 8}
     for few, many in pairwise(sorted(tokens)):
         assert tokens[many] == pytest.approx(2 * tokens[few], rel=0.01)
-    said = ["tp 8 puts each of 8 KV heads on 1 rank, not divisible by cp 2"]
+    said = ["TP 8 puts each of 8 KV heads on 1 rank, not divisible by CP 2"]
     assert reasons_of(LLAMA_70B, engine="vllm", tp=8, cp=2) == said
 
 
@@ -179,7 +179,7 @@ def test_fronts_and_flips_are_of_what_is_asked_and_another_process_has_keys_and_
         make_request(objective={"optimize": "cost", "limits": {"tpot_ms": 20}}, nodes=2)
     )
     names = {flip.title for flip in find_flips(splits)}  # each is planned: test_one_plan
-    assert {"concurrency × 2", "input tokens +50%", "output tokens -50%"} <= names
+    assert {"concurrency × 2", "input tokens +50 %", "output tokens -50 %"} <= names
     splits = plan_splits(make_request(objective={"limits": {"tpot_ms": 7.0}}))
     keys = [row_key(splits, row) for row in range(len(splits))]  # counted here, before it is sent
     arrived = pickle.loads(cloudpickle.dumps(splits))
@@ -253,7 +253,7 @@ def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged(
     splits = plan_splits(make_request(per_node=1))
     assert len(splits.order) == 0
     (reason,) = row_reasons(splits, nearest_row(splits))
-    assert "72.8 GiB usable (92% of 79.2 GiB)" in reason
+    assert "72.8 GiB usable (92 % of 79.2 GiB)" in reason
     assert "GiB short" in reason
     assert splits.to_json()["nearest"]["changes"]
     plans = [plan_splits(make_request("Qwen/Qwen3-32B", "l40s", count)) for count in (1, 2, 4, 8)]
@@ -261,7 +261,7 @@ def test_memory_repeated_caches_shared_experts_a_context_and_a_limit_are_judged(
     whole = {"tp": 8, "pp": 1, "dp": 1}
     splits, row = plan_candidate(make_request("Qwen/Qwen3-30B-A3B", candidate=whole))
     assert row_reasons(splits, row) == []
-    assert "held 2 times: 4 KV heads over tp 8" in " ".join(splits.estimate(row).notes)
+    assert "held 2 times: 4 KV heads over TP 8" in " ".join(splits.estimate(row).notes)
     assert reasons_of("Qwen/Qwen3-235B-A22B-FP8", tp=8, ep=8) == []
     splits, row = plan_candidate(make_request(workload={"max_context": 200_000}, candidate=whole))
     assert "131,072" in row_reasons(splits, row)[0]

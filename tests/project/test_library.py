@@ -15,7 +15,7 @@ from recipe_core.bundle.write import bundle_of
 from recipe_core.plans.plan import Plan
 from recipe_core.request.link import from_query, link_query
 from recipe_core.request.presets import EXAMPLES_FILE, ExampleFile, examples
-from recipe_core.views.plan_decision import case_answer
+from recipe_core.views.decision import case_answer
 from tests.conftest import request_values
 from tests.fixtures.paths import ROOT
 from tests.fixtures.refusals import refusal
@@ -89,7 +89,7 @@ def test_requests_come_from_values_files_and_objects_and_a_refused_split_is_not_
 def test_the_examples_of_the_folder_are_executed(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(ROOT / "examples" / "compare_devices.py"), run_name="__main__")
-    assert "h100-sxm: tp" in capsys.readouterr().out
+    assert "h100-sxm: TP" in capsys.readouterr().out
 
 
 def test_the_gallery_has_ten_cases_that_differ():

@@ -74,7 +74,7 @@ def test_a_plan_says_what_was_measured_until_it_is_taken_back(store, tmp_path):
     assert (own.title, own.to_json()["compressions"]) == ("1 measured checkpoint", 1)
     after = accuracy(own)
     assert after["value"] == KEPT
-    assert after["basis"].startswith(f"measured here on {TODAY.date()}: 99.95%")
+    assert after["basis"].startswith(f"measured here on {TODAY.date()}: 99.95 %")
     shown = plan_splits(request(), corrections=own)
     near = accuracy_of(shown.setting(shown.best_row), nearest=2).nearest
     assert [figure.source == "measured here" for figure in near] == [True, False, False]

@@ -185,7 +185,7 @@ def test_a_measurement_becomes_a_claim_that_expires_and_of_something_else_is_ref
     assert "expired" in claim.doubts(found, claim.expires.replace(year=claim.expires.year + 1))[0]
     assert found.lock.recipe_digest == found.digest != recipe.digest
     other = make_recipe(qwen(4, candidate={"tp": 2, "pp": 1, "dp": 1}))
-    assert "of another split" in claim.doubts(other, claim.date)
+    assert "of another layout" in claim.doubts(other, claim.date)
     for parts, says in table("recipe", "measurements"):
         assert says in str(refusal(with_claims, recipe, [measurement(recipe, **parts)]))
     # a measured training run is a claim too
@@ -208,7 +208,7 @@ def test_a_training_recipe_is_as_whole_as_a_serving_one(name):
 
 
 def test_training_is_decided_and_refused_in_words():
-    with pytest.raises(NoAnswer, match=r"none of \d+ splits can run; .* GiB short"):
+    with pytest.raises(NoAnswer, match=r"none of \d+ layouts can run; .* GiB short"):
         make_recipe(training(LLAMA_70B, {"per_node": 1}, candidate={"offload": "none"}))
     for name in ("engine_options", "environment"):
         assert "serving" in str(refusal(make_recipe, training(options={name: {"seed": "1"}})))

@@ -1,5 +1,6 @@
 """Requests: refused by the field, edited by field name, offered by pages, kept side by side."""
 
+import itertools
 import math
 from functools import reduce
 from urllib.parse import urlencode
@@ -18,7 +19,7 @@ from recipe_core.plans.plans import count_keeping, plan_splits
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
 from recipe_core.request import shelf as shelves
 from recipe_core.request.describe import request_summary, training_steps_text
-from recipe_core.request.edit import TRAINING_TOKENS, change, rollout_values, select_split
+from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
 from recipe_core.request.link import DEFAULT, START_LOADS, to_query
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.objective import Limits
@@ -27,7 +28,13 @@ from recipe_core.request.presets import aims, preset_changes, preset_of, presets
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.shelf import keep_choice, shelf_of, shelf_query
-from recipe_core.request.split_key import candidate_key, key_cluster, key_split, split_key
+from recipe_core.request.split_key import (
+    candidate_key,
+    key_cluster,
+    key_split,
+    split_key,
+    split_short_name,
+)
 from recipe_core.request.supervision import Supervision
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.refusals import refusal
@@ -188,9 +195,7 @@ def test_a_method_brings_its_usual_run_and_keeps_what_is_ones_own(
     assert found == (tokens, sequence_length, global_batch)
     own = change(TRAINING, {"workload.tokens": 3e9})
     assert change(own, {"workload.method": method}).workload.tokens == 3e9
-    asked = rollout_values(run)
-    assert bool(asked) == (method in ("grpo", "ppo"))
-    assert asked.get("workload.rollout.prompts", 128) == 128
+    assert (run.workload.rollout is not None) == (method in ("grpo", "ppo"))
 
 
 def test_length_and_batch_of_a_step_follow_its_answers_unless_they_are_ones_own():
@@ -243,6 +248,13 @@ def test_longer_lengths_leave_the_longest_request_open_and_a_load_or_candidate_i
     assert change(rag, short).workload.max_context is None
     assert change(change(DEFAULT, preset_changes(DEFAULT, "chat")), short) == change(
         change(DEFAULT, short), {"workload.max_context": 8192}
+    )
+    # the longest of a preset is its own again where positions suffice, a stated one stays
+    chat = change(DEFAULT, preset_changes(DEFAULT, "chat") | {"workload.concurrency": 7})
+    again = {"model": DEFAULT.model}
+    assert reduce(change, (short, again), chat) == chat
+    assert reduce(change, ({"workload.max_context": 4096}, short, again), chat) == change(
+        chat, {"workload.max_context": 4096}
     )
     assert "shorter than" in str(refusal(change, DEFAULT, {"workload.max_context": 10}))
     request = change(DEFAULT, {"candidate": {"tp": 8, "pp": 1, "dp": 1}})
@@ -300,17 +312,28 @@ SERVED, ON_MI300X, RUN = (chosen(*row) for row in table("request", "kept"))
 FEW = keep_choice(keep_choice(keep_choice((), SERVED), ON_MI300X), RUN)
 
 
+def kept_names(*choices):
+    """The names of choices that the reader did not name."""
+    shelf = reduce(keep_choice, itertools.starmap(chosen, choices), ())
+    assert shelf_of(shelf_query(shelf)) == (shelf, [])
+    return [kept.name for kept in shelf]
+
+
 def test_a_name_says_what_tells_a_choice_from_others():
-    bf16 = "vllm.bf16.bf16.tp4.pp1.dp2.ep1"
-    other_format = chosen(bf16, {"hardware.device": "mi300x"})
-    other_load = change(ON_MI300X, {"workload.concurrency": 8})
-    assert [kept.name for kept in keep_choice(keep_choice(FEW, other_format), other_load)] == [
-        "Llama-3.1-70B-Instruct · H100 SXM5 · tp 8",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2",
-        "Llama-3.1-8B-Instruct · H100 SXM5 · dp 4 · tp 2 · zero 1 · mb 2",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · bf16",
-        "Llama-3.1-8B-Instruct · MI300X · tp 4 · dp 2 · fp8",
-    ]
+    for row in table("request", "names"):
+        degrees = [split_short_name(key_split(key)) for key, _ in row["kept"]]
+        said = [
+            name.replace("LAYOUT", text) for name, text in zip(row["names"], degrees, strict=True)
+        ]
+        assert kept_names(*row["kept"]) == said
+    shelf = shelves.rename_on_shelf(FEW, 1, "int8")
+    named = shelf[1]
+    rest = shelves.remove_from_shelf(shelf, 0)
+    assert (rest[0], len({kept.name for kept in rest})) == (named, 2)  # the reader's own name stays
+    alone = shelves.remove_from_shelf(rest, 0)
+    assert alone == keep_choice((), RUN)
+    taken = shelves.rename_on_shelf(FEW, 1, alone[0].name)
+    assert shelves.remove_from_shelf(taken, 0)[1].name != alone[0].name
 
 
 def test_nothing_is_kept_twice_or_beyond_the_most_and_renamed_in_its_place_as_is_allowed():
@@ -321,7 +344,7 @@ def test_nothing_is_kept_twice_or_beyond_the_most_and_renamed_in_its_place_as_is
         shelf = keep_choice(shelf, change(SERVED, {"workload.concurrency": load}), "same name")
     assert len({kept.name for kept in shelf}) == shelves.MAX_KEPT
     assert "the most that may be" in str(refusal(keep_choice, shelf, SERVED))
-    assert "whole split" in str(refusal(keep_choice, (), DEFAULT))
+    assert "whole layout" in str(refusal(keep_choice, (), DEFAULT))
     assert keep_choice(shelves.remove_from_shelf(shelf, 2), SERVED)[-1].request == SERVED
     shelf = shelves.rename_on_shelf(FEW, 1, "  ours,\tcheap ")
     assert [kept.name for kept in shelf] == [FEW[0].name, "ours, cheap", FEW[2].name]
@@ -371,7 +394,7 @@ UNREAD = [
     *(([choice], NO_NAME) for choice in table("request", "no_choice")),
     *(([["a", FIELDS | more]], said) for more, said in table("request", "unread")),
     ([["x" * 5000, FIELDS]], "kept 1: a name has 1 to 80"),
-    ([["a", {}]], "does not state a whole split"),
+    ([["a", {}]], "does not state a whole layout"),
     ([["a", {**FIELDS, "hardware.device": pack_values([0])[:-4]}]], "cut off or changed"),
 ]
 

@@ -32,7 +32,7 @@ def test_an_owned_month_and_its_staff_by_hand():
     assert (three.staff_usd, three.power_usd) == pytest.approx((600, 109.5))
     own = OwnershipCost.of(devices_per_engineer=100, engineer_usd_per_year=180_000)
     assert monthly_cost(own).staff_usd == pytest.approx(150)
-    assert own.staff_usd_per_hour == pytest.approx(1800 / 8760)
+    assert own.standing_staff_usd_per_hour == pytest.approx(1800 / 8760)
     engineer = {"devices_per_engineer": 10, "engineer_usd_per_year": 1e5}
     for bad in (engineer | {"staff": 0.1}, *({name: value} for name, value in engineer.items())):
         error = refusal(OwnershipCost.of, **bad)
@@ -44,7 +44,8 @@ def test_an_owned_month_and_its_staff_by_hand():
 def test_an_hour_of_use_pays_the_idle_ones(own):
     hour = own.idle_usd_per_hour / own.use + own.power_usd_per_hour
     assert own.usd_per_device_hour == pytest.approx(hour)
-    parts = own.capital_usd_per_hour + own.upkeep_usd_per_hour + own.staff_usd_per_hour
+    staff = own.standing_staff_usd_per_hour / own.use
+    parts = own.capital_usd_per_hour + own.upkeep_usd_per_hour + staff
     assert own.usd_per_device_hour == pytest.approx(parts + own.power_usd_per_hour)
     assert monthly_cost(own).total_usd == pytest.approx(own.usd_per_device_hour * own.use * 730)
 

@@ -1,26 +1,19 @@
 """What a buyer is shown unless a switch lets more in, and how it is ranked."""
 
-import datetime
-
 import pytest
 
-from recipe_core.hardware import offers as offers_module
-from recipe_core.hardware.cluster import device_names, device_profile
+from recipe_core.hardware.cluster import cluster, device_names, device_profile
 from recipe_core.hardware.market_places import is_on_market_place, market_places
 from recipe_core.hardware.prices import all_offers, offers_of
+from recipe_core.hardware.request import HardwareRequest
 from recipe_core.request.open_hardware import market_of
 from recipe_core.request.size import Market, SizeRequest
 from recipe_core.sizing.answer import Answer
 from recipe_core.sizing.market import iter_device_choices, left_out_devices
 from recipe_core.sizing.size import size_devices
+from tests.corpus.world import DAY
 
-DAY = datetime.date(2026, 11, 28)
 OPEN = {"mode": "open", "input_tokens": 1024, "output_tokens": 256, "request_rate": 5}
-
-
-@pytest.fixture(autouse=True)
-def _one_day(monkeypatch):
-    monkeypatch.setattr(offers_module, "current_day", lambda: DAY)
 
 
 def request(model="Qwen/Qwen3-8B", limits=None, workload=None, **market):
@@ -100,6 +93,31 @@ def test_prices_are_verified_and_new_or_the_device_is_marked_and_ranks_behind():
     alone = answer(devices=["a10g"])
     assert alone["best"]["device"] == "a10g"
     assert alone["best"]["offer"]["marks"]
+
+
+def test_hardware_that_was_found_costs_the_same_when_it_is_chosen():
+    found = choices(consumer_cards=True)
+    priced = {name for name in device_names() if offers_of(device_profile(name))}
+    assert {name for name, choice in found.items() if choice.priced} == priced
+    for name, choice in found.items():
+        offered = offers_in(choice)
+        for machine, offer in zip(choice.machines, offered, strict=bool(offered)):
+            node = HardwareRequest(device=name, per_node=machine.hardware.per_node)
+            holding = [each for each in offered if each.largest >= node.per_node]
+            prices = {
+                each.usd_per_device_hour * max(each.devices_per_node, node.per_node)
+                for each in holding
+            }
+            chosen = cluster(node)
+            paid = chosen.usd_per_device_hour * max(chosen.unit, node.per_node)
+            assert (paid, chosen.offer in offered) == (min(prices), True), (name, offer.name)
+    rows = answer(consumer_cards=True)["devices"]
+    assert len(rows) > 20
+    for row in rows:
+        nodes = -(-row["count"] // row["per_node"])
+        per_node = min(row["count"], row["per_node"])
+        place = HardwareRequest(device=row["device"], per_node=per_node, nodes=nodes)
+        assert cluster(place).offer.name == row["offer"]["name"], row["device"]
 
 
 def test_replicas_stay_on_one_machine_unless_none_holds_there_or_they_may_span():

@@ -16,6 +16,7 @@ from recipe_core.request.split_key import candidate_key
 from recipe_core.sizing import evaluated
 from recipe_core.sizing.answer import Answer, _latest_parts, answer_in_parts
 from recipe_core.sizing.size import size_devices
+from tests.fixtures.recalled import forget_all
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 
@@ -134,6 +135,6 @@ def test_an_edit_is_answered_as_in_a_process_that_knows_nothing():
     edited = [in_parts(request, 9) for request in requests]
     for request, answer in zip(requests, edited, strict=True):
         evaluated._searches.clear()
-        evaluated._loads.clear()
+        forget_all()
         _latest_parts.cache_clear()
         assert in_parts(request, 9) == answer

@@ -87,7 +87,7 @@ def test_the_form_asks_for_every_parameter_that_is_read():
     assert sorted(asked) == sorted(Parameters.model_fields)
     context = bundle("serving").context
     names = {each.name for asked in form.form_groups(context, SERVING).values() for each in asked}
-    assert set(Parameters.model_fields) - names == {"device_groups"}
+    assert set(Parameters.model_fields) - names == {"device_groups", "target"}
     everywhere = form.form_groups(replace(context, vendor="amd"), SERVING)["Everywhere"]
     assert "device_groups" in {each.name for each in everywhere}
     assert list(form.form_groups(context, ["docker"])) == ["Everywhere"]

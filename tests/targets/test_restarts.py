@@ -15,6 +15,7 @@ from operator import getitem
 import pytest
 
 from recipe_core.base.documents import parse_yaml
+from recipe_core.bundle.readme import FAILURES
 from recipe_core.launch.start import limit_s, startup_rates, weights_s
 from recipe_core.payload.launcher.world import HERE
 from recipe_core.request.supervision import LAUNCHERS, Supervision
@@ -131,12 +132,15 @@ def test_a_bundle_tells_the_launcher_and_its_reader():
     assert json.loads(text)["supervision"] == {name: stated[name] for name in LAUNCHERS}
     for answer in restart_answers(LAUNCHER, bundle.context).values():
         assert all(stands_in(setting, "launch.json", text) for setting in answer.settings)
-    readme = bundle.files["README.md"].decode()
+    failures = bundle.files[FAILURES].decode()
     for name, result in bundle.targets.items():
         if isinstance(result, dict) and name not in BESIDE:
-            assert f"\n| {TITLES[name]} | process dies" in readme
+            assert f"\n| {TITLES[name]} | process dies" in failures
+    assert "`supervision.hang_s: 97`" in failures
+    assert "`terminationGracePeriodSeconds: 71`" in failures
+    readme = bundle.files["README.md"].decode()
     assert "`supervision.hang_s: 97`" in readme
-    assert "`terminationGracePeriodSeconds: 71`" in readme
+    assert "`terminationGracePeriodSeconds: 71`" not in readme
     # where a mean request takes longer than the drain, a reader is told
     for seconds, cut in ((1, True), (600, False)):
         request = make_request(options={"supervision": {"drain_s": seconds}})

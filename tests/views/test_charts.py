@@ -224,8 +224,7 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     assert all(trace.error_x.array is None for trace in points(without))
     row = splits.best_row
     low, high = (float(end[0]) * 1e3 for end in band_ends(splits, "tpot", [row]))
-    assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} ms likely"
-    assert likely_text(splits, "tpot", row, unit=False) == f"{low:.1f} to {high:.1f} likely"
+    assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} likely"
     assert likely_text(splits, "gpus", row) == ""
 
 
@@ -262,7 +261,7 @@ def test_memory_bars_say_what_waits_and_have_each_load_and_capacity():
     splits = planned(("options.loads", (16, 512)))
     tp, pp = splits.columns["tp"], splits.columns["pp"]
     figure = memory_bars(splits, np.flatnonzero((tp == 8) & (pp == 1)).tolist())
-    loads = [f"tp 8 · {load} in flight" for load in (64, 16, 512)]
+    loads = [f"TP 8 · {load} users at once" for load in (64, 16, 512)]
     assert list(figure.layout.yaxis.ticktext) == loads
     assert all(len(set(bar.y)) == 3 for bar in figure.data if bar.type == "bar")
     splits = planned(BESIDE)
@@ -337,10 +336,10 @@ def test_stages_have_their_capacity_every_pass_a_bar_and_parts_of_a_time_end_at_
 def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
     splits = planned()
     curve = curves.load_curve(splits, splits.best_row)
-    figure = load_curves({"best": curve}, 64.0, "in flight", 40.0)
+    figure = load_curves({"best": curve}, 64.0, "users at once", 40.0)
     assert {shape["x1"] for shape in figure.layout.shapes} == {40.0}
     largest = int(np.argmax(figure.data[0]["marker"]["size"]))
-    assert figure.data[0]["customdata"][largest][0] == "64 in flight"
+    assert figure.data[0]["customdata"][largest][0] == "64 users at once"
     curve = use_curves({"best": (25.6, 1000.0)}).data[0]
     price = dict(zip(np.round(curve["x"], 6), curve["y"], strict=True))
     assert price[50.0] == pytest.approx(2 * price[100.0]) == pytest.approx(2 * 25.6 / 3.6)
@@ -348,7 +347,7 @@ def test_curves_mark_the_request_and_scaling_is_drawn_beside_proportion():
     scaled = curves.scaling(run)
     ideal, best = scaling_curve(scaled, [split_label(run, row) for row in scaled.rows]).data
     assert ideal["y"][0] == best["y"][0]
-    assert best["text"][0] == "100%"
+    assert best["text"][0] == "100 %"
     base, moves = formats.tornado(splits, splits.best_row, "tpot")
     less, more = swings(base, moves, splits.measures["tpot"]).data
     assert set(less["base"]) == set(more["base"]) == {base * 1e3}
@@ -361,7 +360,7 @@ def test_labels_of_loads_are_whole_and_never_on_each_other():
     loads = {name: curves.load_curve(saturated, row) for name, row in rows.items()}
     spots = {name: curves.crossing(saturated, row, 0.06) for name, row in rows.items()}
     at = {name: spot for name, spot in spots.items() if spot is not None}
-    figure = load_curves(loads, 64.0, "in flight", 60.0, at)
+    figure = load_curves(loads, 64.0, "users at once", 60.0, at)
     widest, highest = figure.layout.xaxis.range[1], figure.layout.yaxis.range[1]
     points = [
         point
@@ -376,7 +375,7 @@ def test_labels_of_loads_are_whole_and_never_on_each_other():
     said = [note.text for note in figure.layout.annotations]
     assert all(any(name in text for text in said) for name in loads)  # each at its end
     first = next(iter(at.values()))
-    assert any(f"{first.load:,.0f} in flight, " in text and "tok/s" in text for text in said)
+    assert any(f"{first.load:,.0f} users at once, " in text and "tok/s" in text for text in said)
 
 
 def test_a_view_is_registered_once_left_out_where_it_lacks_something_and_has_keys_of_its_own(
@@ -419,5 +418,5 @@ def test_what_caches_find_is_a_curve_with_the_devices_and_every_tier_or_says_wha
         assert np.interp(np.log(mark.x[0]), sizes, line.y) == pytest.approx(mark.y[0], abs=0.02)
     assert [row[0] for row in tiers.rows] == ["Host memory", "Drives", "Remote store"]
     held, note = shown(None, ())
-    assert (held.rows[0][-1], type(note)) == ("0.0%, as stated", views.Note)
+    assert (held.rows[0][-1], type(note)) == ("0.0 %, as stated", views.Note)
     assert "workload.prefix_reuse" in note.text

@@ -16,7 +16,7 @@ COLUMNS = [
     Column("split", lambda row: row[1], align="left"),
     Column("output (tok/s)", lambda row: row[2], "{:,.0f}".format, mark=lambda row: row[3]),
 ]
-ROWS = [(1, "tp 8 × pp 1", 3733.4, "†"), (12, "tp 1", None, "†")]
+ROWS = [(1, "TP 8 × PP 1", 3733.4, "†"), (12, "TP 1", None, "†")]
 
 
 def test_a_table_that_fits_is_as_the_library_draws_it_and_another_is_folded():
@@ -29,7 +29,7 @@ def test_a_table_that_fits_is_as_the_library_draws_it_and_another_is_folded():
 
 
 def test_every_place_reads_the_same_values_texts_and_marks():
-    assert cell_texts(ROWS, COLUMNS) == [["1", "tp 8 × pp 1", "3,733†"], ["12", "tp 1", UNKNOWN]]
+    assert cell_texts(ROWS, COLUMNS) == [["1", "TP 8 × PP 1", "3,733†"], ["12", "TP 1", UNKNOWN]]
     assert column_frame(ROWS, COLUMNS)["output (tok/s)"][0] == 3733.4
     shown = styled(ROWS, COLUMNS).to_html()
     assert "3,733†" in shown

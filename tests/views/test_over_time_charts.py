@@ -120,7 +120,7 @@ def test_the_verdict_names_the_cheapest_policy_or_what_is_nearest():
     assert good
     assert said.startswith("Cheapest is KEDA: $13,")
     assert "100 % within the limits" in said
-    assert "50% of what replicas for the peak cost" in said
+    assert "50 % of what replicas for the peak cost" in said
     good, said = view.over_time_verdict(answer(best=None, policies=[HPA]))
     assert not good
     assert said.startswith("No policy keeps the limits for 99 % of the requests. Nearest is Kub")
@@ -148,7 +148,7 @@ def test_moments_days_phases_shares_and_parameters_are_named_and_every_policy_is
     rows = view.scaling_rows(table("over_time_charts", "scaling"))
     assert table("over_time_charts", "named").items() <= rows.items()
     keda = view.scaling_rows(KEDA["scaling"])
-    assert keda["Target of requests in flight"] == "12 a replica"
+    assert keda["Target of requests at once"] == "12 a replica"
     columns = view.policy_columns(WEEK)
     table_of = column_frame(view.policies_and_bounds(WEEK), columns)
     assert table_of["Policy"].tolist()[:3] == ["KEDA", "Fixed number", "Kubernetes HPA"]

@@ -8,12 +8,13 @@ import pytest
 from recipe_core.engines.spec import engine_names
 from recipe_core.hardware.prices import all_offers
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.plans.limits import bounded_figures, stated_limits
 from recipe_core.plans.plans import plan_splits
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT
 from recipe_core.request.scaling import Scaling
 from recipe_core.views.chips import device_text, request_chips
-from recipe_core.views.plan_decision import NEAR, describe_decision
+from recipe_core.views.decision import NEAR, describe_decision
 from recipe_core.views.verdict import main_figures
 from tests.fixtures.plans import LLAMA_70B, LONG, planned
 
@@ -63,7 +64,7 @@ def test_a_price_of_ones_own_is_taken_at_its_word_and_none_is_no_money():
 
 def test_the_decision_names_layout_engine_and_formats_without_identifiers():
     decision = decided()
-    assert decision.layout == "tp 8"
+    assert decision.layout == "TP 8"
     assert decision.engine == "vLLM"
     assert "bf16 weights" in decision.formats
     half = decided(("objective.optimize", "cost"))
@@ -91,8 +92,25 @@ def test_the_limit_that_is_nearest_is_named_where_it_is_near():
         assert bool(named) == near
         assert decision.verdict
         if near:
-            assert "85%" in named[0]
+            assert "85 %" in named[0]
             assert "time per output token" in named[0].lower()
+
+
+def test_a_limit_on_a_percentile_is_near_where_the_percentile_is():
+    asked = (
+        ("workload.mode", "open"),
+        ("workload.request_rate", 4.0),
+        ("objective.limits.percentile", 95),
+        ("objective.confidence", 0.5),
+    )
+    plan = planned(*asked, ("objective.limits.ttft_ms", 60_000))
+    [code] = stated_limits(plan)
+    slowest_s = float(bounded_figures(plan, code)[plan.best_row])
+    assert slowest_s > 1.2 * float(plan.columns["ttft_s"][plan.best_row])
+    tight = planned(*asked, ("objective.limits.ttft_ms", round(slowest_s * 1e3 / 0.9, 3)))
+    [row] = [r for r in tight.order if tight.candidate(r) == plan.candidate(plan.best_row)]
+    decision = describe_decision(tight, row)
+    assert any("90 % is used" in text for text in decision.caveats), decision
 
 
 def test_a_layout_that_queues_or_may_not_start_or_may_miss_a_limit_warns():

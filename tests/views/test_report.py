@@ -166,13 +166,13 @@ def test_cost_per_token_has_the_range_of_output_and_fallbacks_and_pools_are_said
     assert ("Other formats", "weights in fp8") in changes
     assert any(kind == "Shorter context" and "tokens" in change for kind, change in changes)
     built = recipe_for_request(request_of("pools"))
-    assert overview.recipe_facts(built)["Split"] == "tp 4, prefill on tp 4"
+    assert overview.recipe_facts(built)["Layout"] == "TP 4, prefill on TP 4"
     assert "Prefill pool" in memory_facts(built.estimate)
     pools = {"replicas": 2, "prefill": built.candidate["prefill"] | {"replicas": 3}}
     name = split_name(built.candidate | pools)
-    assert name == "2 × (tp 4), prefill on 3 × tp 4"
-    assert overview.stated_split(CandidateRequest(tp=2)) == "tp 2"
-    assert overview.stated_split(CandidateRequest(tp=2, pp=1, dp=4)) == "tp 2 · dp 4"
+    assert name == "2 × TP 4, prefill on 3 × TP 4"
+    assert overview.stated_split(CandidateRequest(tp=2)) == "TP 2"
+    assert overview.stated_split(CandidateRequest(tp=2, pp=1, dp=4)) == "TP 2 × DP 4"
 
 
 def test_the_same_split_elsewhere_is_estimated_or_refused_and_can_be_taken():

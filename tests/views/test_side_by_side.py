@@ -84,7 +84,7 @@ def test_figures_are_the_plans_with_bands_and_differences_to_the_baseline():
         cells = line(side.compare_figures(several, baseline), "Throughput").cells
         ratio = value(several[1 - baseline], "Throughput") / value(several[baseline], "Throughput")
         assert cells[baseline].difference == ""
-        shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix("%"))
+        shown = float(cells[1 - baseline].difference.replace("−", "-").removesuffix(" %"))
         assert shown == pytest.approx((ratio - 1) * 100, abs=0.5)
     for *amounts, said in table("side_by_side", "differences"):
         amounts = [np.nan if amount is None else amount for amount in amounts]
@@ -116,6 +116,9 @@ def test_serving_and_training_share_few_figures_and_cautions_name_what_differs()
     assert "are of different things" in side.cautions(several)[0]
     assert side.cautions(choices("eight", "four")) == []
     assert "differ in model:" in side.cautions(choices("eight", "amd"))[0]
+    copy = {"model": "RedHatAI/Meta-Llama-3.1-70B-Instruct-quantized.w8a8"}
+    eight_bits = evaluated("copy", asked("vllm.int8.bf16.tp8.pp1.dp1.ep1", copy))
+    assert side.cautions([choice("eight"), eight_bits]) == []  # a copy is no other model
     other = evaluated("other", change(REQUESTS["eight"], {"workload.concurrency": 8}))
     assert "differ in load:" in side.cautions([choice("eight"), other])[0]
     private = change(REQUESTS["eight"], {"options.environment": {"TOKEN": "secret"}})

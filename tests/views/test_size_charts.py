@@ -158,7 +158,7 @@ def test_a_price_to_doubt_is_marked_and_a_verdict_says_what_is_lacking_or_would_
     wins = {**second, "wins_at": {"limits": {"tpot_ms": 25.0}, "load": 32.0}}
     said = size_view.wins_sentence(wins, best=False)
     assert "time per output token limited to 25.0 ms" in said
-    assert "with 32 in flight" in said
+    assert "with 32 users at once" in said
 
 
 def test_tables_hold_every_row():

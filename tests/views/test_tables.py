@@ -80,7 +80,7 @@ def test_filters_keep_what_they_name():
     assert set(splits.raw("gpus")[four]) == {4}
     assert not splits.queues[four].any()
     assert set(splits.clusters_of_rows[filtered(front=splits.shown.axes)]) == {0, 1}
-    loads = {f"{load} in flight" for load in (16, 64, 512)}
+    loads = {f"{load} users at once" for load in (16, 64, 512)}
     assert set(tables.group_titles(splits, "load")) == loads
     assert tables.states_of(splits) == [HOLDS, QUEUES, UNCERTAIN]
     doubtful = filtered(states=(UNCERTAIN,))
@@ -94,14 +94,14 @@ def test_a_table_reads_back_as_it_was_written():
     frame = tables.export_frame(splits, splits.order, ["tpot", "usd", "gpus"])
     tpot, cost = "Time per output token (ms)", "Cost per million output tokens ($)"
     measured = [f"{title}{end}" for title in (tpot, cost) for end in ("", ", low", ", high")]
-    said = ["Key", "Split", "State", "Keeps the limits (%)"]
+    said = ["Key", "Layout", "State", "Keeps the limits (%)"]
     assert list(frame.columns) == [*said, *measured, "Device count"]
     assert len(frame) == len(splits.order)
     written = csv_bytes(frame)
     assert written.startswith(b"\xef\xbb\xbfKey,")
     stored = io.BytesIO(parquet_bytes(frame))
     for read in (pd.read_csv(io.BytesIO(written)), pd.read_parquet(stored)):
-        assert read["Split"].tolist() == frame["Split"].tolist()
+        assert read["Layout"].tolist() == frame["Layout"].tolist()
         for name in frame.columns[3:]:
             np.testing.assert_allclose(read[name], frame[name])
     np.testing.assert_allclose(frame[tpot], splits.values("tpot", splits.order), rtol=1e-3)

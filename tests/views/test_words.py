@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from recipe_core.base import units
 from recipe_core.base.data_files import DataFile
 from recipe_core.estimates.rules.refusal import RULE_TITLES
 from recipe_core.hardware.prices import HOURS_PER_MONTH
@@ -52,12 +53,12 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
     held, doubtful = int(every.holds.sum()), int((every.feasible & every.uncertain).sum())
     of = int(legal_rows(every).sum())
     assert of < len(every)
-    said = f"{held} of {of} legal splits hold the load · {doubtful} may not start"
+    said = f"{held} of {of} legal layouts hold the load · {doubtful} may not start"
     assert words.split_counts_text(every) == said
     assert set(RULE_TITLES) >= NEVER
     assert not any(code == "memory" or code.startswith("limit") for code in NEVER)
     run = planned(RUN | {"workload.tokens": "1e10", "hardware.nodes": "8"})
-    said = r"([\d,]+) of [\d,]+ legal splits can run · ([\d,]+) may not start"
+    said = r"([\d,]+) of [\d,]+ legal layouts can run · ([\d,]+) may not start"
     counted = re.fullmatch(said, words.split_counts_text(run)).groups()
     doubtful = int(run.uncertain.sum())
     assert counted == (f"{int(run.feasible.sum()) - doubtful:,}", f"{doubtful:,}")
@@ -67,7 +68,7 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     limited = planned(COST | {"objective.confidence": "0.5"}, tpot_ms="35")
     said, row = plan_verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
-    assert said.subject == "tp 4 · 4 of 8 × H100 SXM5"
+    assert said.subject == "TP 4 · 4 of 8 × H100 SXM5"
     chance = float(limited.chances[row])
     assert f"holds 35 ms per token with {chance * 100:.0f} %" in said.line
     assert "within the limit" in said.counts
@@ -94,7 +95,7 @@ def test_a_start_is_said_with_its_memory_and_probability_for_runs_and_where_it_i
         peak, usable = (
             float(run.columns[name][row]) / 2**30 for name in ("peak_memory_bytes", "usable_bytes")
         )
-        chance = words.percent(float(starts[row]))
+        chance = units.chance_text(float(starts[row]))
         assert (
             words.starts_text(run, row) == f"{peak:.1f} of {usable:.1f} GiB: starts with {chance}"
         )
@@ -123,11 +124,11 @@ def test_a_plan_says_ranges_limits_loads_and_money_by_the_hour_and_the_month():
     searched = planned(tpot_ms="40")
     load = int(searched.columns["load"][searched.best_row])
     assert searched.request.load_searched
-    assert plan_verdict(searched).subject.endswith(f" · {load:,} in flight")
+    assert plan_verdict(searched).subject.endswith(f" · {load:,} users at once")
     assert "hold a load within the limit" in plan_verdict(searched).short_counts
-    assert plan_verdict(planned(COST)).subject.count("in flight") == 0
+    assert plan_verdict(planned(COST)).subject.count("users at once") == 0
     several = planned({"options.loads": "16,64"})
-    assert re.search(r"· (16|64) in flight$", plan_verdict(several).subject)
+    assert re.search(r"· (16|64) users at once$", plan_verdict(several).subject)
     cheap = planned(COST)
     row = cheap.best_row
     hour = float(cheap.raw("usd_hour")[row])

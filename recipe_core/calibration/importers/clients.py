@@ -31,9 +31,7 @@ def _put_closed_loop(draft: Draft, concurrency: int, requests: int) -> None:
     """A closed loop; with fewer than two rounds of requests most of it was no steady state."""
     draft.load |= {"mode": "closed", "concurrency": concurrency}
     if requests < 2 * concurrency:
-        draft.notes.append(
-            f"{requests} requests at {concurrency} in flight: start and end weigh much"
-        )
+        draft.notes.append(f"{requests} requests, {concurrency} at once: start and end weigh much")
 
 
 def _exclude_failed(draft: Draft, failed: int, requests: int) -> None:
@@ -102,12 +100,12 @@ def _put_client_load(fields: Fields, draft: Draft, requests: int) -> None:
         else:
             _put_closed_loop(draft, min(limit, requests), requests)
     elif limit is not None and done and latency and done * latency >= FULL * limit:
-        draft.notes.append(f"sent at {rate:g} requests/s, but held back at {limit} in flight")
+        draft.notes.append(f"sent at {rate:g} requests a second, but held back at {limit} at once")
         _put_closed_loop(draft, limit, requests)
     else:
         draft.load |= {"mode": "open", "request_rate": rate}
         if done is not None and done < KEPT_UP * rate:
-            draft.exclude(f"only {done:.3g} of {rate:g} requests/s were served")
+            draft.exclude(f"only {done:.3g} of {rate:g} requests a second were served")
 
 
 def finish_sglang_bench(fields: Fields, draft: Draft) -> None:

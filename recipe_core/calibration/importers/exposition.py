@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from recipe_core.base.units import share_text
 from recipe_core.calibration.importers.measurement import Content, Draft, Fields, one_line
 from recipe_core.engines.release import Metrics
 from recipe_core.engines.spec import engine, engine_names
@@ -63,7 +64,7 @@ def finish_exposition(fields: Fields, draft: Draft) -> None:
     if hit := _prefix_hit(samples):
         draft.settings["prefix_hit"] = hit
         if hit >= 0.01:  # a row of a table does not state it
-            draft.exclude(f"{hit:.0%} of prompts' tokens came from the cache")
+            draft.exclude(f"{share_text(hit)} of prompts' tokens came from the cache")
     if requests := _sum_metric(samples, f"{metrics.ttft}_count"):
         draft.settings["requests"] = round(requests)
 
@@ -177,7 +178,7 @@ def _put_load(samples: Samples, generated_tokens: float | None, draft: Draft) ->
             draft.load[length] = max(round(mean), 1)
     steps = _sum_metric(samples, STEPS)
     if not steps or not generated_tokens:
-        draft.notes.append("requests in flight are not counted: state the load")
+        draft.notes.append("requests running are not counted: state the load")
         return
     draft.load |= {"mode": "closed", "concurrency": max(round(generated_tokens / steps), 1)}
-    draft.notes.append("requests in flight are the tokens that an engine step made on average")
+    draft.notes.append("requests running are the tokens that an engine step made on average")

@@ -203,7 +203,7 @@ def finish_torchtitan(fields: Fields, draft: Draft) -> None:
     draft.settings["steps"] = len(values["rates"])
     split |= values["mesh"]
     if not values["mesh"]:
-        draft.notes.append("the log does not state the split: state the devices")
+        draft.notes.append("the log does not state the layout: state the devices")
     elif rate and len(load) == 2:
         tokens = load["global_batch"] * load["sequence_length"]
         draft.figures["step_s"] = tokens / (rate * _devices_of_split(split))

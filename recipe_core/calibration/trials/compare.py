@@ -14,6 +14,7 @@ from pydantic import Field
 from recipe_core.base.data_files import DataFile, DataRow, DataTable
 from recipe_core.base.errors import InputError
 from recipe_core.base.provenance import Sourced, Status
+from recipe_core.base.units import share_text
 from recipe_core.calibration.trials.answers import Answer
 from recipe_core.payload.launcher.bench import quantile
 from recipe_core.recipe import Recipe
@@ -211,7 +212,8 @@ def judge_agreement(
     if bounds.share is not None and by_share:
         judged = True
         if alike.share < bounds.share:
-            broken.append(f"{alike.share:.1%} of answers are identical, not {bounds.share:.0%}")
+            alike_text, least_text = share_text(alike.share, 1), share_text(bounds.share)
+            broken.append(f"{alike_text} of answers are identical, not {least_text}")
     for name, text in (("mean_abs", "log-probabilities differ"), ("kl_mean", "divergence is")):
         bound, value = getattr(bounds, name), getattr(apart, name, None)
         if bound is None or value is None:

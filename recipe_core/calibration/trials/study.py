@@ -20,6 +20,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from recipe_core.base.errors import InputError
+from recipe_core.base.units import share_text
 from recipe_core.calibration.trials.search_problem import Knob, Point, recommended_point
 
 JOURNAL = "journal.log"
@@ -167,7 +168,7 @@ class Search:
             default=math.inf,
         )
         if score > best + HOPELESS:
-            return f"its warm-up is {score - best:.0%} (log) worse than the best one's"
+            return f"its warm-up is {share_text(score - best)} (log) worse than the best one's"
         with _quiet_optuna():
             return "its warm-up is worse than the median" if trial.should_prune() else None
 

@@ -148,7 +148,7 @@ def group_training_runs(runs: Sequence[TrainingRun]) -> tuple[list[RunGroup], Co
         for problem in problems:
             pair = stated_training_case(problem, problem.candidate)
             if pair is None:
-                raise InputError(f"{run.id} has no split.", field="table")
+                raise InputError(f"{run.id} has no layout.", field="table")
             members.setdefault(shared_key(problem, pair[0]), []).append((n, *pair))
     return [_least_feasible_cases(_stack_run_group(m)) for m in members.values()], wrong
 

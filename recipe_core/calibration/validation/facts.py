@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
-from recipe_core.base.units import gib
+from recipe_core.base.units import gib, share_text
 from recipe_core.calibration.importers.measurement import Imported
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.columns.corrections import assumed_version, version_in_text
@@ -49,8 +49,8 @@ CACHE_FORMATS = {
 WORDS = {
     "input_tokens": "{} tokens a prompt",
     "output_tokens": "{} tokens an answer",
-    "concurrency": "{} requests in flight",
-    "request_rate": "{} requests per second",
+    "concurrency": "{} users at once",
+    "request_rate": "{} requests a second",
     "batch": "a batch of {}",
     "requests": "a queue of {} requests",
 }
@@ -142,9 +142,9 @@ def _degree_facts(
     degrees = {key: run.split[key] for key in names if key in run.split}
     changed = {key: value for key, value in degrees.items() if (candidate.get(key) or 1) != value}
     if changed:
-        ran = ", ".join(f"{key} {value}" for key, value in changed.items())
+        ran = ", ".join(f"{key.upper()} {value}" for key, value in changed.items())
         fields = changed if run.kind == "training" else degrees
-        yield _split_fact("split", f"the split was {ran}", about, **fields)
+        yield _split_fact("split", f"the layout was {ran}", about, **fields)
 
 
 def _value_facts(
@@ -221,7 +221,7 @@ def _request_facts(run: Imported, plan: Planned) -> Iterator[Fact]:
         yield _load_fact("max_context", title, CACHE | TIMES, max_context=longest)
     hit = run.settings.get("prefix_hit")
     if hit is not None and 0.005 < hit < 1 and abs(hit - work.get("prefix_hit", 0.0)) > 0.005:
-        title = f"{hit:.0%} of prompts' tokens were in the prefix cache"
+        title = f"{share_text(hit)} of prompts' tokens were in the prefix cache"
         yield _load_fact("prefix_hit", title, TIMES, prefix_hit=round(hit, 4))
 
 
@@ -342,6 +342,6 @@ def logged_parts(run: Imported, estimate: tuple[Figures, object] | None) -> list
     if HELD in figures and {"kv_cache_tokens", "max_concurrency"} & run.figures.keys():
         notes.append(
             f"the cache holds {figures[HELD]:,.0f} tokens: the log charges every request for the "
-            "tokens in flight"
+            "tokens under way"
         )
     return notes

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.intervals import probability_below
+from recipe_core.base.units import share_text
 
 # Probability at the far end of a proposed range; the near end has one less it.
 SURE = 0.9
@@ -141,9 +142,9 @@ def sizes_text(figures: pd.DataFrame) -> str:
 
     def line(label: str, part: dict[str, Any]) -> str:
         return (
-            f"{label}: {part['inside']:.0%} of {part['cases']:,} cases inside "
-            f"({part['inside_by_cell']:.0%} of cells alike, {part['cells']} cells); a range spans "
-            f"{part['range_rungs']:.1f} of {part['rungs']:.1f} rungs"
+            f"{label}: {share_text(part['inside'])} of {part['cases']:,} cases inside "
+            f"({share_text(part['inside_by_cell'])} of cells alike, {part['cells']} cells); a "
+            f"range spans {part['range_rungs']:.1f} of {part['rungs']:.1f} rungs"
         )
 
     names = ("ladder", "figure", "vendor")

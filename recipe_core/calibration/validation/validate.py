@@ -12,6 +12,7 @@ import pandas as pd
 
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.intervals import BAND, LEVELS
+from recipe_core.base.units import share_text
 from recipe_core.calibration.validation.comparison import CELL, Comparison
 from recipe_core.estimates.measured.runs import LIMITS, SHOWN, SPLIT, listing_ids
 from recipe_core.hardware.cluster import device_profile
@@ -229,7 +230,7 @@ TITLES = {
     "figures": "By figure",
     "vendors": "By vendor",
     "sources": "By source",
-    "ranking": "Pairs of splits that differ by more than 10 %: is the better one ranked first?",
+    "ranking": "Pairs of layouts that differ by more than 10 %: is the better one ranked first?",
     "all": "All figures",
     "engines": "By engine and architecture",
 }
@@ -255,7 +256,7 @@ _NOTES = {
         "Errors are |estimated / measured - 1|. A cell is a source × device × model; in band is\n"
         "the share of measurements inside the estimated range. The primary score takes the median\n"
         "error of each cell; scored runs are all but those that the table excludes and sources\n"
-        "that list examples. Splits on different numbers of GPUs are compared by throughput per\n"
+        "that list examples. Layouts on different numbers of GPUs are compared by throughput per\n"
         "GPU."
     ),
     "training": (
@@ -293,10 +294,11 @@ def validation_summary(comparison: Comparison) -> str:
 _SHARES = ("inside", "inside_50", "inside_80", "inside_95", "right", "tied")
 _SHOW: dict[str, Callable[[Any], str]] = {
     **dict.fromkeys(
-        ("median", "mean", "p90", "cell_mean", "cell_median", "cell_p90"), "{:.1%}".format
+        ("median", "mean", "p90", "cell_mean", "cell_median", "cell_p90"),
+        lambda share: share_text(share, 1),
     ),
-    **dict.fromkeys((*_SHARES, "within_20", "probability", "better"), "{:.0%}".format),
-    "width": "± {:.0%}".format,
+    **dict.fromkeys((*_SHARES, "within_20", "probability", "better"), share_text),
+    "width": lambda share: f"± {share_text(share)}",
     **dict.fromkeys(("from", "to"), "{:g}".format),
     **dict.fromkeys(("n", "cells", "pairs"), "{:,}".format),
     "bias": "{:.2f}".format,

@@ -293,7 +293,7 @@ def _no_split(same_split: SplitAnswer, best: SplitAnswer | None) -> str:
     if same_split.runs or best is not None:
         return ""
     return _sentence(
-        same_split.reasons[0] if same_split.reasons else "no split of the hardware runs it"
+        same_split.reasons[0] if same_split.reasons else "no layout of the hardware runs it"
     )
 
 

@@ -57,7 +57,7 @@ def split_figures(
     feasible = bool(plan.feasible[row])
     names = FIGURES if feasible and not why else MEMORY
     if not why and not feasible:
-        why = "the split cannot run"
+        why = "the layout cannot run"
     figures: dict[str, FigureAnswer | None] = dict.fromkeys(FIGURES)
     for name in names:
         value = float(plan.columns[FIGURES[name]][row])
@@ -158,7 +158,7 @@ def advice_base(
 def _best_or_nearest_row(plan: Plan) -> int:
     if not len(plan):
         raise RecipeError(
-            "there is no split of these devices.", field="hardware", hint="Add devices."
+            "there is no layout of these devices.", field="hardware", hint="Add devices."
         )
     row = plan.best_row if plan.best_row is not None else nearest_row(plan)
     assert row is not None  # noqa: S101 - a plan with rows has a best or a nearest one

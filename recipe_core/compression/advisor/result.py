@@ -50,7 +50,7 @@ class EngineName(AdvicePart):
 
 
 class FigureAnswer(AdvicePart):
-    """A figure of a split."""
+    """A figure of a layout."""
 
     value: float
     """The value, SI."""
@@ -66,7 +66,7 @@ class FigureAnswer(AdvicePart):
 
 
 class SplitAnswer(AdvicePart):
-    """A split and what it does."""
+    """A layout and what it does."""
 
     split: str
     """Its degrees in words."""
@@ -111,13 +111,13 @@ class BaseAnswer(AdvicePart):
     """Format of the cache."""
 
     same_split: SplitAnswer
-    """The split that techniques are held against by themselves."""
+    """The layout that techniques are held against by themselves."""
 
     best_split: SplitAnswer
     """The base's best."""
 
     split_is: Literal["stated", "best"]
-    """Whether the request states the split in full."""
+    """Whether the request states the layout in full."""
 
     notes: list[str]
     """What was changed of the request."""
@@ -175,7 +175,7 @@ class MakingAnswer(AdvicePart):
     """Algorithm."""
 
     devices: int
-    """Devices that work: all of the split where they hold the whole model, else 1."""
+    """Devices that work: all of the layout where they hold the whole model, else 1."""
 
     seconds: float
     """Time that is expected, without downloads."""
@@ -233,10 +233,10 @@ class FormatAnswer(AdvicePart):
     """What is kept of the base's."""
 
     same_split: SplitAnswer | None
-    """On the split of the base."""
+    """On the layout of the base."""
 
     best_split: SplitAnswer | None
-    """On the best split for it."""
+    """On the best layout for it."""
 
     checkpoints: list[str]
     """Of the catalog that already are it."""

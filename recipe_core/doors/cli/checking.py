@@ -66,7 +66,7 @@ def check_command(
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
-    """Judge a request, a bundle or engines' commands: a verdict, the reasons, a better split."""
+    """Judge a request, a bundle or engines' commands: a verdict, the reasons, a better layout."""
     if sum(value is not None for value in (source, command, folder)) != 1:
         raise InputError("give one of: a request or bundle, --command, --dir.", field="check")
     device = read_own_device(context["hardware"], context["gpus"])

@@ -72,7 +72,7 @@ def read_ran_request(source: str) -> tuple[dict[str, Any], str | None]:
 
 
 def _request_of_recipe(source: str) -> dict[str, Any]:
-    """The request of a recipe or bundle, with the split that it launches."""
+    """The request of a recipe or bundle, with the layout that it launches."""
     from recipe_core.doors.public import read
 
     recipe = read(source)

@@ -12,6 +12,7 @@ import typer
 from typer import Argument, Option
 
 from recipe_core.base.errors import InputError, NoAnswer
+from recipe_core.base.units import share_text
 from recipe_core.doors.cli.program import (
     Json,
     Measured,
@@ -70,8 +71,8 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
 
     if answer.chosen is None:
         raise NoAnswer(
-            f"no policy keeps the limits for {answer.attainment_wanted:.2%} of requests; "
-            f"{path} is not written.",
+            f"no policy keeps the limits for {share_text(answer.attainment_wanted, 2)} of "
+            f"requests; {path} is not written.",
             hint="Loosen a limit, or lower workload.over_time.attainment.",
         )
     if path.suffix not in (".yaml", ".yml", ".json"):
@@ -97,7 +98,7 @@ def _show_progress(status: str) -> Iterator[None]:
     with Console(stderr=True).status(status) as shown:
 
         def report(done: int, steps: int) -> None:
-            shown.update(f"{status} {done / max(steps, 1):.0%}")
+            shown.update(f"{status} {share_text(done / max(steps, 1))}")
 
         with watched(report):
             yield

@@ -36,7 +36,7 @@ from recipe_core.request.objective import BY_ESTIMATE
 @app.command("plan")
 def plan_command(
     request: RequestFile,
-    top: int | None = Option(None, min=0, help="How many of the ranked splits to print."),
+    top: int | None = Option(None, min=0, help="How many of the ranked layouts to print."),
     everything: Path | None = Option(
         None, "--all", metavar="FILE", help="Write every row as .csv, .parquet or .json."
     ),
@@ -54,14 +54,14 @@ def plan_command(
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
-    """Judge and rank every split over the cluster."""
+    """Judge and rank every layout over the cluster."""
     from recipe_core.doors.answers import priced_plan_json
     from recipe_core.doors.public import plan
     from recipe_core.views.plans import plan_text
 
     corrections = learn_own_runs(measured, no_calibration)
     values = read_plan_request(request, corrections, confidence)
-    with show_spinner("Judging every split …"):
+    with show_spinner("Judging every layout …"):
         result = plan(values, measured=corrections or "none")
         if everything is not None:
             _write_rows(result, everything)
@@ -156,7 +156,7 @@ def estimate_command(
     no_calibration: NoCalibration = False,
     as_json: Json = False,
 ) -> None:
-    """Estimate the split in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
+    """Estimate the layout in REQUEST.candidate, or the best that matches it; .jsonl: every line."""
     from recipe_core.doors.answers import priced_estimate_json
     from recipe_core.plans.plans import plan_estimated
     from recipe_core.views.estimates import estimate_text
@@ -190,7 +190,7 @@ def estimate_command(
 
 
 def _trace_real_model(plan: Any, row: int) -> tuple[dict[str, Any], str]:
-    """The trace of the real model with a row's split, as JSON and as text."""
+    """The trace of the real model with a row's layout, as JSON and as text."""
     oracle = load_tool("oracle")
     text = import_module("oracle.text")
     if plan.kind == "training":

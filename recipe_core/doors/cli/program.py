@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="recipe",
-    help="Judge every split of a model over your hardware, and write one runnable bundle.",
+    help="Judge every layout of a model over your hardware, and write one runnable bundle.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -68,7 +68,7 @@ class GroundOptions:
     nodes: int | None = Option(None, help="Nodes.")
     input_tokens: int | None = Option(None, help="Tokens per prompt.")
     output_tokens: int | None = Option(None, help="Tokens per answer.")
-    concurrency: int | None = Option(None, help="Requests in flight.")
+    concurrency: int | None = Option(None, help="Users at once.")
 
 
 def with_options(

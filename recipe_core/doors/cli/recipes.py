@@ -78,7 +78,7 @@ def build_command(
     key: Key = None,
     as_json: Json = False,
 ) -> None:
-    """Plan, pick the best split (or the request's candidate) and write the bundle."""
+    """Plan, pick the best layout (or the request's candidate) and write the bundle."""
     from recipe_core.bundle.write import write_bundle
     from recipe_core.estimates.columns.scopes import correct_by_default
     from recipe_core.views.overview import build_text
@@ -257,7 +257,7 @@ def diff_command(
 
 
 def _read_recipe(path: Path) -> Any:
-    """The recipe of a bundle, or of a request's best split."""
+    """The recipe of a bundle, or of a request's best layout."""
     from recipe_core.bundle.verify import read_bundle
     from recipe_core.hardware.request import with_profiles
     from recipe_core.recipe import make_recipe

@@ -74,7 +74,7 @@ def tune_command(
         metavar="GOAL",
         help="throughput, latency, ttft, tpot or cost; left out, the request's.",
     ),
-    splits: int = Option(3, min=1, max=32, help="Best splits of the plan that are tried."),
+    splits: int = Option(3, min=1, max=32, help="Best layouts of the plan that are tried."),
     repeats: int = Option(
         3, min=2, max=10, help="Pairs of measurements before a gain is believed."
     ),

@@ -64,20 +64,20 @@ class ParallelDims:
         return tuple(batch for batch in (below, below + self.sequences) if batch)
 
     def device_terms(self, available: int) -> str:
-        """``tp 2 × pp 4 × cp 1 × dp 8 = 64 devices; only 32 available``."""
-        terms = f"tp {self.tp} × pp {self.pp} × cp {self.cp} × dp {self.dp}"
+        """``TP 2 × PP 4 × CP 1 × DP 8 = 64 devices; only 32 available``."""
+        terms = f"TP {self.tp} × PP {self.pp} × CP {self.cp} × DP {self.dp}"
         only = "only " if self.devices > available else ""
         return f"{terms} = {self.devices:,} devices; {only}{available:,} available"
 
     def batch_terms(self) -> str:
         """Every term of the global batch, and the closest batches that are divisible."""
         batches = " or ".join(f"{batch:,}" for batch in self.nearest_batches)
-        terms = f"dp {self.dp} × micro_batch {self.micro_batch} = {self.sequences:,}"
+        terms = f"DP {self.dp} × micro_batch {self.micro_batch} = {self.sequences:,}"
         return f"global_batch {self.global_batch:,} is not divisible by {terms}; nearest: {batches}"
 
     def shard_terms(self) -> str:
-        """``dp 4 × cp 2 = 8 replicas are not divisible by shard 3``."""
-        replicas = f"dp {self.dp} × cp {self.cp} = {self.replicas} replicas"
+        """``DP 4 × CP 2 = 8 replicas are not divisible by shard 3``."""
+        replicas = f"DP {self.dp} × CP {self.cp} = {self.replicas} replicas"
         return f"{replicas} are not divisible by shard {self.shard}"
 
     def check(self, devices: int) -> None:
@@ -103,7 +103,7 @@ class ParallelDims:
             raise InputError(
                 f"{self.batch_terms()}.",
                 field="workload.global_batch",
-                hint="Change the batch, dp or micro_batch.",
+                hint="Change the batch, DP or micro_batch.",
             )
         if self.shard is not None and self.replicas % self.shard:
             raise InputError(

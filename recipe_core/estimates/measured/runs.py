@@ -323,7 +323,7 @@ class TrainingRun(BaseModel):
     @property
     def title(self) -> str:
         """The model, its devices, its framework and its split."""
-        split = f"tp {self.tp} × pp {self.pp} × cp {self.cp} × dp {self.dp}"
+        split = f"TP {self.tp} × PP {self.pp} × CP {self.cp} × DP {self.dp}"
         devices = f"{self.nodes * self.per_node} × {self.device}"
         return f"{self.model} on {devices}, {self.engine}, {split}"
 

@@ -17,7 +17,7 @@ _SHIPPED: dict[Level, str] = {
     "measured": "Fitted to operator timings on this device and compared with published runs on it.",
     "calibrated": "Fitted to operator timings on this device; no published run of an engine on it.",
     "computed": "No operator timings of this device: usual efficiencies apply, with wider bands.",
-    "unsupported": "No supported engine runs on this device: splits are listed and refused.",
+    "unsupported": "No supported engine runs on this device: layouts are listed and refused.",
 }
 _CUSTOM: dict[Level, str] = {
     **_SHIPPED,

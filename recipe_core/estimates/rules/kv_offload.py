@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
-from recipe_core.base.units import gib
+from recipe_core.base.units import gib, share_text
 from recipe_core.engines.memory import KvWay, Through, Tier
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.hardware.host import StorageTier, host_links
@@ -158,7 +158,7 @@ def _host_memory(setting: Setting, offload: Offload, cases: Cases, elsewhere: Bo
         device_room = room / min(float(cases.devices[i]), float(cases.per_node[i]))
         return (
             f"the offloaded cache takes {needed_text} of a node's host memory; {room_text} can be "
-            f"had ({share:.0%} of the node's); set host_gib_per_device to "
+            f"had ({share_text(share)} of the node's); set host_gib_per_device to "
             f"{device_room / 2**30:,.0f} or less"
         )
 

@@ -125,7 +125,7 @@ def fits_in_nodes(kinds: Sequence[Servers], per_node: Int, nodes: Int) -> Bool:
 
 def uneven_server_text(tp: int, pp: int, dp: int, per_node: int) -> str:
     """The sentence of a server that cannot be spread."""
-    product = f"tp {tp} × pp {pp} × dp {dp} = {tp * pp * dp} devices"
+    product = f"TP {tp} × PP {pp} × DP {dp} = {tp * pp * dp} devices"
     return f"{product} cannot be spread evenly over nodes of {per_node}"
 
 

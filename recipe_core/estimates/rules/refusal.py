@@ -33,7 +33,7 @@ class Refusal:
 def indivisible_refusal(code: str, broken: Bool, subject: str, **degrees: Int) -> Refusal:
     """That the ranks of a degree, which is named, cannot cut something evenly."""
     ((name, ranks),) = degrees.items()
-    return Refusal(code, broken, lambda i: f"{subject} not divisible by {name} {ranks[i]}")
+    return Refusal(code, broken, lambda i: f"{subject} not divisible by {name.upper()} {ranks[i]}")
 
 
 class Judged(Columns, Generic[Result]):
@@ -132,10 +132,10 @@ RULE_TITLES = {
     "no-experts": "Model has no experts",
     "experts": "Experts do not divide over the ranks",
     "no-expert-parallel": "Engine has no expert parallelism",
-    "ep-divides": "Ranks not divisible by ep",
+    "ep-divides": "Ranks not divisible by EP",
     "ep-ranks": "Engine shares experts over all ranks",
     "no-context": "Engine has no context parallelism",
-    "cp-divides": "KV head copies not divisible by cp",
+    "cp-divides": "KV head copies not divisible by CP",
     "cp-cache": "Cache cannot be shared between ranks",
     "no-pools": "Engine has no prefill pools",
     "no-drafts": "Engine has no speculative decoding",
@@ -162,12 +162,12 @@ RULE_TITLES = {
     "cuda-graphs": "Graphs do not go with the run",
     "compile": "Framework does not compile models",
     "hidden": "Hidden size not divisible",
-    "expert-ranks": "Ranks not divisible by ep",
+    "expert-ranks": "Ranks not divisible by EP",
     "global-batch": "Batch not divisible",
     "dualpipe": "DualPipe does not fit the pipeline",
     "sequence": "Sequence not divisible",
     "virtual-stages": "Chunks without a pipeline",
-    "schedule": "Schedule cannot run the split",
+    "schedule": "Schedule cannot run the layout",
     "shard": "Replicas not divisible by shard",
     "offload": "Parameters cannot wait in host memory",
     "rollout": "Answers cannot be sampled beside it",

@@ -246,7 +246,7 @@ def _engine_technique(setting: Setting, cases: Cases) -> Refusal:
 
 def _degrees_text(cases: Cases, i: int) -> str:
     """The degrees that make a case's number of devices."""
-    terms = f"tp({cases.tp[i]}) × pp({cases.pp[i]}) × dp({cases.dp[i]})"
+    terms = f"TP {cases.tp[i]} × PP {cases.pp[i]} × DP {cases.dp[i]}"
     if cases.copies[i] > 1:
         terms += f" × {cases.copies[i]} replicas"
     if cases.disaggregated[i]:
@@ -289,7 +289,7 @@ def _kv_head_rule(kv_heads: int, divisible: Bool, cases: Cases) -> Refusal:
         "kv-heads",
         uneven & divisible,
         lambda i: (
-            f"{kv_heads} KV heads can be neither split nor replicated evenly over tp {cases.tp[i]}"
+            f"{kv_heads} KV heads can be neither split nor replicated evenly over TP {cases.tp[i]}"
         ),
     )
 
@@ -347,13 +347,13 @@ def _missing_features(setting: Setting, cases: Cases, title: str) -> Iterator[Re
         yield Refusal(
             "no-tensor",
             cases.tp > 1,
-            lambda i: f"{title} has no tensor parallelism; tp must be 1, not {cases.tp[i]}",
+            lambda i: f"{title} has no tensor parallelism; TP must be 1, not {cases.tp[i]}",
         )
     if not split.pipeline:
         yield Refusal(
             "no-pipeline",
             cases.pp > 1,
-            lambda i: f"{title} has no pipeline parallelism; pp must be 1, not {cases.pp[i]}",
+            lambda i: f"{title} has no pipeline parallelism; PP must be 1, not {cases.pp[i]}",
         )
     if not split.disaggregated:
         yield Refusal(
@@ -379,7 +379,7 @@ def _draft_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal
             drafts & (stages > 1),
             lambda i: (
                 f"{title} has no speculative decoding with {stages[i]} pipeline stages; "
-                "pp must be 1"
+                "PP must be 1"
             ),
         )
     if not split.lookups_in_attention_dp:
@@ -400,7 +400,7 @@ def _attention_ranks(setting: Setting, cases: Cases, title: str) -> Iterator[Ref
             "no-attention-dp",
             parallel,
             lambda i: (
-                f"{title} has no data-parallel attention; with ep, dp must be 1, not {cases.dp[i]}"
+                f"{title} has no data-parallel attention; with EP, DP must be 1, not {cases.dp[i]}"
             ),
         )
     elif setting.engine.split.attention_dp == "whole":
@@ -409,7 +409,7 @@ def _attention_ranks(setting: Setting, cases: Cases, title: str) -> Iterator[Ref
             parallel & (cases.tp > 1),
             lambda i: (
                 f"{title} runs attention either tensor- or data-parallel, not both: "
-                f"tp {cases.tp[i]} × dp {cases.dp[i]}"
+                f"TP {cases.tp[i]} × DP {cases.dp[i]}"
             ),
         )
 
@@ -421,7 +421,7 @@ def _shared_caches(setting: Setting, cases: Cases, title: str) -> Iterator[Refus
         yield Refusal(
             "no-context",
             several,
-            lambda i: f"{title} has no context parallelism; cp must be 1, not {cases.cp[i]}",
+            lambda i: f"{title} has no context parallelism; CP must be 1, not {cases.cp[i]}",
         )
     mixers = [a for layer, _ in setting.model.kinds if (a := layer.attention) is not None]
     full = all(
@@ -430,7 +430,7 @@ def _shared_caches(setting: Setting, cases: Cases, title: str) -> Iterator[Refus
     yield Refusal(
         "cp-cache",
         several & (not full),
-        lambda i: "only caches of full attention can be shared between ranks; cp must be 1",
+        lambda i: "only caches of full attention can be shared between ranks; CP must be 1",
     )
     heads = max((a.kv_heads for a in mixers), default=1)
     copies = np.maximum(cases.tp // heads, 1)
@@ -444,9 +444,9 @@ def _shared_caches(setting: Setting, cases: Cases, title: str) -> Iterator[Refus
 def _indivisible_copies(cases: Cases, heads: int, copies: Int, i: int) -> str:
     ranks = "1 rank" if copies[i] == 1 else f"{copies[i]} ranks"
     if cases.tp[i] % heads:
-        return f"tp {cases.tp[i]} is not a multiple of the {heads} KV heads; cp must be 1"
+        return f"TP {cases.tp[i]} is not a multiple of the {heads} KV heads; CP must be 1"
     subject = f"each of {heads} KV heads" if heads > 1 else "the KV head"
-    return f"tp {cases.tp[i]} puts {subject} on {ranks}, not divisible by cp {cases.cp[i]}"
+    return f"TP {cases.tp[i]} puts {subject} on {ranks}, not divisible by CP {cases.cp[i]}"
 
 
 def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusal]:
@@ -455,13 +455,13 @@ def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusa
     yield Refusal(
         "no-experts",
         (cases.ep > 1) & (experts == 0),
-        lambda i: f"ep is {cases.ep[i]}, but the model has no experts; ep must be 1",
+        lambda i: f"EP is {cases.ep[i]}, but the model has no experts; EP must be 1",
     )
     shared = cases.shares_experts & (experts > 0)
     yield Refusal(
         "experts",
         shared & (cases.ep > experts),
-        lambda i: f"{experts} experts are too few for ep {cases.ep[i]}",
+        lambda i: f"{experts} experts are too few for EP {cases.ep[i]}",
     )
     if setting.engine.split.even_experts:  # fused_moe_triton/layer.py of SGLang asserts it
         counts = sorted({mlp.experts for mlp in layers if isinstance(mlp, MoeMlp)})
@@ -470,7 +470,7 @@ def _expert_rules(setting: Setting, cases: Cases, title: str) -> Iterator[Refusa
                 "uneven-experts",
                 shared & (cases.ep <= experts) & (count % cases.ep != 0),
                 lambda i, count=count: (  # type: ignore[misc]
-                    f"{title} gives every rank as many experts: {count} are not divisible by ep "
+                    f"{title} gives every rank as many experts: {count} are not divisible by EP "
                     f"{cases.ep[i]}"
                 ),
             )
@@ -484,19 +484,19 @@ def _expert_rank_rule(setting: Setting, cases: Cases, shared: Bool, title: str) 
         return Refusal(
             "no-expert-parallel",
             shared,
-            lambda i: f"{title} has no expert parallelism; ep must be 1, not {cases.ep[i]}",
+            lambda i: f"{title} has no expert parallelism; EP must be 1, not {cases.ep[i]}",
         )
     if setting.engine.split.experts == "divisors":
         return Refusal(
             "ep-divides",
             shared & (ranks % cases.ep != 0),
-            lambda i: f"tp × dp = {ranks[i]} ranks are not divisible by ep {cases.ep[i]}",
+            lambda i: f"TP × DP = {ranks[i]} ranks are not divisible by EP {cases.ep[i]}",
         )
     return Refusal(
         "ep-ranks",
         shared & (cases.ep != ranks),
         lambda i: (
-            f"{title} shares experts over all tp × dp = {ranks[i]} ranks; "
-            f"ep must be 1 or {ranks[i]}, not {cases.ep[i]}"
+            f"{title} shares experts over all TP × DP = {ranks[i]} ranks; "
+            f"EP must be 1 or {ranks[i]}, not {cases.ep[i]}"
         ),
     )

@@ -98,7 +98,7 @@ def _stage_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         "layers",
         (chunks > layers) & (chunks != limit),
         lambda i: (
-            f"pp {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks "
+            f"PP {cases.pp[i]} × virtual_stages {cases.virtual_stages[i]} = {chunks[i]} chunks "
             f"exceed the model's {layers} layers"
         ),
     )
@@ -106,7 +106,7 @@ def _stage_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterator[Ref
         "dualpipe",
         cases.has("dualpipe") & ((cases.pp % 2 != 0) | (cases.micro_batches < 2 * cases.pp)),
         lambda i: (
-            f"DualPipe takes an even pp and at least 2 × pp micro-batches, not pp {cases.pp[i]} "
+            f"DualPipe takes an even PP and at least 2 × PP micro-batches, not PP {cases.pp[i]} "
             f"and {cases.micro_batches[i]}"
         ),
     )
@@ -118,7 +118,7 @@ def _expert_rank_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterat
         yield Refusal(
             "no-experts",
             cases.ep > 1,
-            lambda i: f"ep is {cases.ep[i]}, but {model.name} has no experts; leave ep out",
+            lambda i: f"EP is {cases.ep[i]}, but {model.name} has no experts; leave EP out",
         )
         return
     ranks = cases.tp * cases.cp * cases.dp
@@ -127,7 +127,7 @@ def _expert_rank_rules(setting: TrainingSetting, cases: TrainingCases) -> Iterat
     yield Refusal(
         "expert-ranks",
         ranks % cases.ep != 0,
-        lambda i: f"tp × cp × dp = {ranks[i]} ranks are not divisible by ep {cases.ep[i]}",
+        lambda i: f"TP × CP × DP = {ranks[i]} ranks are not divisible by EP {cases.ep[i]}",
     )
 
 
@@ -141,7 +141,7 @@ def _batch_rules(cases: TrainingCases) -> Iterator[Refusal]:
         "sequence",
         (cases.cp > 1) & (cases.sequence_length % pieces != 0),
         lambda i: (
-            f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × cp "
+            f"sequence_length {cases.sequence_length[i]:,} is not divisible by 2 × CP "
             f"{cases.cp[i]} (each rank takes two pieces)"
         ),
     )
@@ -183,7 +183,7 @@ def _ranks_rule(ranks: Int, cp: int) -> Refusal:
     return Refusal(
         "sequence",
         ranks % cp != 0,
-        lambda i: f"dp × cp = {ranks[i]:,} ranks are not divisible by its cp {cp}",
+        lambda i: f"DP × CP = {ranks[i]:,} ranks are not divisible by its CP {cp}",
     )
 
 
@@ -192,7 +192,7 @@ def _schedule_rules(cases: TrainingCases) -> Iterator[Refusal]:
     yield Refusal(
         "virtual-stages",
         several & (cases.pp == 1),
-        lambda i: f"virtual_stages {cases.virtual_stages[i]} needs a pipeline, but pp is 1",
+        lambda i: f"virtual_stages {cases.virtual_stages[i]} needs a pipeline, but PP is 1",
     )
     yield Refusal(
         "schedule",

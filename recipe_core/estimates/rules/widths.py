@@ -116,7 +116,7 @@ def _cut_refusal(
     share, step = width / cases.tp, _scale_inputs(stored) or 1
     # What takes cut blocks scales finer ones: ``refine_fp8_moe_block_shape`` of vLLM 0.32.0.
     step = {"no": step, "yes": FINEST_BLOCK if stored.block else 1}.get(reply.verdict, 1)
-    fix = "; share the experts (ep = tp × dp) instead of cutting them" if name == "expert" else ""
+    fix = "; share the experts (EP = TP × DP) instead of cutting them" if name == "expert" else ""
     unit_text = f"block of {stored.block}" if stored.block else f"group of {stored.group}"
     words = f" (“{reply.words[:160]}”)" if reply.words else ""
     return Refusal(

@@ -214,7 +214,7 @@ class Accuracy(Part):
     techniques: list[str]
     """What is done to the base, by the names of ``recipe_core/accuracy/techniques.yaml``."""
     nearest: list[NearFigure] | None = None
-    """Published figures, the nearest first, where a single split is estimated."""
+    """Published figures, the nearest first, where a single layout is estimated."""
 
 
 def titles_of(setting: Setting) -> str:

@@ -32,6 +32,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.solvers import find_root
+from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
@@ -272,9 +273,7 @@ class Loop:
     def balance(self, decoding: Float, step_s: Float, prompt_s: Float) -> _Balance:
         """Rates and times at ``decoding`` sequences by the formulas of the module."""
         stage_s = prompt_s / self.cases.pp
-        interference = self.share / self.steps * decoding * stage_s
-        step_mean_s = step_s + interference
-        rate = decoding / (self.steps * step_mean_s)
+        interference, step_mean_s, rate = self._pace(decoding, step_s, stage_s)
         ride_s = self.beside * self.chunks * step_s + prompt_s
         unqueued_s = self.share / 2 * step_mean_s + ride_s
         coming = self.share * rate
@@ -291,6 +290,12 @@ class Loop:
             + self.late_steps * step_mean_s
         )
         return _Balance(step_mean_s, rate, queue_s, ttft_s, interference)
+
+    def _pace(self, decoding: Float, step_s: Float, stage_s: Float) -> tuple[Float, Float, Float]:
+        """Return what prompts add to a step, the step with it, and requests per second."""
+        interference = self.share / self.steps * decoding * stage_s
+        step_mean_s = step_s + interference
+        return interference, step_mean_s, decoding / (self.steps * step_mean_s)
 
     def _bounds(
         self, decoding: Float, prompt_s: Float, coming: Float, waiting_s: Float
@@ -326,10 +331,10 @@ class Loop:
         Where ``rate`` is given, requests per second that it serves beyond that. ``times`` are those
         of a decode step and of a prompt.
         """
+        if rate is not None:
+            return self._pace(decoding, times[0], times[1] / self.cases.pp)[2] - rate
         balance = self.balance(decoding, *times)
-        if rate is None:
-            return balance.rate * balance.ttft_s + decoding - self.capacity
-        return balance.rate - rate
+        return balance.rate * balance.ttft_s + decoding - self.capacity
 
     def _search(self, rate: Float | None) -> Float:
         """Decoding sequences without excess, as interpolation has it."""
@@ -360,6 +365,7 @@ class Loop:
         """
         loop, rows, decoding = self, np.arange(len(self.cases)), self._search(rate)
         settled, (decode, prompt) = decoding.copy(), self.parts(decoding)
+        parts = decode, prompt
         times = total(decode), total(prompt)
         for added in range(MORE_NODES + 1):
             aim = loop.capacity if rate is None else rate
@@ -378,7 +384,11 @@ class Loop:
             decoding = settled[rows] = search(rate)
             decode, prompt = loop.parts(decoding)
             times = total(decode), total(prompt)
-        return settled, *((decode, prompt) if loop is self else self.parts(settled))
+            if len(rows) == len(settled):  # all of them, or the one that is explained
+                parts = decode, prompt
+            else:
+                parts = _put_rows(parts[0], rows, decode), _put_rows(parts[1], rows, prompt)
+        return settled, *parts
 
     def flow(
         self, decoding: Float, decode: Parts, prompt: Parts, resident: Float | None = None
@@ -416,6 +426,18 @@ class Loop:
         )
 
 
+# Full replicas: what arrives does not change them.
+_FULL: Recall[tuple[Loop, Float]] = Recall(65_536, without="load", priced=False)
+
+
+def _put_rows(parts: Parts, rows: Int, new: Parts) -> Parts:
+    """Parts with those of some rows computed anew; a part that these do not have is 0 there."""
+    out = {name: seconds.copy() for name, seconds in parts.items()}
+    for name, seconds in out.items():
+        seconds[rows] = new.get(name, 0.0)
+    return out
+
+
 def closed_loop_flow(setting: Setting, cases: Cases, resident: Float) -> Flow:
     """Steady state with ``resident`` requests always in a replica, prompts spread over time."""
     return _full_flow(Loop(setting, cases, resident, _others_share(resident)))
@@ -426,8 +448,12 @@ def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> 
 
     The steady state serves ``arriving`` requests per second, at most those of a full replica.
     """
-    full = Loop(setting, cases, limit, _others_share(limit))
-    capacity = _full_flow(full).requests_per_s
+
+    def make_full() -> tuple[Loop, Float]:
+        loop = Loop(setting, cases, limit, _others_share(limit))
+        return loop, _full_flow(loop).requests_per_s
+
+    full, capacity = _FULL.value(make_full, setting, cases, limit)
     loop = full.sharing(np.ones(len(cases)))
     return capacity, loop.flow(*loop.settle(np.minimum(arriving, capacity)))
 

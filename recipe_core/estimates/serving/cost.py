@@ -25,6 +25,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.provenance import Quantity
 from recipe_core.base.units import significant
 from recipe_core.estimates.columns.columns import Columns
+from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import serving_devices_rented
 from recipe_core.estimates.serving.continuous_batching import decode_step, idle_step, prompt_step
@@ -78,6 +79,10 @@ class Busy:
     decode: Float
 
 
+# Settings without what is no work, which all estimates of a setting share.
+_IDEAL: Recall[Setting] = Recall(512)
+
+
 def serving_cost(
     setting: Setting, cases: Cases, served: Serving, pools: Pools | None = None
 ) -> Cost:
@@ -90,7 +95,8 @@ def serving_cost(
     requests_per_s = tokens_per_s / cases.output_tokens
     usd_per_request = usd_per_hour / SECONDS_PER_HOUR / requests_per_s
     prefill_share = _prefill_share(cases, served, pools)
-    watts = _watts(setting, cases, busy_shares(busy_time_setting(setting), cases, served, pools))
+    ideal = _IDEAL.value(lambda: busy_time_setting(setting), setting, None)
+    watts = _watts(setting, cases, busy_shares(ideal, cases, served, pools))
     input_usd = prefill_share * usd_per_request / cases.input_tokens
     output_usd = (1 - prefill_share) * usd_per_request / cases.output_tokens
     return Cost(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.units import gib, significant
+from recipe_core.base.units import gib, share_text, significant
+from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Judged, Refusal
@@ -163,6 +164,10 @@ def _serve_startable(
     return some.take(slice(count)).scatter(rows, len(cases))
 
 
+# Memory at a number of requests at once: another load leaves most of it.
+_MEMORY: Recall[Memory] = Recall(65_536, without="load", priced=False)
+
+
 def estimate_serving(setting: Setting, cases: Cases) -> Estimates:
     """Memory, latency, throughput and cost of every case, and why some cannot run.
 
@@ -174,7 +179,9 @@ def estimate_serving(setting: Setting, cases: Cases) -> Estimates:
         sequences = np.maximum(
             np.minimum(cases.load / active_replicas(cases), cases.max_num_seqs), 1.0
         )
-    mem = serving_memory(setting, cases, sequences)
+    mem = _MEMORY.value(
+        lambda: serving_memory(setting, cases, sequences), setting, cases, sequences
+    )
     cached = correction = None
     if setting.reuse is None and setting.offload is None:
         served, pools = _solve_load(setting, cases, mem)
@@ -249,8 +256,8 @@ def _link_rules(setting: Setting, cached: Cached | None) -> Iterator[Refusal]:
         "kv-link",
         busiest >= 1,
         lambda i: (
-            f"cached blocks of the requests that arrive take {busiest[i]:.0%} of the time of the "
-            "link or the store they come from; send fewer requests, or leave that tier out"
+            f"cached blocks of the requests that arrive take {share_text(busiest[i])} of the time "
+            "of the link or the store they come from; send fewer requests, or leave that tier out"
         ),
     )
 
@@ -295,7 +302,8 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
             longest += ": lower max_context"
         return (
             f"needs {gib(mem.start_bytes[i])} per GPU to start with {request}, "
-            f"{usable} usable ({share[i]:.0%} of {capacity}): {gib(mem.shortfall_bytes[i])} short, "
+            f"{usable} usable ({share_text(share[i])} of {capacity}): "
+            f"{gib(mem.shortfall_bytes[i])} short, "
             f"weights alone are {gib(mem.weights_bytes[i])}{longest}"
         )
 
@@ -355,7 +363,7 @@ def _fit_rules(setting: Setting, cases: Cases, mem: Memory, served: Serving) -> 
             "rate",
             may_start & served.unstable,
             lambda i: (
-                f"{significant(float(cases.load[i]))} requests/s arrive; this split serves "
+                f"{significant(float(cases.load[i]))} requests a second arrive; this layout serves "
                 f"{significant(float(served.output_tokens_per_s[i] / cases.output_tokens[i]))}"
             ),
         ),

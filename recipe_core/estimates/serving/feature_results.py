@@ -74,7 +74,7 @@ class Duration(Part):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompressionEstimate(Part):
-    """Making the checkpoint that a split needs, once."""
+    """Making the checkpoint that a layout needs, once."""
 
     tool: str
     """Program that makes it."""
@@ -104,7 +104,7 @@ Change = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class PrefixCache(Part):
-    """Share of the prompts that a split finds, by the reuse that the workload states."""
+    """Share of the prompts that a layout finds, by the reuse that the workload states."""
 
     hit: Share
     """Share of prompt tokens that are found, in the devices' cache and in all tiers below."""

@@ -98,7 +98,7 @@ def activation_bytes(setting: Setting, cases: Cases) -> Float:
     from the buffers of the engine's sampler. Source: logged peaks of vLLM 0.15 to 0.19 with S =
     1,024: 38 bytes a logit where it sorts, 15.4 where it does not. Known error: where the first
     term is the largest, it is 0.08 GiB too low (CodeLlama 7B, Granite 3.1 8B); models with experts
-    take up to 0.65 GiB more than this (Mixtral 8x7B at tp 2; Qwen3-30B-A3B 0.45).
+    take up to 0.65 GiB more than this (Mixtral 8x7B at TP 2; Qwen3-30B-A3B 0.45).
     """
     model, b = setting.model, setting.activation_bytes
     tokens = cases.max_batched_tokens

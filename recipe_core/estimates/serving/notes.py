@@ -16,7 +16,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int, add
 from recipe_core.base.data_files import DataFile, DataRow, DataTable
-from recipe_core.base.units import gib, seconds_text, significant
+from recipe_core.base.units import gib, seconds_text, share_text, significant
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.rules.kernels import untuned_support
 from recipe_core.estimates.serving.cache import logged_requests, logged_tokens, logs_less
@@ -57,7 +57,7 @@ WORTH_SAYING = 1.05
 # Parts of a step on links, and what they do.
 _LINKS = {
     "all_to_all": "exchanging tokens among experts",
-    "all_reduce": "summing over tp",
+    "all_reduce": "summing over TP",
     "context": "sharing a cache",
     "pipeline": "handing over between stages",
 }
@@ -84,6 +84,8 @@ _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "gib": gib,
     "seconds": seconds_text,
     "short": significant,
+    "share": share_text,
+    "tenths": lambda share: share_text(share, 1),
     "prompts": lambda count: _count_text(count, "prompt"),
 }
 
@@ -224,7 +226,7 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     yield note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
     needed = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     values = {
-        "head": np.where(feasible, f"The split {does}: the", "The"),
+        "head": np.where(feasible, f"The layout {does}: the", "The"),
         "fits": memory.max_concurrency,
         "needed": needed,
         "total": memory.total_bytes,
@@ -248,7 +250,7 @@ def _logged_note(e: Estimates) -> Note:
     why = np.where(
         tokens < by_requests,
         "the first shares blocks out evenly, to layers with windows too",
-        "it charges every request for the tokens in flight",
+        "it charges every request for the tokens under way",
     )
     return note_where("logged-tokens", holds_more, tokens=tokens, why=why, **values)
 
@@ -322,7 +324,7 @@ def _link_note(cases: Cases, served: Serving) -> Note:
         work=work_s,
         subject=np.where(largest, "a request's own prompt", "the time per output token"),
         parts=parts_text,
-        ranks=lambda i: f" of dp {experts[i]}" if experts[i] > 1 else "",
+        ranks=lambda i: f" of DP {experts[i]}" if experts[i] > 1 else "",
     )
 
 

@@ -273,7 +273,7 @@ class ServingEstimate(EstimateBase):
     schema_version: Literal[1]
     """Version of this schema."""
     feasible: bool
-    """Whether the split can run within the limits of the request."""
+    """Whether the layout can run within the limits of the request."""
     reasons: list[str]
     """Why it cannot run; empty when it can."""
     notes: list[str]
@@ -306,9 +306,9 @@ class ServingEstimate(EstimateBase):
     kv_tiers: list[KvTier] | None = None
     """Tiers below the devices' cache, nearest first, where the options ask for any."""
     causes_s: Causes | None = None
-    """Causes of the times, in seconds, where a single split is explained."""
+    """Causes of the times, in seconds, where a single layout is explained."""
     compression: CompressionEstimate | None = None
-    """What it takes to make the checkpoint, where options ask for one and a split needs it."""
+    """What it takes to make the checkpoint, where options ask for one and a layout needs it."""
     scaling: RentedReplicas | None = None
     """What the policy of scaling rents, in recipes whose request has one; the other figures are
     then those of one replica."""
@@ -329,13 +329,13 @@ TIME_TITLES = {
     "router": "Expert router",
     "experts": "Experts",
     "shared_experts": "Shared experts",
-    "all_reduce": "All-reduce (tp)",
-    "all_to_all": "All-to-all (ep)",
-    "context": "Shared cache (cp)",
+    "all_reduce": "All-reduce (TP)",
+    "all_to_all": "All-to-all (EP)",
+    "context": "Shared cache (CP)",
     "norms": "Norms and residuals",
     "embedding": "Embedding",
     "head": "Language-model head",
-    "pipeline": "Pipeline send/receive (pp)",
+    "pipeline": "Pipeline send/receive (PP)",
     "options": "Own options: adapters, weights in host memory",
     "engine": "Engine overhead",
     "encoder": "Vision and audio encoders",

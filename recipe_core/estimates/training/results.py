@@ -286,7 +286,7 @@ class TrainingEstimate(EstimateBase):
     schema_version: Literal[1]
     """Version of this schema."""
     feasible: bool
-    """Whether the split can run within the limits of the request."""
+    """Whether the layout can run within the limits of the request."""
     reasons: list[str]
     """Why it cannot run; empty when it can."""
     notes: list[str]
@@ -325,9 +325,9 @@ _OPERATORS = {
     "elementwise": "elementwise",
     "experts": "experts",
     "dequantize": "4 to 16 bits",
-    "tensor_parallel": "all-reduce (tp)",
-    "expert_parallel": "all-to-all (ep)",
-    "context_parallel": "ring (cp)",
+    "tensor_parallel": "all-reduce (TP)",
+    "expert_parallel": "all-to-all (EP)",
+    "context_parallel": "ring (CP)",
 }
 # What takes the time of a training run, by the fields of its shares.
 RUN_TITLES = {
@@ -366,8 +366,8 @@ STEP_TITLES = {
     "data_loading": "Waiting for data",
     "launch": "Kernel launches",
     "bubble": "Pipeline bubble",
-    "pipeline_parallel": "Pipeline send/receive (pp)",
-    "data_parallel": "Gradients and parameters (dp)",
+    "pipeline_parallel": "Pipeline send/receive (PP)",
+    "data_parallel": "Gradients and parameters (DP)",
     "host_parameters": "Parameters from host memory",
     "optimizer": "Optimizer",
     "fixed": "Fixed time per step",

@@ -317,12 +317,12 @@ def _rollout_reasons(queued: Estimates, fits: Bool, devices: Int, tp: int) -> Te
     for i in range(len(devices)):
         if not fits[i]:
             out.append(
-                f"rollout: {devices[i]} devices are not divisible by tp {tp}; set "
+                f"rollout: {devices[i]} devices are not divisible by TP {tp}; set "
                 "workload.rollout.tp to a divisor, or leave it out"
             )
         elif not feasible[i]:
             reason = queued.reasons(i)[0]
-            out.append(f"rollout with tp {tp}: {reason}; use a larger workload.rollout.tp")
+            out.append(f"rollout with TP {tp}: {reason}; use a larger workload.rollout.tp")
         else:
             out.append("")
     return np.array(out, dtype=object)

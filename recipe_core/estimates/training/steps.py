@@ -197,7 +197,7 @@ def layer_work(setting: TrainingSetting, cases: TrainingCases, layer: Layer) -> 
         forward["matmul"] = forward["matmul"] + _dense_s(setting, cases, rows, layer.mlp)
     halves = (layer.attention is not None) + (layer.mlp is not None)
     tensor = rank_group(cluster, cases, cases.tp)
-    gather_s = all_gather_s(cluster, tensor, BYTES * rows * hidden, "Gather or scatter (tp)")
+    gather_s = all_gather_s(cluster, tensor, BYTES * rows * hidden, "Gather or scatter (TP)")
     reduce_s = 2 * gather_s * setting.framework.tensor_exposed.value
     attention_s = forward["attention"]
     forward["tensor_parallel"] = np.where(cases.tp > 1, halves * reduce_s, 0.0)
@@ -249,7 +249,7 @@ def _ring(
     heads = np.maximum(a.kv_heads / cases.tp, 1.0)
     data = value_bytes * cases.tokens * cases.cp * heads * (a.head_dim + a.v_head_dim)
     group = rank_group(setting.cluster, cases, cases.cp, cases.tp)
-    seconds = all_gather_s(setting.cluster, group, data, "Ring of keys and values (cp)")
+    seconds = all_gather_s(setting.cluster, group, data, "Ring of keys and values (CP)")
     hops = np.maximum(cases.cp - 1, 1)
     exposed = np.maximum(seconds - hides * hops / cases.cp, 0.0) + seconds / hops
     return np.where(cases.cp > 1, exposed, 0.0)

@@ -115,11 +115,11 @@ def ranks_of_node(group: Group, option: str) -> int:
     """
     size, per_node = group.split.tp * group.split.pp, len(group.places[0].devices)
     if group.split.dp > 1 and per_node % size:
-        rank = f"a data-parallel rank of tp {group.split.tp} × pp {group.split.pp} = {size} devices"
+        rank = f"a data-parallel rank of TP {group.split.tp} × PP {group.split.pp} = {size} devices"
         raise NoAnswer(
             f"{rank} spans nodes and cannot answer by itself.",
             field=f"options.engine_options.{option}",
-            hint="Leave the option out, or use a smaller tp or pp.",
+            hint="Leave the option out, or use a smaller TP or PP.",
         )
     return max(per_node // size, 1)
 

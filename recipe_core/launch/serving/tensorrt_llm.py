@@ -166,9 +166,9 @@ def config_of(deployment: Deployment, group: Group) -> dict[str, Any]:
     candidate, split = deployment.candidate, group.split
     attention_dp = split.ep > 1 and split.dp > 1
     if attention_dp and split.tp > 1:
-        degrees = f"tp {split.tp} × dp {split.dp} is neither"
+        degrees = f"TP {split.tp} × DP {split.dp} is neither"
         message = f"TensorRT-LLM cuts attention over all ranks or none; {degrees}."
-        hint = f"Use tp 1 with dp {split.devices // split.pp}, or dp 1."
+        hint = f"Use TP 1 with DP {split.devices // split.pp}, or DP 1."
         raise NoAnswer(message, field="candidate.tp", hint=hint)
     draft, prefill = candidate.speculative, group.role == "prefill"
     table = option_table("tensorrt-llm-config", engine("tensorrt-llm").version)

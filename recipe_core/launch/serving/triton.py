@@ -34,7 +34,7 @@ def launch_triton(deployment: Deployment) -> Launch:
         raise NoAnswer(
             f"{engine.title} runs one scheduler per server.",
             field="candidate.dp",
-            hint="Use replicas (ep 1), or the engine without Triton.",
+            hint="Use replicas (EP 1), or the engine without Triton.",
         )
     placed = engine_groups(deployment)
     extra = check_options(

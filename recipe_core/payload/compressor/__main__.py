@@ -54,7 +54,7 @@ def _compress_and_verify(job: Job, options: argparse.Namespace) -> None:
     verify.write_result(measured, job, path)
     print(
         f"Perplexity {base.figures.perplexity:.4f} became {measured.result.perplexity:.4f} over "
-        f"{len(tokens)} tokens ({measured.perplexity_retained:.2%} retained); "
+        f"{len(tokens)} tokens ({100 * measured.perplexity_retained:.2f} % retained); "
         f"{base.figures.bytes:,} bytes became {measured.result.bytes:,}. See {path}.",
         flush=True,
     )

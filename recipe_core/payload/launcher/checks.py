@@ -220,7 +220,7 @@ def _check_host_memory(needs: Needs, machine: Machine, *, running: bool) -> Chec
     memory, *_ = (*machine.memories, Memory("this machine", total, available))
     detail = f"{show_gib(available)} available, {_describe_use(needs, memory.total_bytes)}"
     if available < used and not running:
-        fix = f"Free {show_gib(used - available)}, or plan a smaller split with `recipe plan`."
+        fix = f"Free {show_gib(used - available)}, or plan a smaller layout with `recipe plan`."
         return Check("memory", "FAIL", detail, fix)
     refusal = None if running else _check_claim(needs, [memory], exact=True)
     return refusal or Check("memory", "ok", detail)

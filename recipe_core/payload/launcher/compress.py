@@ -189,10 +189,10 @@ def _describe_retained(figures: dict[str, Any]) -> list[str]:
     retained = figures.get("retained") or {}
     lines = []
     if "perplexity" in retained:
-        lines.append(f"{retained['perplexity']:.2%} of the base's perplexity retained")
+        lines.append(f"{100 * retained['perplexity']:.2f} % of the base's perplexity retained")
     if retained.get("agreement") is not None:
-        lines.append(f"{retained['agreement']:.1%} of the tokens of greedy answers alike")
+        lines.append(f"{100 * retained['agreement']:.1f} % of the tokens of greedy answers alike")
     if figures.get("base_bytes") and figures.get("bytes"):
         share = figures["bytes"] / figures["base_bytes"]
-        lines.append(f"{share:.1%} of the base's bytes")
+        lines.append(f"{100 * share:.1f} % of the base's bytes")
     return lines

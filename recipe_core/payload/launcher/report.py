@@ -171,7 +171,7 @@ def amount(key: str, value: float | None) -> str:
     if "per_s" in key:
         return f"{value:,.1f}/s"
     if key == "mfu":
-        return f"{value:.1%}"
+        return f"{100 * value:.1f} %"
     if key.endswith("bytes"):
         return f"{value / (1 << 30):,.2f} GiB"
     return f"{value * 1e3:,.2f} ms" if value < 10 else f"{value:,.1f} s"

@@ -213,8 +213,8 @@ def _build_hf_arguments(settings: Settings, deepspeed: Path | None, run: Path) -
     replicas = world // int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE", "1"))
     sequences = replicas * batch.micro_batch
     if batch.global_batch % sequences:
-        terms = f"replicas({replicas}) × micro_batch({batch.micro_batch}) = {sequences}"
-        message = f"global_batch({batch.global_batch}) is not divisible by {terms}."
+        terms = f"replicas {replicas} × micro_batch {batch.micro_batch} = {sequences}"
+        message = f"global_batch {batch.global_batch} is not divisible by {terms}."
         raise TrainError(message, hint="Start as many processes as planned.")
     by_fsdp = os.environ.get("FSDP_ACTIVATION_CHECKPOINTING", "false") == "true"
     return TrainingArguments(

@@ -219,7 +219,7 @@ class Run:
     def _tell(self, step: int) -> None:
         d, batch = self.world.degrees, self.settings.batch
         parameters = sum(parameter.numel() for parameter in self.reference.parameters())
-        terms = f"pp {d.pp} × replicate {d.replicate} × shard {d.shard} × tp {d.tp}"
+        terms = f"PP {d.pp} × replicate {d.replicate} × shard {d.shard} × TP {d.tp}"
         work = f"{batch.global_batch} sequences of {batch.sequence_length} per step"
         pieces = f"{d.micro_batches} micro-batches of {batch.micro_batch}"
         begin = "starting" if step == 0 else f"resuming after step {step}"

@@ -37,7 +37,7 @@ def check_adapters(settings: Settings, model: str | None) -> None:
         )
     if settings.split.tp > 1:
         raise TrainError(
-            f"peft's adapters are not cut by tensor parallelism (tp {settings.split.tp}).",
+            f"peft's adapters are not cut by tensor parallelism (TP {settings.split.tp}).",
             hint="Set tp: 1.",
         )
 

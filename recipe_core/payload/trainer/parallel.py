@@ -32,7 +32,7 @@ from .settings import Batch, Settings, Split
 
 @dataclass(frozen=True)
 class Degrees:
-    """pp × replicate × shard × tp = devices, outermost first.
+    """PP × replicate × shard × TP = devices, outermost first.
 
     ``micro_batches``: those of a step on one replica.
     """
@@ -57,16 +57,16 @@ def resolve_mesh_degrees(split: Split, batch: Batch, world: int, *, elastic: boo
     model = split.tp * split.pp
     planned = model * split.dp
     if world != planned and (not elastic or world % model):
-        terms = f"tp({split.tp}) × pp({split.pp}) × dp({split.dp}) = {planned} ≠ {world} processes"
+        terms = f"TP {split.tp} × PP {split.pp} × DP {split.dp} = {planned} ≠ {world} processes"
         hint = f"Start {planned} processes."
         if elastic:
-            hint = f"An elastic run needs a multiple of tp × pp = {model}."
+            hint = f"An elastic run needs a multiple of TP × PP = {model}."
         raise TrainError(f"{terms}.", hint=hint)
     dp = world // model
     sequences = dp * batch.micro_batch
     if batch.global_batch % sequences:
-        terms = f"dp({dp}) × micro_batch({batch.micro_batch}) = {sequences}"
-        message = f"global_batch({batch.global_batch}) is not divisible by {terms}."
+        terms = f"DP {dp} × micro_batch {batch.micro_batch} = {sequences}"
+        message = f"global_batch {batch.global_batch} is not divisible by {terms}."
         raise TrainError(message, hint="Use another number of devices, or plan again.")
     shard = _shard(split, dp)
     return Degrees(split.pp, dp // shard, shard, split.tp, batch.global_batch // sequences)

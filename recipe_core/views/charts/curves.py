@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.units import count_text, significant, token_rate_text, usd
+from recipe_core.base.units import count_text, share_text, significant, token_rate_text, usd
 from recipe_core.estimates.columns.serving import ReuseCurve
 from recipe_core.estimates.serving.feature_results import KvTier, PrefixCache
 from recipe_core.request.metrics import Metric, column_metric
@@ -195,7 +195,7 @@ def use_curves(rates: Mapping[str, tuple[float, float]], *, dark: bool = False) 
     for n, (name, (usd_per_hour, tokens_per_s)) in enumerate(rates.items()):
         price = usd_per_million_by_use(usd_per_hour, tokens_per_s, USE)
         highest = max(highest, float(price[-1]))
-        about = [[f"{use:.0%}", usd(float(value))] for use, value in zip(USE, price, strict=True)]
+        about = [[share_text(use), usd(float(at))] for use, at in zip(USE, price, strict=True)]
         hover = "%{customdata[0]} utilisation: %{customdata[1]} per million tokens"
         draw.curve(name, USE * 100, price, n, f"<b>{name}</b><br>{hover}", about)
     across = axis("Utilisation (% of paid hours)", range=[0, 102])
@@ -227,12 +227,13 @@ def reuse_figure(
 
 def _tier_marks(cache: PrefixCache, tiers: Sequence[KvTier]) -> list[tuple[str, float, float, str]]:
     """Title, size, share found and text of each cache; a tier also holds those above it."""
-    text = f"{count_text(cache.seen_tokens)} tokens, {cache.device_hit:.1%} found"
+    text = f"{count_text(cache.seen_tokens)} tokens, {share_text(cache.device_hit, 1)} found"
     marks = [("Devices", cache.seen_tokens, cache.device_hit, text)]
     size = cache.seen_tokens
     for tier in tiers:
         size = max(size, tier.capacity_tokens)
-        text = f"{count_text(tier.capacity_tokens)} tokens, {tier.hit:.1%} found; {tier.verdict}"
+        hit_text = f"{share_text(tier.hit, 1)} found; {tier.verdict}"
+        text = f"{count_text(tier.capacity_tokens)} tokens, {hit_text}"
         marks.append((TIERS[tier.name], size, tier.hit, text))
     return marks
 
@@ -243,7 +244,7 @@ def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -
     draw.curve("Linear", best.gpus, ideal, {"dash": "dot", "color": draw.colours.muted})
     shares = tokens / np.maximum(ideal, 1e-12)
     draw.curve(
-        "Best split",
+        "Best layout",
         best.gpus,
         tokens,
         0,
@@ -254,7 +255,7 @@ def scaling_curve(best: Scaling, labels: Sequence[str], *, dark: bool = False) -
         ],
         mode="lines+markers+text",
         marker={"size": 10, "color": draw.colours.series[0]},
-        **draw.labels([f"{share:.0%}" for share in shares], "top left"),
+        **draw.labels([share_text(share) for share in shares], "top left"),
     )
     across = axis(
         column_metric("gpus").head, **_log_ticks(best.gpus, [f"{n:,.0f}" for n in best.gpus])

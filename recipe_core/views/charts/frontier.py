@@ -13,8 +13,8 @@ from recipe_core.base.errors import RecipeError
 from recipe_core.base.units import significant, token_rate_text, usd
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plan_json import cluster_title, measure_text, split_label
-from recipe_core.plans.splits import is_known, row_key
+from recipe_core.plans.plan_json import cluster_title, measure_text, split_label, split_labels
+from recipe_core.plans.splits import is_known, row_key, row_keys
 from recipe_core.views.charts.front import tradeoff
 from recipe_core.views.charts.labels import Plane, add_labels, range_without_outliers
 from recipe_core.views.charts.style import (
@@ -30,8 +30,6 @@ from recipe_core.views.explanations.curves import Envelope, Frontier, evaluate_f
 from recipe_core.views.plan_words import shown_limit, used_devices_text
 
 HEIGHT_PX, PLOT_HEIGHT_PX = 440, 340.0
-# Tokens of a price.
-MILLION = 1e6
 # Shares of a curve at which its name may stand.
 NAMED_AT = (0.5, 0.35, 0.65, 0.2, 0.8)
 # Share of a curve's colour in its band, the rest is the page's.
@@ -54,13 +52,13 @@ def frontier_figure(
         spent = "wall" if is_known(plan, "wall") else "step"
         return counts or tradeoff(plan, spent, "memory", pins=pins, dark=dark)
     try:
-        wide = evaluate_frontier(plan, money=_compares_prices(plan))
+        frontier = evaluate_frontier(plan, money=_compares_prices(plan))
     except RecipeError:
-        wide = None
-    if wide is None or not wide.envelopes:
+        frontier = None
+    if frontier is None or not frontier.envelopes:
         return tradeoff(plan, *plan.shown.axes, pins=pins, dark=dark)
     money = _compares_prices(plan)
-    return frontier_lines(wide, plan, chosen_row, money=money, pins=pins, dark=dark)
+    return frontier_lines(frontier, plan, chosen_row, money=money, pins=pins, dark=dark)
 
 
 # Serving
@@ -89,15 +87,15 @@ def frontier_lines(
 
     ``money``: output per dollar, for which the frontier was evaluated, in place of that per device.
     """
-    draw, wide = Drawing(dark=dark), frontier.plan
-    curves = [_curve_of(wide, envelope, money) for envelope in frontier.envelopes]
+    draw, load_plan = Drawing(dark=dark), frontier.plan
+    curves = [_curve_of(load_plan, envelope, money) for envelope in frontier.envelopes]
     plane = _plane_of(curves)
-    _add_slow_zone(draw, plan, plane)
+    shapes = _slow_zone(draw, plan, plane)
     names = []
     for n, curve in enumerate(curves):
         colour = draw.colours.groups[n % len(draw.colours.groups)]
         _add_band(draw, curve, mix(colour, draw.colours.paper, BAND_SHADE))
-        _add_curve(draw, n, wide, curve, colour)
+        _add_curve(draw, n, load_plan, curve, colour)
         names.append((curve.envelope.title, _name_places(curve), colour))
     if star := _add_star(draw, plan, row, money):
         names.insert(0, (split_label(plan, row or 0, device=False), [star], draw.colours.ink))
@@ -108,14 +106,15 @@ def frontier_lines(
         for place in zip(curve.envelope.interactivity.tolist(), curve.height.tolist(), strict=True)
     ]
     add_labels(draw, plane, names, marks)
-    up = "Output tokens per dollar (million)" if money else plan.measures["per_gpu"].axis
-    look: Style = {"hovermode": "closest", "showlegend": len(curves) > 1}
+    vertical = "Output tokens per dollar (million)" if money else plan.measures["per_gpu"].axis
+    traits: Style = {"hovermode": "closest", "showlegend": len(curves) > 1}
     return draw.set_axes(
         axis(plan.measures["interactivity"].axis, range=list(plane.x)),
-        axis(up, range=list(plane.y)),
+        axis(vertical, range=list(plane.y)),
         HEIGHT_PX,
         clickmode="event+select",
-        **look,
+        shapes=shapes,
+        **traits,
     )
 
 
@@ -125,10 +124,10 @@ def _compares_prices(plan: Plan) -> bool:
     return len(priced) > 1 and all(priced)
 
 
-def _curve_of(wide: Plan, envelope: Envelope, money: bool) -> Curve:
+def _curve_of(load_plan: Plan, envelope: Envelope, money: bool) -> Curve:
     name = "usd" if money else "per_gpu"
-    low, high = band_ends(wide, name, envelope.rows)
-    values = wide.raw(name)[envelope.rows]
+    low, high = band_ends(load_plan, name, envelope.rows)
+    values = load_plan.raw(name)[envelope.rows]
     low, high = (values * _filled(end / values) for end in (low, high))
     if money:  # a price of a million tokens, upside down
         values, low, high = 1 / values, 1 / high, 1 / low
@@ -153,25 +152,29 @@ def _filled(factors: Float) -> Float:
 
 def _plane_of(curves: list[Curve]) -> Plane:
     across = [x for curve in curves for x in curve.envelope.interactivity.tolist()]
-    up = [y for curve in curves for y in curve.high.tolist()]
+    vertical = [y for curve in curves for y in curve.high.tolist()]
     return Plane(
         range_without_outliers(across, from_zero=True),
-        (0.0, range_without_outliers(up, from_zero=True)[1]),
+        (0.0, range_without_outliers(vertical, from_zero=True)[1]),
         PLOT_HEIGHT_PX,
     )
 
 
-def _add_slow_zone(draw: Drawing, plan: Plan, plane: Plane) -> None:
-    """Shade what is slower than the limit on the time per token."""
+def _slow_zone(draw: Drawing, plan: Plan, plane: Plane) -> list[Style]:
+    """Name what is slower than the limit on the time per token; its shade and its edge."""
     limit_ms = shown_limit(plan, "tpot")
     if limit_ms is None:
-        return
+        return []
     edge, alarm = 1e3 / limit_ms, draw.colours.alarm
-    end = min(edge, plane.x[1])
-    draw.figure.add_vrect(x0=0, x1=end, fillcolor=alarm, opacity=0.08, line_width=0, layer="below")
-    draw.limit(x=edge, width=1)
     text = f"slower than {significant(limit_ms)} ms a token"
     draw.note(text, alarm, 11, x=0, y=1.0, yref="paper", xanchor="left", yanchor="bottom")
+    high: Style = {"xref": "x", "y0": 0, "y1": 1, "yref": "y domain"}
+    shade: Style = {"fillcolor": alarm, "opacity": 0.08, "layer": "below", "line": {"width": 0}}
+    line: Style = {"color": alarm, "dash": "dash", "width": 1}
+    return [
+        {"type": "rect", "x0": 0, "x1": min(edge, plane.x[1]), **high, **shade},
+        {"type": "line", "x0": edge, "x1": edge, **high, "line": line},
+    ]
 
 
 def _add_band(draw: Drawing, curve: Curve, shade: str) -> None:
@@ -184,17 +187,18 @@ def _add_band(draw: Drawing, curve: Curve, shade: str) -> None:
     )
 
 
-def _add_curve(draw: Drawing, n: int, wide: Plan, curve: Curve, colour: str) -> None:
+def _add_curve(draw: Drawing, n: int, load_plan: Plan, curve: Curve, colour: str) -> None:
     envelope = curve.envelope
+    keys, labels = row_keys(load_plan, envelope.rows), split_labels(load_plan, envelope.rows)
     about = [
         [
-            row_key(wide, split),
-            split_label(wide, split),
-            used_devices_text(wide, split),
+            keys[k],
+            labels[k],
+            used_devices_text(load_plan, split),
             f"{token_rate_text(float(envelope.per_gpu[k]))} per GPU"
-            + _priced_label(float(wide.raw("usd")[split])),
+            + _priced_label(float(load_plan.raw("usd")[split])),
             token_rate_text(float(envelope.interactivity[k])),
-            measure_text(wide, "ttft", split),
+            measure_text(load_plan, "ttft", split),
         ]
         for k, split in enumerate(envelope.rows.tolist())
     ]
@@ -204,7 +208,7 @@ def _add_curve(draw: Drawing, n: int, wide: Plan, curve: Curve, colour: str) -> 
         curve.height,
         {"shape": "vh", "color": colour, "width": 2, "dash": DASHES[n % len(DASHES)]},
         "<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}"
-        f"<br>%{{customdata[4]}} a user<br>{wide.measures['ttft'].head} %{{customdata[5]}}",
+        f"<br>%{{customdata[4]}} a user<br>{load_plan.measures['ttft'].head} %{{customdata[5]}}",
         about,
         mode="lines+markers",
         marker={"symbol": SYMBOLS[n % len(SYMBOLS)], "size": 6, "color": colour},
@@ -293,9 +297,9 @@ def run_counts(
         if (limit := shown_limit(plan, name)) is not None:
             place: Style = {key: limit}
             draw.limit(f" limit {significant(limit)} {plan.measures[name].unit.symbol}", **place)
-    look: Style = {"hovermode": "closest", "showlegend": len(groups) > 1}
-    across, up = axis(wall.axis, range=list(plane.x)), axis(money.axis, range=list(plane.y))
-    return draw.set_axes(across, up, HEIGHT_PX, clickmode="event+select", **look)
+    traits: Style = {"hovermode": "closest", "showlegend": len(groups) > 1}
+    across, vertical = axis(wall.axis, range=list(plane.x)), axis(money.axis, range=list(plane.y))
+    return draw.set_axes(across, vertical, HEIGHT_PX, clickmode="event+select", **traits)
 
 
 def _banded_range(plan: Plan, name: str, rows: list[int]) -> tuple[float, float]:

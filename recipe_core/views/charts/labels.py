@@ -42,10 +42,10 @@ class Box:
     right: float
     high: float
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, box: Box) -> bool:
         """True where both cover a common place."""
-        across = self.left < other.right and other.left < self.right
-        return across and self.low < other.high and other.low < self.high
+        across = self.left < box.right and box.left < self.right
+        return across and self.low < box.high and box.low < self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,9 @@ def add_labels(
         )
 
 
-def _mark_box(at: tuple[float, float]) -> Box:
-    return Box(at[0] - MARK_PX, at[1] - MARK_PX, at[0] + MARK_PX, at[1] + MARK_PX)
+def _mark_box(middle: tuple[float, float]) -> Box:
+    x, y = middle
+    return Box(x - MARK_PX, y - MARK_PX, x + MARK_PX, y + MARK_PX)
 
 
 def _places(plane: Plane, text: str, point: Point) -> Iterator[Label]:
@@ -156,16 +157,18 @@ def _places(plane: Plane, text: str, point: Point) -> Iterator[Label]:
             yield Label(text, point, dx, dy, box)
 
 
-def range_without_outliers(values: Sequence[float], *more: float, from_zero: bool = False) -> Range:
+def range_without_outliers(
+    values: Sequence[float], *values_inside: float, from_zero: bool = False
+) -> Range:
     """The range of an axis over values without those that lie far out, with room at its ends.
 
     Args:
-        values: what is drawn; those beyond the range are outliers, for ``edge_notes``.
-        more: values that have to be inside.
+        values: what is drawn; those beyond the range are outliers, for ``edge_names``.
+        values_inside: others that have to be inside.
         from_zero: whether the axis starts at zero.
     """
     finite = np.array([value for value in values if np.isfinite(value)], dtype=np.float64)
-    inside = [*more, *([0.0] if from_zero else [])]
+    inside = [*values_inside, *([0.0] if from_zero else [])]
     if len(finite):
         low, high = np.quantile(finite, (0.1, 0.9))
         spread = max(float(high - low), 1e-12)
@@ -178,8 +181,8 @@ def range_without_outliers(values: Sequence[float], *more: float, from_zero: boo
 
 def is_outside(point: Point, plane: Plane) -> bool:
     """True for a point beyond an end of either axis."""
-    (x, y), (left, right), (low, high) = point, plane.x, plane.y
-    return not (left <= x <= right and low <= y <= high)
+    (x, y), (x_low, x_high), (y_low, y_high) = point, plane.x, plane.y
+    return not (x_low <= x <= x_high and y_low <= y <= y_high)
 
 
 def edge_names(plane: Plane, points: Sequence[tuple[str, Point]]) -> list[tuple[str, Point]]:
@@ -188,9 +191,12 @@ def edge_names(plane: Plane, points: Sequence[tuple[str, Point]]) -> list[tuple[
     for text, (x, y) in points:
         if not is_outside((x, y), plane):
             continue
-        arrows = ("←", "") if x < plane.x[0] else ("", "→") if x > plane.x[1] else ("", "")
-        if arrows == ("", ""):
-            arrows = ("", "↑") if y > plane.y[1] else ("", "↓")
+        if x < plane.x[0]:
+            name = f"← {text}"
+        elif x > plane.x[1]:
+            name = f"{text} →"
+        else:
+            name = f"{text} {'↑' if y > plane.y[1] else '↓'}"
         edge = (min(max(x, plane.x[0]), plane.x[1]), min(max(y, plane.y[0]), plane.y[1]))
-        names.append((" ".join(filter(None, (arrows[0], text, arrows[1]))), edge))
+        names.append((name, edge))
     return names

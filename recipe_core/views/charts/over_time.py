@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.units import significant
+from recipe_core.base.units import share_text, significant
 from recipe_core.request.over_time import DAY_S, HOUR_S, WEEK_S
 from recipe_core.scaling.traces.describe import count_by_window
 from recipe_core.scaling.traces.trace import Rates, Trace
@@ -113,7 +113,7 @@ def lengths_density(trace: Trace, *, dark: bool = False) -> go.Figure:
 def _share_ticks(share: np.ndarray) -> dict[str, list[object]]:
     ends = np.log10([share[share > 0].min(), share.max()])
     powers = np.arange(np.floor(ends[0]), np.ceil(ends[1]) + 1).tolist()
-    return {"tickvals": powers, "ticktext": [f"{100 * 10.0**power:g}%" for power in powers]}
+    return {"tickvals": powers, "ticktext": [f"{100 * 10.0**power:g} %" for power in powers]}
 
 
 def hits_by_cache(hit: Mapping[str, Any], *, dark: bool = False) -> go.Figure:
@@ -121,7 +121,7 @@ def hits_by_cache(hit: Mapping[str, Any], *, dark: bool = False) -> go.Figure:
     draw, hits = Drawing(dark=dark), hit["by_cache_tokens"]
     hover = "a cache of %{x:,.0f} tokens holds %{y:.1%}"
     draw.curve("prompt tokens that hit", [*map(float, hits)], list(hits.values()), 0, hover)
-    text, grey = f"without limit {hit['unlimited']:.1%}", draw.colours.muted
+    text, grey = f"without limit {share_text(hit['unlimited'], 1)}", draw.colours.muted
     draw.limit(text, y=hit["unlimited"], colour=grey, position="top left")
     across = {"title": "Cache, tokens of all requests together", "type": "log", "dtick": 1}
     up = {"title": "Share of prompt tokens", "tickformat": ".0%", "rangemode": "tozero"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from recipe_core.base.units import GIB, alike, count_text, gib, seconds_text
+from recipe_core.base.units import GIB, alike, count_text, gib, seconds_text, share_text
 from recipe_core.estimates.serving.bottlenecks import BOTTLENECKS
 from recipe_core.models.tensors import PART_TITLES
 from recipe_core.plans.plan import Plan
@@ -56,7 +56,7 @@ def waterfall(parts: Parts, names: Mapping[str, str], *, dark: bool = False) -> 
         y=[*(names.get(name, name) for name in ordered), "Total"],
         x=[*(seconds * factor for seconds in values), 0],
         measure=["relative"] * len(values) + ["total"],
-        customdata=[*(f"{seconds / total:.1%}" for seconds in values if total), "100%"],
+        customdata=[*(share_text(seconds / total, 1) for seconds in values if total), "100 %"],
         hovertemplate="%{y}<br>%{text}, %{customdata}<extra></extra>",
         increasing={"marker": {"color": draw.colours.series[0]}},
         totals={"marker": {"color": draw.colours.series[4]}},
@@ -72,7 +72,7 @@ def loss_bars(shares: Parts, names: Mapping[str, str], *, dark: bool = False) ->
     draw, ordered = Drawing(dark=dark), _largest_first(shares)
     values = [share * 100 for share in ordered.values()]
     labels = [names.get(name, name) for name in ordered]
-    texts = draw.labels([f"{value:.2f}%" for value in values])
+    texts = draw.labels([f"{value:.2f} %" for value in values])
     draw.bars(None, labels, values, 0, "%{y}<br>%{text}", **texts)
     across = axis("% of the run", range=[0, max(values, default=0.0) * 1.25 or 1])
     return draw.set_axes(across, categories(), 80 + 28 * len(values), PLAIN)
@@ -253,7 +253,7 @@ def parameter_bars(parts: Mapping[str, float], *, dark: bool = False) -> go.Figu
         values,
         {"color": draw.colours.series[0]},
         "%{y}<br>%{customdata[0]} parameters, %{customdata[1]}",
-        [[f"{value:,}", f"{value / total:.1%}"] for value in values],
+        [[f"{value:,}", share_text(value / total, 1)] for value in values],
         **draw.labels([count_text(value) for value in values]),
     )
     across = {"visible": False, "range": [0, max(values, default=1.0) * 1.25]}

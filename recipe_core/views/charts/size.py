@@ -10,7 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from recipe_core.base.units import chance_text, significant
+from recipe_core.base.units import chance_text, share_text, significant
 from recipe_core.request.metrics import Limit, Unit, column_metric, limits_by_name
 from recipe_core.views import size_view
 from recipe_core.views.charts.style import (
@@ -253,7 +253,7 @@ def confidence_curves(
             legendrank=1001 + (look["rank"] or 0),
         )
     if confidence is not None:
-        draw.limit(f"asked {confidence:.0%}", y=100.0 * confidence, position="bottom right")
+        draw.limit(f"asked {share_text(confidence)}", y=100.0 * confidence, position="bottom right")
     across = axis("Devices rented", type="log", **_log_ticks_among(counts, DOUBLINGS))
     up = axis("Confidence (%)", range=[0, 104])
     return draw.set_axes(across, up, 440, hovermode="closest", showlegend=True)

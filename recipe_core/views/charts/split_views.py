@@ -137,7 +137,7 @@ def frontier_charts(focus: Focus[Plan]) -> Iterator[Item]:
         yield Note(str(error))
         return
     if not wide.envelopes:
-        yield Note("No split holds a single request on these devices.")
+        yield Note("No layout holds a single request on these devices.")
         return
     figure, m = frontier.frontier_lines(wide, focus.plan, focus.row, dark=focus.dark), plan.measures
     yield chart_of("interactivity", figure, m, len(wide.envelopes), wide.loads, m["load"].per)
@@ -237,11 +237,11 @@ def pipeline_charts(focus: Focus[Plan]) -> Iterator[Item]:
     if plan.columns["pp"][row] == 1:
         piped = best_with_pipeline(plan)
         if piped is None:
-            yield Note("No split that fits has a pipeline: each device holds all layers.")
+            yield Note("No layout that fits has a pipeline: each device holds all layers.")
             return
         row = piped
         best = f"{split_label(plan, row)}, {figures_phrase(plan, row)}"
-        yield Note(f"This split has no pipeline. The best split with one: {best}.")
+        yield Note(f"This layout has no pipeline. The best layout with one: {best}.")
     try:
         tasks, note = step_timeline(plan, row)
     except RecipeError as error:
@@ -256,7 +256,7 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
     plan = focus.searched
     best = scaling(plan)
     if len(best.rows) < 2:
-        yield Note("Splits fit on one device count only. Add nodes to see how the run scales.")
+        yield Note("Layouts fit on one device count only. Add nodes to see how the run scales.")
         return
     labels = [split_label(plan, row) for row in best.rows]
     figure = curves.scaling_curve(best, labels, dark=focus.dark)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 import plotly.graph_objects as go
 
-from recipe_core.base.units import significant, token_rate_text
+from recipe_core.base.units import share_text, significant, token_rate_text
 from recipe_core.estimates.serving.accuracy import NearFigure
 from recipe_core.estimates.serving.feature_results import KvTier
 from recipe_core.estimates.serving.results import ServingEstimate
@@ -241,8 +241,8 @@ def frontier_table(frontier: Frontier) -> Table:
 def _gain_text(value: float | None, first: float | None) -> str:
     if value is None or first is None:
         return "–"
-    text = f"{value / first - 1:+.0%}"
-    return "0%" if text in ("+0%", "-0%") else text
+    text = share_text(value / first - 1, signed=True)
+    return "0 %" if text in ("+0 %", "-0 %") else text
 
 
 def device_table(estimate: ServingEstimate, stated_hit: float) -> Table:
@@ -270,7 +270,7 @@ def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
     rows = [
         {
             plan.measures["gpus"].head: measure_text(plan, "gpus", row),
-            "Split": split_label(plan, row),
+            "Layout": split_label(plan, row),
             **{plan.measures[name].title: measure_text(plan, name, row) for name in names},
         }
         for row in best.rows
@@ -281,7 +281,7 @@ def scaling_table(plan: Plan, best: Scaling, title: str) -> Table:
 def arithmetic_items(times: Times, causes: Mapping[str, str]) -> Iterator[Item]:
     """Formulas with the numbers in them, down to operators, and the sources of these."""
     if not times.lines:
-        yield Note("The split breaks a rule, so nothing was estimated.")
+        yield Note("The layout breaks a rule, so nothing was estimated.")
     for title, lines in times.lines.items():
         head = ("Figure", "Formula", "With your numbers", "Value")
         yield Table(title, head, tuple(map(astuple, lines)), "Value")
@@ -300,7 +300,7 @@ def _operator_table(work: Working, causes: Mapping[str, str]) -> Table:
 
 
 def crossing_text(at: Crossing, load_unit: str) -> str:
-    """The load and the output at a crossing: ``96 in flight, 2,810 tok/s``."""
+    """The load and the output at a crossing: ``96 users at once, 2,810 tok/s``."""
     return f"{plain_load_text(at.load)} {load_unit}, {token_rate_text(at.output_tokens_per_s)}"
 
 

@@ -254,11 +254,16 @@ class Scaling:
 
 
 def scaling(plan: Plan) -> Scaling:
-    """The best feasible split of each number of devices in the plan, by tokens/s."""
-    gpus, rate, feasible = plan.raw("gpus"), plan.raw("output"), plan.feasible
+    """The best split of each number of devices in the plan, by tokens/s.
+
+    Of those that surely start, as the ranking; of all feasible ones where none does.
+    """
+    gpus, rate = plan.raw("gpus"), plan.raw("output")
+    sure = plan.feasible & ~plan.uncertain
+    judged = sure if sure.any() else plan.feasible
     best: dict[int, int] = {}
-    for count in np.unique(gpus[feasible]):
-        candidates = np.flatnonzero(feasible & (gpus == count))
+    for count in np.unique(gpus[judged]):
+        candidates = np.flatnonzero(judged & (gpus == count))
         best[int(count)] = int(candidates[np.argmax(rate[candidates])])
     rows = tuple(best.values())
     counts, rates = gpus[list(rows)], rate[list(rows)]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.accuracy.published import Retained
-from recipe_core.base.units import per_second, significant, usd
+from recipe_core.base.units import per_second, share_text, significant, usd
 from recipe_core.estimates.columns.serving import WIDE, Cases, Setting
 from recipe_core.estimates.roofline import product_dtype
 from recipe_core.estimates.serving.accuracy import accuracy_of
@@ -152,7 +152,11 @@ def _scale_price(setting: Setting, factor: float) -> Setting:
 
 def _load_text(setting: Setting, cases: Cases) -> str:
     load = float(cases.load[0])
-    return f"{significant(load)} requests/s" if setting.mode == "open" else f"{load:,.0f} requests"
+    return (
+        f"{significant(load)} requests a second"
+        if setting.mode == "open"
+        else f"{load:,.0f} requests"
+    )
 
 
 def _peak_text(setting: Setting, device: Device) -> str:
@@ -169,7 +173,7 @@ ASSUMPTIONS = (
     Assumption("Input tokens", 0.5, lambda _, c: f"{c.input_tokens[0]:,.0f}", "input_tokens"),
     Assumption("Output tokens", 0.5, lambda _, c: f"{c.output_tokens[0]:,.0f}", "output_tokens"),
     Assumption("Load", 0.5, _load_text, "load"),
-    Assumption("Prefix cache hits", 0.5, lambda _, c: f"{c.prefix_hit[0]:.0%}", "prefix_hit"),
+    Assumption("Prefix cache hits", 0.5, lambda _, c: share_text(c.prefix_hit[0]), "prefix_hit"),
     Assumption(
         "Memory bandwidth",
         0.2,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from recipe_core.base.units import share_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.ledger import Kernel, only_number, recorded_sums, recording
 from recipe_core.estimates.serving.continuous_batching import (
@@ -281,7 +282,7 @@ def _interference(state: _State) -> Iterator[Line]:
     numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
-        "what a prompt adds ÷ pp; of prompts that start together (b) only those behind"
+        "what a prompt adds ÷ PP; of prompts that start together (b) only those behind"
     )
     yield Line(TIME_TITLES[name], formula, numbers, time_text(value_s))
 
@@ -327,7 +328,7 @@ def _utilisation(parts: Parts) -> Line | None:
         "MFU of a step with prompts",
         f"operations ÷ (step · peak in {dtype})",
         f"{work_text(total, 'FLOP')} ÷ ({time_text(step_s)} × {work_text(peaks[dtype], 'FLOP/s')})",
-        f"{total / step_s / peaks[dtype]:.1%}",
+        share_text(total / step_s / peaks[dtype], 1),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError
+from recipe_core.base.units import share_text
 from recipe_core.engines.frameworks import Number, training_data
 from recipe_core.estimates.columns.training import TrainingCases, TrainingSetting
 from recipe_core.estimates.ledger import Overhead, Sum, only_number, recorded_sums, recording
@@ -192,8 +193,8 @@ def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
     stages, chunks = int(candidate["pp"]), int(candidate["virtual_stages"])
     if stages == 1:
         raise InputError(
-            "this split has no pipeline: every device holds all layers.",
-            hint="Choose a split with pp above 1.",
+            "this layout has no pipeline: every device holds all layers.",
+            hint="Choose a layout with PP above 1.",
         )
     parts, training = require_part(estimate.breakdown_s).step, require_part(estimate.training)
     total = training.micro_batches
@@ -203,7 +204,7 @@ def step_timeline(plan: Plan, row: int) -> tuple[list[Task], str]:
     shown = min(total, fitting - fitting % stages)
     tasks = timeline(candidate["schedule"], stages, shown, forward_s, backward_s, chunks)
     extent = f"the first {shown:,} of {total:,}" if shown < total else f"all {total:,}"
-    bubble = f"{training.bubble_share:.1%}"
+    bubble = share_text(training.bubble_share, 1)
     return tasks, (
         f"{candidate['schedule'].upper()}, {extent} micro-batches. Stages idle for {bubble} of the "
         "step. Hover over a bar for its micro-batch. Embedding, head and gradients are not shown."

@@ -76,7 +76,7 @@ def test_notes_have_the_figures_of_what_they_explain() -> None:
 
     halved = pair("links halve throughput").after
     reduce = seconds_text(halved.answer["breakdown_s"]["prefill"]["all_reduce"])
-    assert f"{reduce} for summing over tp" in note(halved, "Links between")
+    assert f"{reduce} for summing over TP" in note(halved, "Links between")
 
     buffers = pair("buffers outweigh a small model")
     rise = buffers.after.memory["runtime_bytes"] - buffers.before.memory["runtime_bytes"]

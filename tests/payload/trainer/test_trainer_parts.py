@@ -67,9 +67,9 @@ def test_degrees_follow_the_plan_and_an_elastic_run_follows_the_devices():
     assert (planned.replicate, planned.shard, planned.micro_batches) == (2, 4, 4)
     fewer = resolve_mesh_degrees(split, batch, 16, elastic=True)
     assert (fewer.replicate, fewer.shard, fewer.micro_batches) == (1, 4, 8)
-    with pytest.raises(TrainError, match=r"tp\(2\) × pp\(2\) × dp\(8\) = 32 ≠ 16"):
+    with pytest.raises(TrainError, match="TP 2 × PP 2 × DP 8 = 32 ≠ 16"):
         resolve_mesh_degrees(split, batch, 16, elastic=False)
-    with pytest.raises(TrainError, match=r"global_batch\(64\) .* dp\(3\) × micro_batch\(2\) = 6"):
+    with pytest.raises(TrainError, match=r"global_batch 64 .* DP 3 × micro_batch 2 = 6"):
         resolve_mesh_degrees(split, batch, 12, elastic=True)
     # chunks hold every layer once
     assert [list(chunk_layers(7, chunk, 3)) for chunk in range(3)] == [[0, 1, 2], [3, 4], [5, 6]]

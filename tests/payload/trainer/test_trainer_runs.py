@@ -134,7 +134,7 @@ def test_checkpoints_of_adapters_hold_nothing_else_and_are_gone_on_from(whole, a
 
 REFUSED = {
     "adapters need the weights of a model,": {"lora": {"rank": 4, "alpha": 8}},
-    "not cut by tensor parallelism (tp 2). Set tp: 1.": LORA | TENSOR,
+    "not cut by tensor parallelism (TP 2). Set tp: 1.": LORA | TENSOR,
 }
 
 
