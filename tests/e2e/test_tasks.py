@@ -28,9 +28,11 @@ from tests.fixtures.wizard import (
     LENSES,
     LLAMA_33,
     NO_PLAYWRIGHT,
+    OWN_LOAD,
     PEOPLE_USE,
     PLAN,
     QWEN_235B,
+    SCALED,
     answer_of,
     chip_of,
     choose_device,
@@ -226,7 +228,7 @@ def test_f_a_config_of_ones_own_ends_in_a_bundle(
     hand.clicks += 2  # the folded part, and the file
     unfold(page, "config.json")
     upload(page, tmp_path / "config.json")
-    page.get_by_text("Your config.json").first.wait_for()
+    page.get_by_text("Your config.json:").first.wait_for()
     settled(page, "Model")
     hand.press_button("Show the answer")
     same_as_library(page)
@@ -247,15 +249,7 @@ def on_lens(page: Any, address: str, lens: str, **link: str) -> Hand:
 def test_g_a_week_with_autoscaling_ends_in_the_bundle_that_was_priced(
     page: Any, address: str, tmp_path: Path
 ) -> None:
-    link = {
-        "model": "meta-llama/Llama-3.1-8B-Instruct",
-        "hardware.device": "h100-sxm",
-        "objective.limits.ttft_ms": "2000",
-        "objective.limits.tpot_ms": "50",
-        "workload.over_time.rates": "4,16,8",
-        "workload.over_time.days": "0.125",
-    }
-    hand = on_lens(page, address, "over-time", **link)
+    hand = on_lens(page, address, "over-time", **SCALED)
     hand.press(page.get_by_test_id("stButtonGroup").get_by_text("KEDA", exact=True))
     hand.press_button("Simulate")
     page.get_by_role("button", name="Use KEDA").wait_for(timeout=240_000)
@@ -366,13 +360,7 @@ def test_k_own_runs_are_dropped_and_named_in_the_answer(
     place = tmp_path / "kept"
     monkeypatch.setenv(VARIABLE, str(place))  # the library's answer reads the same place
     (tmp_path / "mine.csv").write_text(table_text(times_as_estimated(1.5, 3)))
-    link = {
-        "model": QWEN_32B,
-        "hardware.device": "h100-sxm",
-        "workload.concurrency": "64",
-        "workload.input_tokens": "1024",
-        "workload.output_tokens": "256",
-    }
+    link = {"model": QWEN_32B} | OWN_LOAD
     (tmp_path / "server").mkdir()
     page = open_page()
     with recipe_serve(tmp_path / "server", **{VARIABLE: str(place)}) as own:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,18 +12,27 @@ from urllib.parse import urlencode
 
 import pytest
 
+from recipe_core.base.documents import parse_yaml
+from recipe_core.calibration.importers.rows import table_text
+from recipe_core.calibration.place import VARIABLE
+from tests.calibration.test_own_runs import QWEN_32B, times_as_estimated
 from tests.fixtures.serve import recipe_serve
 from tests.fixtures.wizard import (
     LLAMA_33,
     NO_PLAYWRIGHT,
+    OWN_LOAD,
+    PAGES,
     PEOPLE_USE,
     PLAN,
     QWEN_235B,
+    SCALED,
     answer_of,
     checked_bundle,
     choose_device,
     move_to,
+    open_lens,
     open_step,
+    planned,
     query,
     recipe_in,
     same_as_library,
@@ -29,6 +40,7 @@ from tests.fixtures.wizard import (
     ships_what_was_priced,
     tab_to,
     type_over,
+    upload,
     wait_for_query,
 )
 
@@ -118,6 +130,147 @@ def test_d_adapters_of_a_small_model_on_two_consumer_cards(page, address, tmp_pa
     same_as_library(page)
     ship(page)
     assert recipe_in(by_shortcut(page, tmp_path))["candidate"]["engine"] in PEOPLE_USE
+
+
+def test_c_two_devices_are_compared_from_the_gallery(page: Any, address: str) -> None:
+    open_step(page, address, "")
+    tab_to(page, "DeepSeek R1, AMD or NVIDIA")
+    page.keyboard.press("Enter")
+    expect(answer_of(page)).to_contain_text("MI300X")
+    same_as_library(page)
+
+
+def test_e_a_long_run_says_days_and_money(page: Any, address: str) -> None:
+    walk_to_traffic(page, address, "Train or fine-tune", "llama 2 7b", "meta-llama/Llama-2-7b-hf")
+    type_over(page, "Tokens in all", "1e12")
+    wait_for_query(page, "workload.tokens", "1000000000000")
+    choose_hardware(page, "H100 SXM", "h100-sxm", per_node="8", nodes="8")
+    wait_for_query(page, "hardware.nodes", "8")
+    enter(page, "Show the answer", PLAN)
+    assert re.search(r"[\d.]+ days", answer_of(page).inner_text())
+    same_as_library(page)
+
+
+def test_f_a_config_of_ones_own_ends_in_a_bundle(page, address, tmp_path, tiny_config):
+    open_step(page, address, "model", "hardware.device=l40s&hardware.per_node=1")
+    tab_to(page, "Popular models")
+    page.keyboard.press("Enter")
+    tab_to(page, "Or paste it")
+    page.keyboard.insert_text(json.dumps(tiny_config))
+    page.keyboard.press("Tab")  # leaving the box takes it
+    page.get_by_text("Your config.json:").first.wait_for()
+    settled(page, "Model")
+    enter(page, "Show the answer", PLAN)
+    same_as_library(page)
+    ship(page)
+    by_shortcut(page, tmp_path)
+
+
+def test_g_a_week_with_autoscaling_ends_in_the_bundle_that_was_priced(page, address, tmp_path):
+    open_lens(page, address, "over-time", urlencode(SCALED))
+    move_to(page, "Policies to compare", "KEDA")
+    page.keyboard.press("Space")
+    settled(page, PLAN)
+    tab_to(page, "Simulate")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Use KEDA").wait_for(timeout=240_000)
+    settled(page, PLAN)
+    tab_to(page, "Use KEDA")
+    page.keyboard.press("Enter")
+    wait_for_query(page, "options.scaling.policy", "keda")
+    settled(page, PLAN)
+    ship(page)
+    priced = page.get_by_text(re.compile(r"keda: \d+ to \d+ like this"))
+    [(low, high)] = re.findall(r"(\d+) to (\d+) like", priced.inner_text())
+    with zipfile.ZipFile(by_shortcut(page, tmp_path)) as archive:
+        name = "targets/kubernetes-keda/scaledobject.yaml"
+        written = parse_yaml(archive.read(name).decode(), name)["spec"]
+    assert [written["minReplicaCount"], written["maxReplicaCount"]] == [int(low), int(high)]
+
+
+def test_h_a_format_from_its_lens_ends_in_a_bundle(page, address, tmp_path):
+    link = {"model": LLAMA_33, "hardware.device": "h100-sxm", "objective.optimize": "cost"}
+    open_lens(page, address, "formats", urlencode(link))
+    tab_to(page, "Use ")
+    before = query(page)
+    page.keyboard.press("Enter")
+    page.wait_for_function("before => location.search !== before", arg="?" + urlencode(before))
+    settled(page, PLAN)
+    ship(page)
+    assert recipe_in(by_shortcut(page, tmp_path))["candidate"]["weight_dtype"] == "fp8"
+
+
+def test_i_a_command_is_judged_and_opened_as_a_plan(page: Any, address: str) -> None:
+    open_step(page, address, "")
+    enter(page, "I have a command", "Does my command work?")
+    tab_to(page, "Command")
+    page.keyboard.insert_text(f"vllm serve {LLAMA_33} -tp 4 --max-model-len 8192")
+    page.keyboard.press("Control+Enter")
+    page.get_by_text("It starts").first.wait_for()
+    settled(page, "Does my command work?")
+    tab_to(page, "Open as plan")
+    page.keyboard.press("Enter")
+    wait_for_query(page, "workload.max_context", "8192")
+    answer_of(page)
+
+
+def test_j_choices_are_kept_and_compared(page: Any, address: str) -> None:
+    kept: dict[str, str] = {}
+    for model in ("meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"):
+        link = {"model": model, "hardware.device": "h100-sxm", **kept}
+        open_step(page, address, "plan", urlencode(link))
+        answer_of(page)
+        tab_to(page, "Keep")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Kept", exact=True).first.wait_for()
+        settled(page, PLAN)
+        kept = {"kept": query(page)["kept"]}
+    enter(page, "Compare (3)", "Compare")
+    expect(page.get_by_test_id("stTable").first.get_by_role("columnheader")).to_have_count(4)
+
+
+def test_k_own_runs_are_taken_and_counted(open_page, tmp_path, monkeypatch):
+    place = tmp_path / "kept"
+    monkeypatch.setenv(VARIABLE, str(place))  # the library's answer reads the same place
+    (tmp_path / "mine.csv").write_text(table_text(times_as_estimated(1.5, 3)))
+    (tmp_path / "server").mkdir()
+    page = open_page()
+    with recipe_serve(tmp_path / "server", **{VARIABLE: str(place)}) as own:
+        open_step(page, own.url, "evidence", urlencode({"model": QWEN_32B} | OWN_LOAD))
+        tab_to(page, "Upload")
+        upload(page, tmp_path / "mine.csv")  # the dialog that a press opens is the system's
+        page.get_by_text("3 of 3 new runs would count").first.wait_for()
+        settled(page, PAGES["evidence"])
+        tab_to(page, "Keep these runs")
+        page.keyboard.press("Enter")
+        page.get_by_text("Runs that are kept").first.wait_for()
+        settled(page, PAGES["evidence"])
+        enter(page, "Plan", PLAN)
+        same_as_library(page)
+        assert planned(page).own_runs_effect is not None
+        page.goto("about:blank")
+
+
+def test_l_grpo_asks_what_its_users_think_in(page: Any, address: str, tmp_path: Path) -> None:
+    walk_to_traffic(page, address, "Train or fine-tune", "qwen3 8b", "Qwen/Qwen3-8B")
+    choose(page, "Kind of run", "GRPO", "workload.method", "grpo")
+    tab_to(page, "Lengths and more")
+    page.keyboard.press("Enter")
+    for label, text in {"Prompts a step": "64", "Answers a prompt": "4"}.items():
+        type_over(page, label, text)
+    type_over(page, "Data file", "/data/prompts.parquet")
+    wait_for_query(page, "workload.data", "/data/prompts.parquet")
+    choose_hardware(page, "H200 SXM", "h200-sxm", per_node="8")
+    enter(page, "Show the answer", PLAN)
+    same_as_library(page)
+    ship(page)
+    document = recipe_in(by_shortcut(page, tmp_path))
+    rollout = document["request"]["workload"]["rollout"]
+    assert (document["candidate"]["engine"], rollout["prompts"], rollout["samples"]) == (
+        "verl",
+        64,
+        4,
+    )
 
 
 START = {
