@@ -192,7 +192,7 @@ def test_devices_with_prices_are_compared_by_output_per_dollar() -> None:
 
 
 def test_a_run_is_drawn_by_its_numbers_of_devices_and_never_on_a_line_by_definition() -> None:
-    splits = planned(*TRAINED, ("hardware.nodes", 4))
+    splits = planned(*TRAINED, ("hardware.nodes", 8))
     figure = frontier_figure(splits, splits.best_row)
     curve = figure.data[0]
     texts = [note.text for note in figure.layout.annotations]
