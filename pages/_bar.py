@@ -11,6 +11,7 @@ import _verdict as verdicts
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
+from recipe_core.views.plan_words import unpriced_note
 from recipe_core.views.verdict import Verdict
 
 ICONS = {
@@ -57,7 +58,8 @@ def explains(answer: verdicts.Answer) -> bool:
     """Return whether an answer needs more words than the line: it is refused, or in doubt."""
     if answer is None or isinstance(answer, RecipeError):
         return answer is not None
-    return answer[1].state != "holds" or answer[1].doubtful
+    plan, verdict = answer
+    return verdict.state != "holds" or verdict.doubtful or bool(unpriced_note(plan))
 
 
 def turn_page(page: Any) -> None:

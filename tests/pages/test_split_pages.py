@@ -143,7 +143,8 @@ def assert_drawn(app: AppTest, kind: str) -> None:
         if kind in view.kinds:
             open_view(app, view.title)
             charts = [chart.proto.id for chart in app.get("plotly_chart")]
-            assert any("frontier" not in chart for chart in charts) or app.table, view.name
+            noted = "one device count only" in words(app)
+            assert any("frontier" not in chart for chart in charts) or app.table or noted, view.name
 
 
 def test_every_registered_view_of_a_serving_split_draws(registered_chart: View) -> None:
@@ -157,7 +158,7 @@ def test_every_registered_view_of_a_serving_split_draws(registered_chart: View) 
 def test_every_registered_view_of_a_training_split_draws(registered_chart: View) -> None:
     table = opened(PIPELINED, model=LLAMA_70B).dataframe[0].value
     key = next(key for key in table["key"] if ".pp1." not in key)
-    app = opened(PIPELINED, model=LLAMA_70B, pins=key)
+    app = shown(opened(PIPELINED, model=LLAMA_70B, pins=key), lens="why")
     app.selectbox(key="focus").select(key)
     assert_drawn(app, "training")
     assert figure(open_view(app, registered_chart.title), "devices")["data"][0]["y"]
@@ -241,7 +242,7 @@ def test_what_would_let_a_refused_split_run_is_one_click(degrees: str, certain: 
     table = shown(app, **{"why-not": True}).dataframe[1].value
     keys = table["key"].tolist()
     row = next(n for n, key in enumerate(keys) if key.endswith(f".{degrees}"))
-    assert "users at once: time per output token" in table["why"][row]
+    assert re.search(r"at (one user|\d+ users at once): time per output token", table["why"][row])
     shown(app, **{"refused-splits": {"selection": {"rows": [row], "columns": [], "cells": []}}})
     assert float(query_of(press(app, "fix-0"))["objective.limits.tpot_ms"]) > 40
     ranked = app.dataframe[0].value.set_index("key")
@@ -351,7 +352,7 @@ def test_a_method_chosen_page_by_page_ends_in_a_download(method: str) -> None:
         app.switch_page(page)
         assert not shown(app).error, page
     assert_built(app)
-    assert "torchrun" in copied(app)
+    assert re.search("torchrun|--main_process_port", copied(app))
 
 
 @pytest.mark.parametrize(

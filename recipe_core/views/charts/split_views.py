@@ -256,7 +256,7 @@ def scaling_charts(focus: Focus[Plan]) -> Iterator[Item]:
     plan = focus.searched
     best = scaling(plan)
     if len(best.rows) < 2:
-        yield Note("Layouts fit on one device count only. Add nodes to see how the run scales.")
+        yield Note("Layouts surely start on one device count only. Add nodes to see how it scales.")
         return
     labels = [split_label(plan, row) for row in best.rows]
     figure = curves.scaling_curve(best, labels, dark=focus.dark)
