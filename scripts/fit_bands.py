@@ -51,6 +51,8 @@ from recipe_core.calibration.validation.validate import interval_coverage
 from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands
+from recipe_core.estimates.serving.load_error import load_stretches
+from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.estimates.training import starts
 from recipe_core.hardware.cluster import device_profile, roofline
 
@@ -100,11 +102,14 @@ def serving_rows(truth: Path) -> pd.DataFrame:
         for run in as_runs(published(truth))
         if not run.exclude and run.source not in listing_ids()
     ]
-    estimates = estimates_left_out(Problem(runs))
+    problem = Problem(runs)
+    estimates = estimates_left_out(problem)
     estimates = estimates[estimates.figure.ne("total_tokens_per_s")]
     run = estimates.run
+    names = {figure: QUANTITIES[figure][0] for figure in estimates.figure.unique()}
     table = estimates[["source", "device", "model", "measured", "estimated"]].assign(
-        metric=[QUANTITIES[figure][0] for figure in estimates.figure],
+        place=estimates.place,
+        metric=estimates.figure.map(names),
         run=[of.id for of in run],
         engine=[of.engine for of in run],
         version=[of.version for of in run],
@@ -116,7 +121,27 @@ def serving_rows(truth: Path) -> pd.DataFrame:
         split=[" ".join(str(getattr(of, name)) for name in SPLIT) for of in run],
         output_tokens=[of.output_tokens for of in run],
     )
-    return pd.concat([table, _latencies(table)], ignore_index=True)
+    out = pd.concat([table, _latencies(table)], ignore_index=True)
+    stretches, whole = queue_stretches(problem), np.ones(len(runs))
+    sides = {
+        side: [stretches.get((of.metric, side), whole)[of.place] for of in out.itertuples()]
+        for side in ("below", "above")
+    }
+    return out.drop(columns="place").assign(**sides)
+
+
+def queue_stretches(problem: Problem) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
+    """The exponents of intervals by a queue, of each run, by metric and side; 1 without one."""
+    out: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+    for block in problem.blocks:
+        if block.setting.mode != "open":
+            continue
+        served = solve_serving(block.setting, block.cases, block.memory)
+        for metric, stretch in load_stretches(served, block.cases).items():
+            for side in ("below", "above"):
+                column = out.setdefault((metric, side), np.ones(problem.runs))
+                column[block.places] = getattr(stretch, side)
+    return out
 
 
 def _latencies(table: pd.DataFrame) -> pd.DataFrame:
@@ -142,7 +167,7 @@ def label_residuals(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame
         for name, of in devices.items()
     }
     words = table[list(setup)].fillna("").astype(str)
-    return measured_residuals(
+    rows = measured_residuals(
         table.assign(
             basis=table.device.map(fitted),
             architecture=table.device.map({name: of.architecture for name, of in devices.items()}),
@@ -150,6 +175,11 @@ def label_residuals(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame
             setup=words.agg(" | ".join, axis=1),
         )
     )
+    if "below" not in rows:
+        return rows
+    # what a queue made of an error is taken back, as the intervals of such runs add it again
+    stretch = np.where(rows.residual > 0, rows.above, rows.below)
+    return rows.assign(residual=rows.residual / stretch)
 
 
 def training_rows(truth: Path) -> pd.DataFrame:

@@ -255,6 +255,7 @@ class Problem:
         self.runs = len(runs)
         excluded = self.rows.run.map(lambda run: run.exclude).ne("")
         unscored = excluded | self.rows.source.isin(listing_ids())
+        unscored |= self.rows["mode"].eq("open")  # near capacity a queue makes much of small errors
         in_cell = self.rows[~unscored].groupby([*CELL, "mode", "figure"]).place.transform("size")
         self.weights = np.where(
             unscored, 0.0, (self.rows.figure.map(WEIGHT) / in_cell).to_numpy(dtype=float)

@@ -25,7 +25,7 @@ MAX_TABLE_BYTES = 64 << 20
 SHOWN = 8  # errors listed; a wrong column would fill the screen
 
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
-LIMITS = ("max_num_seqs", "memory_fraction")
+LIMITS = ("max_num_seqs", "memory_fraction", "max_batched_tokens")
 FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
 Label = Annotated[str, Field(max_length=4096)]
 Row = TypeVar("Row", bound=BaseModel)
@@ -36,7 +36,8 @@ class Run(BaseModel):
 
     Throughput is of the whole deployment, latency the mean of a request. ``load`` is the
     concurrency (closed), the batch (static), the requests queued (offline) or those arriving per
-    second (open). ``source`` says whose figures they are, ``version`` which engine really ran.
+    second (open). ``length_spread`` is that of prompts and answers, as a request states it.
+    ``source`` says whose figures they are, ``version`` which engine really ran.
     ``scenario`` names runs that are scored apart from others of their mode, ``exclude`` is a reason
     not to count a run in scores and fits.
     """
@@ -59,10 +60,12 @@ class Run(BaseModel):
     kv_dtype: KvDtype = "auto"
     max_num_seqs: Count | None = None
     memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_batched_tokens: Count | None = None
     mode: Literal["closed", "open", "static", "offline"]
     scenario: Label = ""
     input_tokens: Tokens
     output_tokens: Tokens
+    length_spread: Annotated[float, Field(ge=0, lt=1)] | None = None
     load: Positive
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
@@ -94,6 +97,8 @@ class Run(BaseModel):
         """The request for an estimate of this run, as plain values."""
         load = self.load if self.mode == "open" else int(self.load)
         lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        if self.length_spread is not None and self.mode != "static":
+            lengths |= dict.fromkeys(("input_spread", "output_spread"), self.length_spread)
         names = ["engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"]
         names += [name for name in LIMITS if getattr(self, name) is not None]
         return {

@@ -56,7 +56,9 @@ LEAST_DECODING = 1e-9
 class Flow:
     """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode.
 
-    ``full_step_s``: a decode step in which as many as the replica can hold decode.
+    ``full_step_s``: a decode step in which as many as the replica can hold decode. ``slowing``: the
+    share of a step's time, prompts in it included, that grows as sequences do; None where no
+    requests come and go.
     """
 
     resident: Float
@@ -67,6 +69,7 @@ class Flow:
     step_s: Float
     prompt_s: Float
     full_step_s: Float
+    slowing: Float | None = None
 
     @property
     def tpot_s(self) -> Float:
@@ -423,7 +426,16 @@ class Loop:
             step_s=step_s,
             prompt_s=prompt_s,
             full_step_s=self.times[0, 0],
+            slowing=self._slowing(decoding, balance),
         )
+
+    def _slowing(self, decoding: Float, balance: _Balance) -> Float:
+        """The share of a step's time that grows as the sequences that decode."""
+        slope = self.slopes[0, 0]
+        for below, line in zip(self.nodes[1:], self.slopes[1:], strict=False):
+            slope = np.where(decoding < below, line[0], slope)
+        growing_s = np.maximum(slope, 0.0) * decoding + balance.interference_s
+        return np.asarray(np.clip(growing_s / balance.step_mean_s, 0.0, 1.0))
 
 
 # Full replicas: what arrives does not change them.

@@ -51,6 +51,8 @@ SHARED = 1.5
 AHEAD = 0.1
 # Steps of a static batch's prompts of which one more is no longer worth a sentence.
 MANY_STEPS = 16
+# Probability of serving what arrives below which an estimate says it.
+SURE_TO_KEEP_UP = 0.95
 # What the cache holds over what is logged, from which an estimate says both.
 WORTH_SAYING = 1.05
 
@@ -223,6 +225,12 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     does = "starts" if setting.mode == "static" else "starts and queues"
     waits = (cases.load > limit) & (setting.mode in ("closed", "offline"))
     yield note_where("queue", waits, limit=limit, load=cases.load)
+    if setting.mode == "open":
+        factor, chance = e.serving.load_factor, e.keeps_up
+        values = {"load": cases.load, "factor": factor, "chance": chance}
+        doubtful = feasible & (chance < SURE_TO_KEEP_UP)
+        yield note_where("busy", doubtful & (factor < 1), **values)
+        yield note_where("overloaded", doubtful & (factor >= 1), **values)
     yield note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
     needed = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     values = {

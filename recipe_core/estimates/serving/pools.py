@@ -302,7 +302,7 @@ def _pools_serving(line: _Line, state: _State, highest_per_s: Float, limit: Floa
         name: seconds / tokens_per_step(cases.draft_tokens, cases.acceptance)
         for name, seconds in state.step.items()
     }
-    unstable = cases.load >= highest_per_s if mode == "open" else None
+    load_factor = cases.load / highest_per_s if mode == "open" else None
     flow = Flow(
         resident=state.decoding,
         decoding=state.decoding,
@@ -313,4 +313,4 @@ def _pools_serving(line: _Line, state: _State, highest_per_s: Float, limit: Floa
         prompt_s=zero,  # prompts ride on no decode step
         full_step_s=step_s,
     )
-    return flow_serving(cases, flow, prefill, state.requests_per_s, unstable)
+    return flow_serving(cases, flow, prefill, state.requests_per_s, load_factor)

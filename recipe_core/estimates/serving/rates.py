@@ -40,7 +40,9 @@ class Serving(Columns):
 
     The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``:
     sequences of a replica that decode at once; ``step_s``: a step of theirs; ``prompt_s``: what a
-    prompt adds to the steps it shares.
+    prompt adds to the steps it shares. Of an open loop ``load_factor`` is what arrives as a share
+    of what a full replica serves, ``slowing`` the share of a step's time that grows as sequences
+    do; both are 0 elsewhere.
     """
 
     ttft_s: Float
@@ -48,12 +50,18 @@ class Serving(Columns):
     request_latency_s: Float
     output_tokens_per_s: Float
     resident: Float
-    unstable: Bool
+    load_factor: Float
+    slowing: Float
     decode: Parts
     prefill: Parts
     decoding: Float
     step_s: Float
     prompt_s: Float
+
+    @property
+    def unstable(self) -> Bool:
+        """Cases whose replicas serve less than arrives."""
+        return np.asarray(self.load_factor >= 1)
 
 
 def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
@@ -134,17 +142,23 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
 
 
 def flow_serving(
-    cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
+    cases: Cases,
+    flow: Flow,
+    prefill: Parts,
+    requests_per_s: Float,
+    load_factor: Float | None = None,
 ) -> Serving:
     """Return how a flow through each replica serves, with ``prefill`` as clients see it."""
-    ttft_s, tpot_s = total(prefill), flow.tpot_s
+    ttft_s, tpot_s, zero = total(prefill), flow.tpot_s, np.zeros(len(cases))
+    is_open = load_factor is not None and flow.slowing is not None
     return Serving(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         request_latency_s=ttft_s + (cases.output_tokens - 1) * tpot_s,
         output_tokens_per_s=requests_per_s * cases.output_tokens,
         resident=flow.resident,
-        unstable=np.zeros(len(cases), dtype=bool) if unstable is None else unstable,
+        load_factor=zero if load_factor is None else load_factor,
+        slowing=np.asarray(flow.slowing) if is_open else zero,
         decode=flow.decode,
         prefill=prefill,
         decoding=flow.decoding,
@@ -218,7 +232,7 @@ def _serve_open_loop(setting: Setting, cases: Cases, limit: Float) -> Serving:
     arriving = cases.load / cases.replicas
     capacity, flow = arriving_flow(setting, cases, limit)
     requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
-    return flow_serving(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
+    return flow_serving(cases, flow, flow.prefill, requests_per_s, arriving / capacity)
 
 
 def _serve_static_batch(setting: Setting, cases: Cases) -> Serving:
