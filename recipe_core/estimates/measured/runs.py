@@ -96,7 +96,10 @@ class Run(BaseModel):
     def request(self) -> dict[str, Any]:
         """The request for an estimate of this run, as plain values."""
         load = self.load if self.mode == "open" else int(self.load)
-        lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        lengths: dict[str, float] = {
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+        }
         if self.length_spread is not None and self.mode != "static":
             lengths |= dict.fromkeys(("input_spread", "output_spread"), self.length_spread)
         names = ["engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"]

@@ -13,7 +13,9 @@ that go with ``g``, a prompt and what the server does that go with ``f``, and pr
 as in a single queue, ``f²·(1 - v)/(1 - f·v)`` with ``v`` the share of the time that prompts take.
 From ``f·ρ = 1`` on it grows as long as requests come: it counts as ``MOST`` times the estimate.
 
-A band's ends become ``end^w`` with ``w = log g(f)/log f``, at the ends ``f`` of ``SLOWER``.
+The ends of a band become ``end^w`` with ``w = 1 + log(g(f)/f)/log(u)`` at ``f = SLOWER`` and
+``1/SLOWER``, where ``u`` (``USUAL``) is about the end of the 80 % band of the figure in a closed
+loop: there the queue multiplies the end by ``g(f)/f``.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from recipe_core.estimates.columns.serving import Cases
 from recipe_core.estimates.serving.corrections import STEP_PARTS
 from recipe_core.estimates.serving.rates import Serving
 
-# How far off the time of a step is: about the ends of the 80 % band of closed loops.
-SLOWER: Ends = (1 / 1.2, 1.2)
+# How far off the time of a step is, and times are: about the ends of 80 % bands of closed loops.
+SLOWER = 1.2
+USUAL = {"ttft_s": 1.7, "tpot_s": 1.2, "request_latency_s": 1.2}
 # Times the estimate that the end of an interval is where a server may be overloaded.
 MOST = 20.0
 # What a share of the time comes to at most before a queue counts as endless.
@@ -62,17 +65,13 @@ def slowed_first_tokens(served: Serving, cases: Cases, factor: float) -> Float:
 def load_stretches(served: Serving, cases: Cases) -> dict[str, Stretch]:
     """The exponents by which a queue widens the bands of times of an open loop, by figure."""
     first = served.ttft_s / served.request_latency_s
-    sides: dict[str, list[Float]] = {"ttft_s": [], "tpot_s": [], "request_latency_s": []}
-    for factor in SLOWER:
-        ttft = slowed_first_tokens(served, cases, factor)
-        tpot = slowed_steps(served, factor)
-        times = {
-            "ttft_s": ttft,
-            "tpot_s": tpot,
-            "request_latency_s": first * ttft + (1 - first) * tpot,
-        }
-        for name, grown in times.items():
-            sides[name].append(np.maximum(np.log(grown) / np.log(factor), 1.0))
+    sides: dict[str, list[Float]] = {name: [] for name in USUAL}
+    for factor in (1 / SLOWER, SLOWER):
+        ttft, tpot = slowed_first_tokens(served, cases, factor), slowed_steps(served, factor)
+        latency = first * ttft + (1 - first) * tpot
+        for (name, usual), grown in zip(USUAL.items(), (ttft, tpot, latency), strict=True):
+            beyond = np.log(grown / factor) * np.sign(factor - 1)
+            sides[name].append(1 + np.maximum(beyond, 0.0) / np.log(usual))
     share = np.ones(len(cases))
     return {name: Stretch(share, below, above) for name, (below, above) in sides.items()}
 
@@ -83,5 +82,5 @@ def rate_stretch(served: Serving, rate: Ends) -> Stretch:
     Such a one serves what it can.
     """
     whole = np.ones_like(served.load_factor)
-    lost = np.log(np.minimum(SLOWER[0] / np.maximum(served.load_factor, 1e-9), 1.0))
-    return Stretch(whole, np.maximum(1 + lost / np.log(rate[0]), 1.0), whole)
+    lost = np.log(np.minimum(1 / SLOWER / np.maximum(served.load_factor, 1e-9), 1.0))
+    return Stretch(whole, 1 + lost / np.log(rate[0]), whole)
