@@ -46,7 +46,7 @@ from recipe_core.estimates.bands import (
 # Cells that the next wider group counts as, and that all modes count as beside one of them.
 POOLED, MODE_POOLED = 20.0, 4.0
 # Cells from which a mode has conformal numbers of its own, and a group a band.
-MODE_CELLS, GROUP_CELLS = 6, 3
+MODE_CELLS, GROUP_CELLS = 6, 4
 # The same of what two engines differ by.
 GAP_CELLS = 3
 # Least distance of an end from the median: what two runs of one configuration differ by anyway.

@@ -92,7 +92,10 @@ def _scored(rows: pd.DataFrame) -> pd.DataFrame:
         needed & good & rows["mode"].isin(MODES) & rows.metric.isin(METRICS) & rows.value.gt(0)
     ]
     names = {gpu: serving_device_name(gpu) for gpu in rows.gpu.unique()}
-    return rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
+    rows = rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
+    # a reason not to score a figure of a run that counts otherwise: the figure is left out
+    counts = rows.exclude.isna()
+    return rows[counts | ~counts.groupby(rows.group_id).transform("any")]
 
 
 def _reference(source: str) -> str:
