@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.intervals import BAND, NORMAL, scores_below
+from recipe_core.base.intervals import BAND, NORMAL, scores_between
 from recipe_core.base.units import gib, share_text, significant
 from recipe_core.estimates.bands import Stretch, normal_probability
 from recipe_core.estimates.columns.recall import Recall
@@ -148,7 +148,8 @@ class Estimates(Judged["ServingEstimate"]):
 
     def keeping_up_scores(self) -> Float:
         """Normal scores of ``keeps_up``."""
-        return keeping_up_scores(self.setting, self.serving.load_factor)
+        share = self.corrected and self.corrected.width_shares["output_tokens_per_s"]
+        return keeping_up_scores(self.setting, self.serving.load_factor, share)
 
     @property
     def uncertain(self) -> Bool:
@@ -341,16 +342,19 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
     return Refusal("memory", ~_may_start(setting, mem), too_big)
 
 
-def keeping_up_scores(setting: Setting, load_factor: Float) -> Float:
+def keeping_up_scores(setting: Setting, load_factor: Float, share: Float | None = None) -> Float:
     """Normal scores of replicas serving what arrives, ``load_factor`` of what is estimated.
 
-    That a full server's throughput, by its band in a closed loop, is at least that.
+    That the throughput of a full queue, by its band, is at least that. ``share``: of the band's
+    standard deviation, what own runs leave.
     """
+    whole = np.ones(len(load_factor))
     if setting.mode != "open":
         return np.full(len(load_factor), np.inf)
-    capacity = bands_of(setting, "closed")["output_tokens_per_s"]
+    capacity = bands_of(setting, "offline")["output_tokens_per_s"]
     ratio = np.clip(np.nan_to_num(load_factor, nan=np.inf), 1e-9, 1e9)
-    return -scores_below(capacity.factors, ratio)
+    stretch = Stretch(whole if share is None else share, whole, whole)
+    return -scores_between(*stretch.ends(capacity.factors), ratio)
 
 
 def surely_overloaded(setting: Setting, load_factor: Float) -> Bool:
