@@ -3,8 +3,8 @@
     python scripts/fit_bands.py TRUTH_DIR [--write] [--residuals FOLDER] [--only serving|training]
 
 Fits the engines' numbers again without each source, and without each fold of models
-(scripts/fit_serving.py), estimates the runs left out both times, and makes intervals of how far off
-these estimates are (``scripts/interval_fit.py`` has the method). Open loops take part in no fit,
+(scripts/fit_serving.py), estimates the runs left out both times and once more with the shipped
+numbers, and makes intervals of how far off these three estimates are (``scripts/interval_fit.py`` has the method). Open loops take part in no fit,
 and what a queue makes of their errors is taken back first (load_error.py). Training is done the
 same way, by source (scripts/fit_training.py); sources of fewer than ``FEW`` runs keep the estimates
 of the fit that is shipped.
@@ -91,8 +91,13 @@ def left_out_groups(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series[str]]]:
 
 
 def estimates_left_out(problem: Problem) -> Iterator[pd.DataFrame]:
-    """Yield every row with the estimate of a fit without its source, and without its models."""
+    """Yield every row with the estimate of a fit without its source, without its models, and of all.
+
+    A reader's run may be any of them: of a source or of a model that nobody has measured, or of a
+    deployment like one that is known.
+    """
     x = problem.shipped()
+    yield problem.errors(x, np.ones(len(problem.rows), dtype=bool)).assign(left_out="nothing")
     for kind, groups in left_out_groups(problem.rows):
         for group in sorted(groups.dropna().unique()):
             out = (groups == group).to_numpy()
@@ -131,9 +136,9 @@ def serving_rows(truth: Path) -> pd.DataFrame:
     )
     added = [_latencies(part) for _, part in table.groupby("left_out")]
     out = pd.concat([table, *added], ignore_index=True)
-    stretches, whole = queue_stretches(problem), np.ones(len(runs))
+    stretches, unstretched = queue_stretches(problem), np.ones(len(runs))
     sides = {
-        side: [stretches.get((of.metric, side), whole)[of.place] for of in out.itertuples()]
+        side: [stretches.get((of.metric, side), unstretched)[of.place] for of in out.itertuples()]
         for side in ("below", "above")
     }
     return out.drop(columns="place").assign(**sides, unit=out.source + " " + out.model)

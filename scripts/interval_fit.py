@@ -132,11 +132,11 @@ def score_against_others(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
     names = [name for name in KEYS if name in rows]
     parts = []
     for unit in rows.unit.unique():
-        others = rows[rows.unit != unit]
-        if not len(others):
+        other_units = rows[rows.unit != unit]
+        if not len(other_units):
             continue
         for values, part in _rows_by_keys(rows[rows.unit == unit], names):
-            median, below, above = _pooled_spread(others, groups, values)
+            median, below, above = _pooled_spread(other_units, groups, values)
             away = part.residual - median
             score = np.where(away > 0, away / above, -away / below)
             parts.append(part.assign(median=median, below=below, above=above, score=score))
@@ -291,7 +291,7 @@ def engine_gaps(rows: pd.DataFrame) -> dict[str, EngineGap]:
         both = (squares["measured"] + squares["estimated"] - squares["apart"]) / 2
         out[str(metric)] = EngineGap(
             apart=round(math.sqrt(squares["apart"]), 4),
-            told=round(min(max(both / squares["estimated"], 0.0), 1.0), 2),
+            measured_share=round(min(max(both / squares["estimated"], 0.0), 1.0), 2),
             pairs=len(table),
             cells=cells.ngroups,
         )

@@ -182,13 +182,13 @@ def enclosing_band(first: Band, second: Band) -> Band:
 class EngineGap(DataRow):
     """What estimates tell of the difference between two engines that run the same.
 
-    ``apart``: standard deviation of log(measured / estimated) of one over the other's. ``told``:
+    ``apart``: standard deviation of log(measured / estimated) of one over the other's. ``measured_share``:
     the share of an estimated difference (a logarithm) that is measured, on average. ``pairs`` of
     runs and ``cells`` (device × model) show it.
     """
 
     apart: Sigma
-    told: Annotated[float, Field(ge=0, le=1)]
+    measured_share: Annotated[float, Field(ge=0, le=1)]
     pairs: Annotated[int, Field(ge=1)]
     cells: Annotated[int, Field(ge=1)]
 
@@ -245,8 +245,8 @@ class BandFile(DataRow):
         variance of a difference is either engine's.
         """
         gaps = [self.engines[name].apart if name in self.engines else 0.0 for name in metrics]
-        own = np.maximum(np.square(gaps) / 2 - np.diag(alone), 0.0)
-        return self._covariance(metrics, np.sqrt(own).tolist())
+        variances = np.maximum(np.square(gaps) / 2 - np.diag(alone), 0.0)
+        return self._covariance(metrics, np.sqrt(variances).tolist())
 
     def _covariance(self, metrics: Sequence[str], sigmas: Sequence[float]) -> Float:
         """Covariances of the errors of some figures with these standard deviations."""

@@ -256,10 +256,10 @@ def _gain_scores(table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: 
         own_device, *own_engine = ranking.software(block.setting)
         own_moves, gains, errors = ranking.moves(table, rows[places]), gain[places], ranking.errors
         same_device, same_engine = own_device == device, own_engine == engine
-        if same_device and not same_engine and ranking.engine_errors and ranking.told:
+        if same_device and not same_engine and ranking.engine_errors and ranking.gap_shares:
             errors = ranking.engine_errors
             same = _same_layouts(table, rows[places], beside, row_beside)
-            gains = np.where(same, gains * _told_share(own_moves, ranking.told()), gains)
+            gains = np.where(same, gains * _measured_share(own_moves, ranking.gap_shares()), gains)
         out[places] = better_score(
             gains,
             own_moves,
@@ -270,10 +270,10 @@ def _gain_scores(table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: 
     return out
 
 
-def _told_share(moves: Float, told: Float) -> Float:
+def _measured_share(moves: Float, gap_shares: Float) -> Float:
     """The share of a gain that is measured, by the figures that move it (rows × figures)."""
     weights = np.abs(moves)
-    return np.asarray(weights @ told / np.maximum(weights.sum(axis=1), 1e-12))
+    return np.asarray(weights @ gap_shares / np.maximum(weights.sum(axis=1), 1e-12))
 
 
 def _same_layouts(table: Plan, rows: Int, beside: Plan, row_beside: int) -> Bool:

@@ -14,8 +14,8 @@ from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.estimates.serving.bands import (
     METRICS,
     engine_errors,
+    engine_gap_shares,
     serving_errors,
-    told_of_engines,
 )
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.simulate import MOST, requests_each
@@ -296,7 +296,7 @@ SERVING = Kind(
         moves=_serving_score_moves,
         software=lambda s: (s.cluster.device.name, s.engine.name, s.engine.version),
         engine_errors=engine_errors,
-        told=told_of_engines,
+        gap_shares=engine_gap_shares,
     ),
     cures=CURES,
     search_cases=search_serving,

@@ -30,14 +30,14 @@ from tests.fixtures.rows import table
 from tests.fixtures.sizes import examples
 
 GROUPS = serving_bands.GROUPS
-EVERYTHING = ("tpot_s", None, None, None, None)
+EVERYTHING = ("tpot_s", None, None, None, None, None)
 FOUR = st.lists(st.floats(0, 2), min_size=4, max_size=4)
 
 
 def synthetic(sigma, *, common=0.0, sources=12, runs=6):
     """Residuals of known spread: ``common`` to a cell's runs, and ``sigma`` of each run."""
     draw = np.random.default_rng(1)
-    same = {"metric": "tpot_s", "setup": "same", "load": 8.0, "estimated": 1.0, "basis": "fitted"}
+    same = {"metric": "tpot_s", "mode": "closed", "setup": "same", "load": 8.0, "estimated": 1.0, "basis": "fitted"}
     rows = []
     for source, device, model in itertools.product(range(sources), range(2), range(2)):
         shared = draw.normal(0, common)
@@ -52,7 +52,7 @@ def synthetic(sigma, *, common=0.0, sources=12, runs=6):
 
 def again(*tables):
     """Residuals of changed rows."""
-    return intervals.measured_residuals(pd.concat(tables).drop(columns=["residual", "weight"]))
+    return intervals.measured_residuals(pd.concat(tables).drop(columns=["residual", "weight", "unit"]))
 
 
 def bands_of(rows):
@@ -98,13 +98,13 @@ def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no
     odd = rows.source.eq("s1") & rows.device.eq("d0") & rows.model.eq("m0")
     engine, measured = rows.engine.where(~odd, "odd"), rows.measured.where(~odd, 3.0)
     by_key = bands_of(again(rows.assign(engine=engine, measured=measured)))
-    alone = by_key["tpot_s", "fitted", "odd", "a0", None]
+    alone = by_key["tpot_s", "closed", "fitted", "odd", "a0", None]
     assert (alone.runs, alone.cells) == (6, 1)
     assert alone.factors["50"][1] < 2 < alone.factors["95"][1] < 10
     rows = synthetic(0.3)
     exact = rows.assign(basis="prior", measured=1.0, source=rows.source + "p")
     by_key = bands_of(again(rows, exact))
-    fitted, prior = (by_key["tpot_s", basis, None, None, None] for basis in ("fitted", "prior"))
+    fitted, prior = (by_key["tpot_s", "closed", basis, None, None, None] for basis in ("fitted", "prior"))
     assert prior.factors["80"][0] <= fitted.factors["80"][0] + 0.002
     assert prior.factors["80"][1] >= fitted.factors["80"][1] - 0.002
 
@@ -131,7 +131,7 @@ def test_the_shipped_bands_are_nested_and_complete_and_the_narrowest_is_taken():
         with pytest.raises(ValidationError, match=said):
             BandFile.model_validate(file | {"bands": several})
     file = serving_bands.serving_bands()
-    known = {"basis": "fitted", "engine": "vllm", "architecture": "sm_90", "vendor": "nvidia"}
+    known = {"mode": "closed", "basis": "fitted", "engine": "vllm", "architecture": "sm_90", "vendor": "nvidia"}
     for changed, group in table("calibration", "narrowest"):
         known |= changed
         assert file.band("tpot_s", GROUPS, known).key[1:] == tuple(group)

@@ -128,10 +128,10 @@ def engine_errors(setting: Setting) -> tuple[Float, Float]:
     return serving_bands().engine_errors(METRICS, alone), alone
 
 
-def told_of_engines() -> Float:
+def engine_gap_shares() -> Float:
     """The shares of estimated differences between engines that are measured, of ``METRICS``."""
     gaps = serving_bands().engines
-    return np.array([gaps[name].told if name in gaps else 1.0 for name in METRICS])
+    return np.array([gaps[name].measured_share if name in gaps else 1.0 for name in METRICS])
 
 
 def serving_uncertainty(setting: Setting, column: str) -> Uncertain | None:

@@ -136,9 +136,9 @@ class Estimates(Judged["ServingEstimate"]):
             rate = bands_of(self.setting)["output_tokens_per_s"]
             out["output_tokens_per_s"] = rate_stretch(self.serving, rate.factors[BAND])
         if self.corrected is not None:
-            whole = np.ones(len(self.cases))
+            unstretched = np.ones(len(self.cases))
             for name, share in self.corrected.width_shares.items():
-                out[name] = out.get(name, Stretch(whole, whole, whole)).narrowed(share)
+                out[name] = out.get(name, Stretch(unstretched, unstretched, unstretched)).narrowed(share)
         return out
 
     @property
@@ -348,12 +348,12 @@ def keeping_up_scores(setting: Setting, load_factor: Float, share: Float | None 
     That the throughput of a full queue, by its band, is at least that. ``share``: of the band's
     standard deviation, what own runs leave.
     """
-    whole = np.ones(len(load_factor))
+    unstretched = np.ones(len(load_factor))
     if setting.mode != "open":
         return np.full(len(load_factor), np.inf)
     capacity = bands_of(setting, "offline")["output_tokens_per_s"]
     ratio = np.clip(np.nan_to_num(load_factor, nan=np.inf), 1e-9, 1e9)
-    stretch = Stretch(whole if share is None else share, whole, whole)
+    stretch = Stretch(unstretched if share is None else share, unstretched, unstretched)
     return -scores_between(*stretch.ends(capacity.factors), ratio)
 
 

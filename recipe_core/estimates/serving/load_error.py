@@ -82,6 +82,6 @@ def rate_stretch(served: Serving, rate: Ends) -> Stretch:
 
     Such a one serves what it can.
     """
-    whole = np.ones_like(served.load_factor)
+    share = np.ones_like(served.load_factor)
     lost = np.log(np.minimum(1 / SLOWER / np.maximum(served.load_factor, 1e-9), 1.0))
-    return Stretch(whole, 1 + lost / np.log(rate[0]), whole)
+    return Stretch(share, 1 + lost / np.log(rate[0]), share)
