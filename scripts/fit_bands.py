@@ -4,10 +4,10 @@
 
 Fits the engines' numbers again without each source, and without each fold of models
 (scripts/fit_serving.py), estimates the runs left out both times and once more with the shipped
-numbers, and makes intervals of how far off these three estimates are (``scripts/interval_fit.py`` has the method). Open loops take part in no fit,
-and what a queue makes of their errors is taken back first (load_error.py). Training is done the
-same way, by source (scripts/fit_training.py); sources of fewer than ``FEW`` runs keep the estimates
-of the fit that is shipped.
+numbers, and makes intervals of how far off these three estimates are (``scripts/interval_fit.py``
+has the method). Open loops take part in no fit, and what a queue makes of their errors is taken
+back first (load_error.py). Training is done the same way, by source (scripts/fit_training.py);
+sources of fewer than ``FEW`` runs keep the estimates of the fit that is shipped.
 
 Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
 docs/reference/accuracy/intervals.json with the same tables for the accuracy page, and
@@ -91,7 +91,7 @@ def left_out_groups(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series[str]]]:
 
 
 def estimates_left_out(problem: Problem) -> Iterator[pd.DataFrame]:
-    """Yield every row with the estimate of a fit without its source, without its models, and of all.
+    """Yield every row with the estimates of fits to all, without its source, without its models.
 
     A reader's run may be any of them: of a source or of a model that nobody has measured, or of a
     deployment like one that is known.

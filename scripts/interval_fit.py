@@ -271,6 +271,8 @@ def engine_gaps(rows: pd.DataFrame) -> dict[str, EngineGap]:
     Cells (device × model) weigh alike; differences are trimmed.
     """
     out: dict[str, EngineGap] = {}
+    if not set(_SAME_LAYOUT) <= set(rows):
+        return out
     for metric, of_metric in rows.groupby("metric"):
         pairs: list[tuple[str, str, float, float]] = []
         for (device, model, *_), part in of_metric.groupby(list(_SAME_LAYOUT)):
@@ -291,7 +293,7 @@ def engine_gaps(rows: pd.DataFrame) -> dict[str, EngineGap]:
         both = (squares["measured"] + squares["estimated"] - squares["apart"]) / 2
         out[str(metric)] = EngineGap(
             apart=round(math.sqrt(squares["apart"]), 4),
-            measured_share=round(min(max(both / squares["estimated"], 0.0), 1.0), 2),
+            measured_share=round(min(max(both / max(squares["estimated"], 1e-9), 0.0), 1.0), 2),
             pairs=len(table),
             cells=cells.ngroups,
         )
@@ -385,6 +387,6 @@ def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
         runs=rows.run.nunique(),
         cells=rows.groupby(list(CELL)).ngroups,
         correlation=error_correlations(rows),
-        engines=engine_gaps(rows) if "split" in rows else {},
+        engines=engine_gaps(rows),
         bands=tuple(out),
     )
