@@ -139,6 +139,9 @@ def score_against_others(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
             median, below, above = _pooled_spread(other_units, groups, values)
             away = part.residual - median
             score = np.where(away > 0, away / above, -away / below)
+            # an interval holds the estimate itself, and so what lies between it and the median
+            between = (part.residual * median > 0) & (part.residual.abs() <= abs(median))
+            score = np.where(between, 0.0, score)
             parts.append(part.assign(median=median, below=below, above=above, score=score))
     return pd.concat(parts, ignore_index=True) if parts else rows.iloc[:0]
 
@@ -159,7 +162,7 @@ def level_stretches(of_others: pd.DataFrame) -> Float:
     """By level the factor on distances with which as many cells are inside as it says.
 
     With the correction of a finite sample: a share of (n + 1) / n, n the number of cells. Without
-    other sources, those of a normal distribution.
+    other units, those of a normal distribution.
     """
     if not len(of_others):
         scores = [NORMAL.inv_cdf((1 + int(level) / 100) / 2) for level in LEVELS]
@@ -190,13 +193,12 @@ def left_out_intervals(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
     parts = []
     for _, of_metric in rows.groupby("metric"):
         table = score_against_others(of_metric, groups)
-        for source, part in table.groupby("source"):
-            other_sources = table[table.source != source]
-            stretches, observed = mode_stretches(other_sources), other_sources.residual.to_numpy()
+        modes = [name for name in ("mode",) if name in table]
+        for unit, part in table.groupby("unit"):
+            other_units = table[table.unit != unit]
+            stretches, observed = mode_stretches(other_units), other_units.residual.to_numpy()
             observed = observed if len(observed) else part.residual.to_numpy()
-            for values, of_mode in _rows_by_keys(
-                part, [name for name in ("mode",) if name in part]
-            ):
+            for values, of_mode in _rows_by_keys(part, modes):
                 stretch = stretches.get(values.get("mode"), stretches[None])
                 median, below, above = (of_mode[name].to_numpy() for name in _SIDES)
                 low, high = interval_ends(median, below, above, stretch, observed)
