@@ -382,7 +382,7 @@ def fitted_engines() -> list[Row]:
 
 def fitted() -> str:
     """The table of fitted numbers, counted in the data files."""
-    code = ("in the code", "`SPREAD`, `SORT_TOKENS`, `STEPS_AHEAD`", 3)
+    code = ("in the code", "`SPREAD`, `SORT_TOKENS`, `STEPS_AHEAD`, `GRAPHED`, `DENSE`", 5)
     table = [fitted_operators(), fitted_links(), *fitted_engines(), code]
     rows = [f"| {subject} | {where} | {count} |" for subject, where, count in table]
     return "\n".join(["| what | where | numbers |", "|---|---|---|", *rows])
