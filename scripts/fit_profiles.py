@@ -95,13 +95,13 @@ def settle_fits(fits: dict[tuple[str, str, str], Fit]) -> dict[tuple[str, str, s
     before two of a layer's four products: the start lies halfway to that of 16 bits.
     """
     settled = dict(fits)
-    for (device, family, dtype), found in fits.items():
+    for (device, family, dtype), kernel_fit in fits.items():
         wide = fits.get((device, "gemm", "bf16"))
         if family == "gemm" and dtype == "fp8" and wide:
-            start_s = min(found.overhead_s, (found.overhead_s + wide.overhead_s) / 2)
-            settled[device, family, dtype] = replace(found, overhead_s=start_s)
+            start_s = min(kernel_fit.overhead_s, (kernel_fit.overhead_s + wide.overhead_s) / 2)
+            settled[device, family, dtype] = replace(kernel_fit, overhead_s=start_s)
         twin = fits.get((SAME_DIE.get(device, ""), family, dtype))
-        if family == "moe" and twin and found.points < MIN_EXPERT_POINTS <= twin.points:
+        if family == "moe" and twin and kernel_fit.points < MIN_EXPERT_POINTS <= twin.points:
             settled[device, family, dtype] = twin
     return settled
 

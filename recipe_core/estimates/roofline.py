@@ -74,8 +74,8 @@ def experts_s(
     row_bytes: Float,
     tokens: Float,
     row_time: float = 1.0,
-    *,
     starts: float = 1.0,
+    *,
     widens: bool = False,
 ) -> Float:
     """Seconds of a layer's routed experts on one rank: sort tokens, move rows, multiply.

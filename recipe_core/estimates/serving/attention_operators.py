@@ -240,10 +240,9 @@ def _entry_scores(setting: Setting, step: Step, a: CompressedAttention) -> Float
         setting, "attention", step.rows, float(a.q_lora_rank), queries, "Indexer, queries"
     )
     device = setting.cluster.device
-    select = _selection_s(setting, scores, step.rows * queries)
     flops = 2 * queries * scores
     scored = operator_s(device, "gemm", "fp8", flops, moved, label="Indexer, scores")
-    return project + select + scored
+    return project + _selection_s(setting, scores, step.rows * queries) + scored
 
 
 def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention) -> Float:

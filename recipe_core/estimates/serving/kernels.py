@@ -126,10 +126,7 @@ def elementwise_kernel_s(
 def kernel_time_factor(
     setting: Setting, kernel: Kernel, stored_dtype: str = "any", share: float = 1.0
 ) -> float:
-    """Time of the engine's kernel over that of the device's profile.
-
-    ``share``: how much of the engine's own counts, as a power.
-    """
+    """Time of the engine's kernel, to the power ``share``, over that of the device's profile."""
     architecture = setting.cluster.device.architecture
     factor = setting.engine.kernel_time(architecture, kernel, stored_dtype) ** share
     if kernel not in ("gemm", "moe") or stored_dtype in WIDE:

@@ -111,14 +111,11 @@ def serving_step_parts(setting: Setting, cases: Cases, step: Step) -> Parts:
     return parts
 
 
-# Share of the fixed time of a layer's experts that is left in a captured graph. The tables of
-# operators start their five to seven kernels one by one; in a graph they follow each other. Fitted:
-# with 0.6, 0.3 and 0 the loss of runs whose source is left out is 2.157, 2.147 and 2.145 % (2.173 %
-# with 1), of the runs themselves 1.536, 1.535 and 1.597 % (1.544 %).
+# Share of the fixed time of experts that is left in a captured graph; tables start their kernels
+# one by one. With 1, 0.3 and 0 runs of sources left out have a loss of 2.173, 2.147 and 2.145 %.
 GRAPHED = 0.3
 
-# Share of all experts that a token goes to, from which on they are as products of many rows: an
-# engine's own times for experts are told by models that pick fewer.
+# Share of experts a token goes to from which on they are as products: engines' own times end.
 DENSE = 0.25
 
 # Seconds of the two small products that an adapter adds to a matrix, in a captured graph.
@@ -263,7 +260,7 @@ def _expert_parts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> P
     moved = 2 * inside * b * tokens + routed * b * fullest
     dtype = setting.stored_dtype("experts")
     overhead = setting.engine.overhead(device.runtime)
-    sparse = _sparsity(mlp)
+    sparse = max(0.0, 1.0 - (mlp.top_k / mlp.experts / DENSE) ** 2)  # K / E: rows of an expert
     time = kernel_time_factor(setting, "moe", dtype, sparse)
     per_row = kernel_time_factor(setting, "expert_rows", dtype, sparse)
     sorted_s = record_entry(
@@ -277,9 +274,8 @@ def _expert_parts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> P
         ),
     )
     routed_s = experts_s(
-        device, dtype, flops, weights, moved, tokens, per_row,
-        starts=GRAPHED, widens=setting.widens,
-    )  # fmt: skip
+        device, dtype, flops, weights, moved, tokens, per_row, GRAPHED, widens=setting.widens
+    )
     out = {
         "router": matmul_s(setting, "router", rows, float(hidden), float(mlp.experts), "Router"),
         "experts": fold_factors(time * routed_s) + sorted_s,
@@ -294,14 +290,6 @@ def _expert_parts(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> P
         out["shared_experts"] = up + down
     out["all_to_all"] = _token_exchange_s(setting, cases, rows, mlp)
     return out
-
-
-def _sparsity(mlp: MoeMlp) -> float:
-    """How much of an engine's own time for experts counts: 1 for few rows an expert, 0 for many.
-
-    ``1 - (K / (E · DENSE))²``: of a step's tokens an expert gets the share ``K / E``.
-    """
-    return max(0.0, 1.0 - (mlp.top_k / mlp.experts / DENSE) ** 2)
 
 
 def _token_exchange_s(setting: Setting, cases: Cases, rows: Float, mlp: MoeMlp) -> Float:
