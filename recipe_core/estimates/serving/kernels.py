@@ -128,7 +128,7 @@ def kernel_time_factor(
 ) -> float:
     """Time of the engine's kernel, to the power ``share``, over that of the device's profile."""
     architecture = setting.cluster.device.architecture
-    factor = setting.engine.kernel_time(architecture, kernel, stored_dtype) ** share
+    factor: float = setting.engine.kernel_time(architecture, kernel, stored_dtype) ** share
     if kernel not in ("gemm", "moe") or stored_dtype in WIDE:
         return factor
     return factor * untuned_time(setting, "experts" if kernel == "moe" else "dense", stored_dtype)
