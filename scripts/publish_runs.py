@@ -142,7 +142,9 @@ def published_serving_runs(truth: Path) -> pd.DataFrame:
         input_tokens=groups.isl_eff.round().clip(lower=1).astype(int),
     )
     out = out.assign(
-        output_tokens=groups.osl_eff.round().clip(lower=1).astype(int), load=load
+        output_tokens=groups.osl_eff.round().clip(lower=1).astype(int),
+        length_spread=groups.get("length_spread", np.nan),
+        load=load,
     ).join(figures)
     date = groups.date_version.fillna("").astype(str)
     out = out.assign(

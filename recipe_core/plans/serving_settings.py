@@ -159,6 +159,7 @@ def serving_setting(
         compressed=() if corrections is None else corrections.compressed,
         making=_checkpoint_making(problem),
         effects=effects_of(spec, options.engine_options, options.environment, model),
+        exact=problem.workload.exact,
     )
     if corrections is None or (corrections.compressed and not corrections.count):
         return shared

@@ -175,7 +175,8 @@ class ServingWorkload(DescribedModel):
     input_spread: Spread | None = None
     """Spread of prompt lengths as a share of the mean: 0.2 draws them uniformly from 0.8 to 1.2 of
     it, 0 makes them exact. It shapes percentiles and the longest request. Left out, percentiles
-    are simulated with 0.1. Not for ``mode: static``."""
+    are simulated with 0.1. In ``mode: closed``, 0 of both prompts and answers lets all requests
+    start and end in waves, which the means count too. Not for ``mode: static``."""
 
     output_spread: Spread | None = None
     """Spread of answer lengths as a share of the mean, as ``input_spread`` for prompts."""
@@ -315,6 +316,11 @@ class ServingWorkload(DescribedModel):
     def prompt_tokens(self) -> int:
         """Mean length of a whole prompt: its text, images and sound."""
         return self.input_tokens + self.media_tokens
+
+    @property
+    def exact(self) -> bool:
+        """Return whether all requests of users who come again are stated to be equally long."""
+        return self.mode == "closed" and self.input_spread == self.output_spread == 0
 
     @property
     def longest_tokens(self) -> int:

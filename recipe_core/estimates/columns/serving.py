@@ -94,6 +94,7 @@ class Setting:
     techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
     here, of any model. ``making``: how the bundle makes the checkpoint, as far as the request
     says it; None where it makes none. ``effects``: what the user's own options of the engine do.
+    ``exact``: whether all requests are as long as the mean one.
     """
 
     model: ModelSpec
@@ -111,6 +112,7 @@ class Setting:
     compressed: tuple[MeasuredCompression, ...] = ()
     making: Making | None = None
     effects: Effects = NONE
+    exact: bool = False
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.

@@ -14,7 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.types import Count, Degree, KvDtype, Positive, Text, Tokens, WeightDtype
+from recipe_core.base.types import (
+    Count,
+    Degree,
+    KvDtype,
+    Positive,
+    Spread,
+    Text,
+    Tokens,
+    WeightDtype,
+)
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.training_workload import Attention
@@ -36,9 +45,10 @@ class Run(BaseModel):
 
     Throughput is of the whole deployment, latency the mean of a request. ``load`` is the
     concurrency (closed), the batch (static), the requests queued (offline) or those arriving per
-    second (open). ``source`` says whose figures they are, ``version`` which engine really ran.
-    ``scenario`` names runs that are scored apart from others of their mode, ``exclude`` is a reason
-    not to count a run in scores and fits.
+    second (open). ``length_spread``: that of prompts and answers, 0 where all are as long; without
+    it the source does not say. ``source`` says whose figures they are, ``version`` which engine
+    really ran. ``scenario`` names runs that are scored apart from others of their mode, ``exclude``
+    is a reason not to count a run in scores and fits.
     """
 
     model_config = ConfigDict(
@@ -63,6 +73,7 @@ class Run(BaseModel):
     scenario: Label = ""
     input_tokens: Tokens
     output_tokens: Tokens
+    length_spread: Spread | None = None
     load: Positive
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
@@ -93,7 +104,12 @@ class Run(BaseModel):
     def request(self) -> dict[str, Any]:
         """The request for an estimate of this run, as plain values."""
         load = self.load if self.mode == "open" else int(self.load)
-        lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        lengths: dict[str, float] = {
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+        }
+        if self.length_spread is not None and self.mode != "static":
+            lengths |= dict.fromkeys(("input_spread", "output_spread"), self.length_spread)
         names = ["engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"]
         names += [name for name in LIMITS if getattr(self, name) is not None]
         return {

@@ -302,6 +302,8 @@ def _running_notes(e: Estimates) -> Iterator[Note]:
         yield note_where("pooled")
     elif e.pools is None:  # the steps of two pools are of two kinds
         yield from _step_notes(setting, cases, served)
+        if setting.exact:
+            yield note_where("waves", (served.resident > 1) & (cases.draft_tokens == 0))
 
 
 def _link_note(cases: Cases, served: Serving) -> Note:

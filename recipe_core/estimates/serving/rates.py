@@ -3,8 +3,9 @@
 A closed loop and random arrivals are steady states of continuous batching (`continuous_batching`);
 a static batch runs together; a full queue is a closed loop of all that a replica holds. A closed
 loop starts with all its requests at once: the share ``bunched`` of the prompts (a benchmark sends
-about ten times as many requests as run at once) waits for a batch of them instead. What an engine
-does every so many steps only comes on top (`to_client`). Both agree with
+about ten times as many requests as run at once) waits for a batch of them instead; where all
+lengths are exact so do later ones (`wave_share`). What an engine does every so many steps only
+comes on top (`to_client`). Both agree with
 the event simulation of ``simulate`` within a few percent. Requests beyond what the cache or the
 engine's limit holds wait in its queue. Left out here: variance of lengths, preemption, percentiles.
 """
@@ -28,6 +29,7 @@ from recipe_core.estimates.serving.continuous_batching import (
     open_loop,
     prompt_chunks,
     prompts_a_step,
+    request_overhead_s,
 )
 from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import Memory
@@ -170,6 +172,37 @@ def batch_steps(setting: Setting, cases: Cases, batch: Float) -> tuple[Step, Ste
     return decode_step(cases, batch), chunk, chunks
 
 
+def wave_share(setting: Setting, cases: Cases, flow: Flow) -> Float:
+    """Share of a loop's later prompts that wait as its first do, where lengths are exact.
+
+    The first R prompts run in N steps, so that requests end, and send again, one step after the
+    other. Where prompts do not ride on decode steps, nothing decodes in these N and all end
+    together: 1. Where they do, a step ends the requests of one step and takes their next prompts,
+    which waited for those of M steps: its own, the one under way, and those that decode until what
+    ends first comes back (none where requests wait in the engine's queue). Prompt j of N waits
+    ``min(j, M)`` steps instead of one, and meets ``N - j + max(j - M, 0)`` steps of others while
+    it decodes instead of N - 1; at the start these are j and N - j. So both means lie between a
+    steady state and the start at ``(M - 1)·(2N - M)/(N·(N - 1))``. Drafts that are accepted by
+    chance end requests at different times: 0.
+    """
+    if not setting.engine.mixes_prompts:
+        return np.where(cases.draft_tokens > 0, 0.0, 1.0)
+    steps = flow.resident / prompts_a_step(cases) / cases.pp
+    away_s = request_overhead_s(setting, cases) + cases.kv_wait_s
+    away = np.where(cases.load / active_replicas(cases) > flow.resident, 0.0, away_s)
+    waited = np.minimum(1 + np.ceil(away / flow.full_step_s), steps)
+    share = (waited - 1) * (2 * steps - waited) / np.maximum(steps * (steps - 1), 1e-9)
+    return np.where(cases.draft_tokens > 0, 0.0, np.where(steps > 1, share, 1.0))
+
+
+def bunched_share(setting: Setting, cases: Cases, flow: Flow) -> Float | float:
+    """Share of the prompts of a loop that wait for a batch of them: fitted, and by waves."""
+    share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    if not (setting.exact and setting.mode == "closed"):
+        return share
+    return share + (1 - share) * wave_share(setting, cases, flow)
+
+
 def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
@@ -178,7 +211,7 @@ def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     all decode together, each delayed by the prompts after its own only: ``(R - g)/2·p`` over its
     tokens, where prompts that are spread over time delay each by all others.
     """
-    share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    share = bunched_share(setting, cases, flow)
     zero = np.zeros(len(cases))
     chunk, chunks, group = bunch_step(setting, cases, flow.resident)
     step = engine_step(setting, cases, chunk)

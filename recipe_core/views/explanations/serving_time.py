@@ -31,6 +31,7 @@ from recipe_core.estimates.serving.rates import (
     arriving_flow,
     batch_steps,
     bunch_step,
+    bunched_share,
     resident_limit,
     solved_flow,
 )
@@ -222,13 +223,13 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
         f"Decode step, {exact(only_number(step.sequences))} sequences": steps[0]
     }
     tables[_prompt_title(only_number(prompts), only_number(mixed.prefill_tokens), mixes)] = steps[1]
-    if setting.mode != "open" and case.overhead.bunched > 0:
+    b = only_number(bunched_share(setting, case.case, flow)) if setting.mode != "open" else 0.0
+    if b > 0:
         chunk, chunks, group = bunch_step(setting, case.case, flow.resident)
         bunch = case.record_step(chunk)
         tables[
             f"Step of {efficiency_text(only_number(chunk.sampled))} prompts that start together"
         ] = bunch
-        b = case.overhead.bunched
         state = replace(
             state, bunch=bunch, chunks=only_number(chunks), group=only_number(group), b=b
         )
