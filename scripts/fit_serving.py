@@ -59,7 +59,7 @@ Int = NDArray[np.int64]
 ROOT = Path(__file__).parent.parent
 ENGINES = ROOT / "recipe_core" / "engines" / "serving"
 LEFT_OUT = ROOT / "docs" / "reference" / "accuracy" / "leave_one_out.json"
-# Orders of magnitude, and a closed loop that sends ten times as many requests as run at once.
+# Orders of magnitude.
 PRIOR = {
     "step_s": 0.6e-3,
     "sequence_s": 4e-6,
@@ -69,7 +69,6 @@ PRIOR = {
     "request_s": 10e-3,
     "input_token_s": 2e-6,
     "late_steps": 0.5,
-    "bunched": 0.1,
 }
 SCALES, STEP = (0.3, 0.15), 0.05  # first forgiving, so that a fit does not settle where it starts
 ROUNDS, ROUNDS_LEFT_OUT = 16, 4
@@ -102,7 +101,7 @@ class Parameter:
     @property
     def start(self) -> float:
         """The prior, on the scale that is searched."""
-        return 0.0 if self.dtype else _inner(self.name, PRIOR[self.name])
+        return 0.0 if self.dtype else float(np.log(PRIOR[self.name]))
 
     @property
     def pull(self) -> float:
@@ -112,10 +111,10 @@ class Parameter:
         """Return what the engine's file has, on the scale that is searched."""
         if self.dtype:
             return float(np.log(engine.kernel_time(self.scope, self.name, self.dtype)))
-        return _inner(self.name, getattr(engine.overheads[self.scope], self.name))
+        return float(np.log(getattr(engine.overheads[self.scope], self.name)))
 
     def value(self, x: float) -> float:
-        return float(np.exp(x)) if self.dtype else _outer(self.name, x)
+        return float(np.exp(x))
 
 
 @dataclass(frozen=True)
@@ -364,15 +363,6 @@ class Problem:
         return self.rows.assign(
             estimated=estimated, error=np.abs(estimated / self.rows.measured - 1)
         )[rows]
-
-
-def _inner(name: str, value: float) -> float:
-    """To a scale without bounds: the logarithm, for a share the logit."""
-    return float(np.log(value / (1 - value)) if name == "bunched" else np.log(value))
-
-
-def _outer(name: str, x: float) -> float:
-    return float(1 / (1 + np.exp(-x)) if name == "bunched" else np.exp(x))
 
 
 def cell_errors(rows: pd.DataFrame) -> dict[str, dict[str, float]]:

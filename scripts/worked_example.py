@@ -87,8 +87,7 @@ def constants_table(data: Data) -> list[str]:
         f"`layer_s` {us(o['layer_s'])}, `launch_s` {us(o['launch_s'])}, "
         f"`w` of `host` {digits(data.host)} | `{ENGINE}.yaml`, fitted",
         f"`request_s` {ms(o['request_s'])}, `input_token_s` {us(o['input_token_s'])}, "
-        f"`late_steps` {digits(o['late_steps'])}, `bunched` {digits(o['bunched'])} "
-        f"| `{ENGINE}.yaml`, fitted",
+        f"`late_steps` {digits(o['late_steps'])} | `{ENGINE}.yaml`, fitted",
         f"at most {data.max_tokens:,} tokens and {data.max_sequences:,} sequences a step, "
         f"share of the device {data.fraction:g}, {data.bytes_per_logit:g} B a logit while sampling "
         f"and {data.state_per_logit:g} kept, {data.context_bytes / GIB:.2f} GiB outside torch, "
