@@ -50,6 +50,8 @@ ASTRAY = 0.01
 MORE_NODES = 6
 # Decoding sequences of a loop that hardly decodes, where answers have one token.
 LEAST_DECODING = 1e-9
+# What prompts of others add to a step.
+INTERFERENCE = "prefill_interference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def decode_step(cases: Cases, decoding: Float) -> Step:
     """One decode step of a micro-batch; it verifies drafts. Stages share a replica's sequences."""
     zero = np.zeros(len(cases))
     batch, queries = np.maximum(decoding / cases.pp, 1.0), 1 + cases.draft_tokens
-    context = cases.input_tokens + cases.output_tokens / 2
+    context = cases.input_tokens + cases.held_tokens
     return Step(zero, zero, batch, context, batch * queries, queries)
 
 
@@ -105,10 +107,13 @@ def idle_step(cases: Cases) -> Step:
 
 
 def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
-    """Prompt tokens to compute, their chunks, and the context they attend to on average."""
+    """Prompt tokens to compute, their chunks, and the context they attend to on average.
+
+    A token of a long prompt attends to more, and long prompts have more tokens.
+    """
     tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
     chunks = np.ceil(tokens / cases.max_batched_tokens) if chunked else np.ones(len(cases))
-    return tokens, chunks, cases.input_tokens - tokens / 2
+    return tokens, chunks, (cases.input_tokens - tokens / 2) * (1 + cases.input_variance)
 
 
 def prompts_a_step(cases: Cases) -> Float:
@@ -407,7 +412,7 @@ class Loop:
             longer_s = np.where((decoding >= self.most) & (self.most < resident), longer_s, 0.0)
             queue_s, latency = queue_s + longer_s, latency + longer_s
         first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
-        per_step = {**decode, "prefill_interference": balance.interference_s}
+        per_step = {**decode, INTERFERENCE: balance.interference_s}
         return Flow(
             resident=resident,
             decoding=decoding,

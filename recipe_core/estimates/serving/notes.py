@@ -29,7 +29,12 @@ from recipe_core.estimates.serving.continuous_batching import (
 )
 from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import has_collectives
-from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
+from recipe_core.estimates.serving.rates import (
+    Serving,
+    active_replicas,
+    is_burst,
+    resident_limit,
+)
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import roofline
 from recipe_core.models.towers import PARTS
@@ -304,6 +309,9 @@ def _running_notes(e: Estimates) -> Iterator[Note]:
         yield from _step_notes(setting, cases, served)
         if setting.exact:
             yield note_where("waves", (served.resident > 1) & (cases.draft_tokens == 0))
+        varies = cases.output_variance > 0
+        yield note_where("shaped", varies, held=cases.held_tokens, mean=cases.output_tokens)
+        yield note_where("burst", is_burst(setting), load=cases.load)
 
 
 def _link_note(cases: Cases, served: Serving) -> Note:

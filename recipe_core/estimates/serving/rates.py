@@ -5,9 +5,9 @@ a static batch runs together; a full queue is a closed loop of all that a replic
 loop starts with all its requests at once: the share ``bunched`` of the prompts (a benchmark sends
 about ten times as many requests as run at once) waits for a batch of them instead; where all
 lengths are exact so do later ones (`wave_share`). What an engine does every so many steps only
-comes on top (`to_client`). Both agree with
-the event simulation of ``simulate`` within a few percent. Requests beyond what the cache or the
-engine's limit holds wait in its queue. Left out here: variance of lengths, preemption, percentiles.
+comes on top (`to_client`). Both agree with the event simulation of ``simulate`` within a few
+percent. Requests beyond what the cache or the engine's limit holds wait in its queue. Of varying
+lengths only a stated shape counts. Left out here: preemption, percentiles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.cache import reserved_tokens
 from recipe_core.estimates.serving.continuous_batching import (
+    INTERFERENCE,
     Flow,
+    Loop,
     awaited_blocks,
     closed_loop_flow,
     decode_step,
@@ -31,9 +33,13 @@ from recipe_core.estimates.serving.continuous_batching import (
     prompts_a_step,
     request_overhead_s,
 )
+from recipe_core.estimates.serving.drain import drain_of
 from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
+
+# Of so many lengths of a shape one is looked at where requests are counted one by one.
+SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,11 @@ def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
     return np.maximum(np.minimum(fitting, cases.max_num_seqs), 1.0)
 
 
+def is_burst(setting: Setting) -> bool:
+    """Return whether a queue is worked off to its last answer, however long that is."""
+    return setting.mode == "offline" and bool(setting.answers)
+
+
 def active_replicas(cases: Cases) -> Float:
     """Replicas with work: at most one per request (an arrival rate reaches all)."""
     return np.minimum(cases.replicas, np.maximum(cases.load, 1.0))
@@ -84,6 +95,8 @@ def solve_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
         return to_client(setting, cases, _serve_open_loop(setting, cases, limit))
     replicas = active_replicas(cases)
     waiting_room = cases.load / replicas
+    if is_burst(setting):
+        return _serve_burst(setting, cases, solved_flow(setting, cases, limit))
     flow = _bunch_prompts(setting, cases, solved_flow(setting, cases, limit))
     waiting = np.maximum(waiting_room - flow.resident, 0)
     if setting.mode == "offline":
@@ -198,6 +211,8 @@ def wave_share(setting: Setting, cases: Cases, flow: Flow) -> Float:
 def bunched_share(setting: Setting, cases: Cases, flow: Flow) -> Float | float:
     """Share of the prompts of a loop that wait for a batch of them: fitted, and by waves."""
     share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    if is_burst(setting):
+        return flow.resident * active_replicas(cases) / cases.load
     if not (setting.exact and setting.mode == "closed"):
         return share
     return share + (1 - share) * wave_share(setting, cases, flow)
@@ -234,6 +249,57 @@ def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     latency = total(prefill) + answered * total(decode)
     rate = flow.resident / latency
     return replace(flow, prefill=prefill, decode=decode, requests_per_s=rate)
+
+
+def _serve_burst(setting: Setting, cases: Cases, flow: Flow) -> Serving:
+    """All requests at once and their answers of many lengths, until the longest is done.
+
+    The first that are held share their prompts' steps; prompts of the others come on top of steps
+    that decode, and their requests wait for half of the time until the queue is empty.
+    """
+    replicas = active_replicas(cases)
+    count, held = cases.load / replicas, flow.resident
+    started = _bunch_prompts(setting, cases, flow)
+    chunk, chunks, group = bunch_step(setting, cases, held)
+    prompt_s = chunks * total(engine_step(setting, cases, chunk)) / group / cases.pp
+    first_s = held * (prompt_s + cases.kv_step_s / cases.pp)
+    later_s = np.maximum(count - held, 0.0) * flow.prompt_s / cases.pp
+    drain = drain_of(setting.answers, count, held)
+    loop = Loop(setting, cases, np.maximum(held, 1.0), np.ones(len(cases)))
+    steps = drain.spans * loop.steps
+    step_s = np.stack([loop.interpolated(decoding)[0] for decoding in drain.decoding])
+    full_s, drained_s = (steps * step_s)[0], (steps * step_s)[1:].sum(axis=0)
+    seconds = flow.prefill["request"] + first_s + later_s + full_s + drained_s
+    # of all tokens, which come in steps of many sequences and of few
+    tokens = steps * drain.decoding
+    pace = (tokens * step_s).sum(axis=0) / tokens.sum(axis=0) / flow.full_step_s
+    together = {name: part for name, part in started.decode.items() if name != INTERFERENCE}
+    faster = pace * flow.full_step_s / np.maximum(total(together) * loop.yields, 1e-12)
+    decode = {name: part * faster for name, part in together.items()}
+    first, later = held / count, np.maximum(1 - held / count, 0.0)
+    behind_s = _behind_s(setting, first_s, held / group, total(decode) * loop.yields, loop.steps)
+    behind_s = behind_s / loop.yields
+    decode[INTERFERENCE] = first * behind_s + later * flow.decode[INTERFERENCE]
+    queue_s = later * (first_s + (later_s + full_s) / 2)
+    prefill = {**started.prefill, "engine_queue": queue_s}
+    burst = replace(started, decode=decode)
+    return flow_serving(cases, burst, prefill, cases.load / seconds)
+
+
+def _behind_s(
+    setting: Setting, prompts_s: Float, mixed: Float, step_s: Float, steps: Float
+) -> Float:
+    """What prompts behind a request's own add to each of its tokens, in the mean over requests.
+
+    A short answer has few tokens to share a delay. Of ``mixed`` steps with prompts those after its
+    own delay it, as far as it lasts; where prompts do not ride on decode steps, all of their time.
+    """
+    lengths = np.maximum(np.asarray(setting.answers)[SAMPLES // 2 :: SAMPLES, None] * steps, 1.0)
+    if not setting.engine.mixes_prompts:
+        return np.asarray(prompts_s / 2 * (1 / lengths).mean(axis=0))
+    met = np.where(lengths < mixed, lengths - lengths**2 / (2 * mixed), mixed / 2)
+    longer_s = np.maximum(prompts_s / np.maximum(mixed, 1.0) - step_s, 0.0)
+    return np.asarray(longer_s * (met / lengths).mean(axis=0))
 
 
 def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:

@@ -18,6 +18,7 @@ from recipe_core.base.units import share_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.ledger import Kernel, only_number, recorded_sums, recording
 from recipe_core.estimates.serving.continuous_batching import (
+    INTERFERENCE,
     Flow,
     Loop,
     decode_step,
@@ -32,10 +33,12 @@ from recipe_core.estimates.serving.rates import (
     batch_steps,
     bunch_step,
     bunched_share,
+    is_burst,
     resident_limit,
     solved_flow,
 )
 from recipe_core.estimates.serving.results import TIME_TITLES
+from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.plans.plan import Plan
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.explanations.operators import (
@@ -195,6 +198,10 @@ def _loop_times(case: ServedCase) -> Times:
     numbers = f"({efficiency_text(1 - b)} + {share})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
+    if is_burst(case.setting):
+        pace_s = _token_step_s(case)
+        formula = "mean step of all tokens, the last answers' too ÷ step"
+        bunched = [(formula, f"{time_text(pace_s)} ÷ {time_text(step_s)}", pace_s / step_s)]
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
     first = [*_prompt_lines(state), *case.ttft_lines("waits", _wait_numbers(state))]
     first += case.ttft_lines("server")
@@ -202,6 +209,13 @@ def _loop_times(case: ServedCase) -> Times:
     if utilisation := _utilisation(state.mixed):
         lines[REACHED] = [utilisation]
     return collect_times(case, tables, lines)
+
+
+def _token_step_s(case: ServedCase) -> float:
+    """The decode step of a burst, in the mean over all tokens."""
+    token_s = sum(part for name, part in case.decode.items() if name != INTERFERENCE)
+    yields = only_number(tokens_per_step(case.case.draft_tokens, case.case.acceptance))
+    return token_s * yields / case.steps
 
 
 def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
@@ -269,7 +283,7 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
 
 
 def _interference(state: _State) -> Iterator[Line]:
-    name, case, loop = "prefill_interference", state.case, state.loop
+    name, case, loop = INTERFERENCE, state.case, state.loop
     value_s = case.decode.get(name, 0.0)
     if value_s <= 0:
         return
@@ -280,6 +294,9 @@ def _interference(state: _State) -> Iterator[Line]:
         f"{plain_number(only_number(case.case.pp))}"
     )
     behind_s = min(state.ahead_s / tokens, only_number(state.flow.decode[name]))
+    if is_burst(case.setting):  # what is not of a steady state, over the share of those prompts
+        later_s = (1 - state.b) * only_number(state.flow.decode[name])
+        behind_s = (value_s / case.steps - later_s) / state.b
     numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
