@@ -32,31 +32,30 @@ class Quantiles(DescribedModel):
     """Lengths, in tokens, that so many percent of requests do not exceed; two or more."""
 
     p10: Tokens | None = None
-    """Length that 10 % of requests do not exceed."""
+    """10 % are no longer."""
 
     p25: Tokens | None = None
-    """Length that 25 % of requests do not exceed."""
+    """25 % are no longer."""
 
     p50: Tokens | None = None
-    """Median length."""
+    """Half are no longer."""
 
     p75: Tokens | None = None
-    """Length that 75 % of requests do not exceed."""
+    """75 % are no longer."""
 
     p90: Tokens | None = None
-    """Length that 90 % of requests do not exceed."""
+    """90 % are no longer."""
 
     p95: Tokens | None = None
-    """Length that 95 % of requests do not exceed."""
+    """95 % are no longer."""
 
     p99: Tokens | None = None
-    """Length that 99 % of requests do not exceed."""
+    """99 % are no longer."""
 
     @property
     def points(self) -> tuple[tuple[float, int], ...]:
         """Share of requests and length, ascending."""
-        stated = ((int(name[1:]) / 100, value) for name, value in self)
-        return tuple((share, value) for share, value in stated if value is not None)
+        return tuple((int(name[1:]) / 100, value) for name, value in self if value is not None)
 
     @model_validator(mode="after")
     def _rise(self) -> Self:
@@ -70,7 +69,7 @@ class Quantiles(DescribedModel):
 
 
 class LengthShape(DescribedModel):
-    """How lengths vary around their mean, instead of a spread.
+    """Say how lengths vary around their mean, instead of a spread.
 
     Prompts and answers are drawn independently of each other.
     """

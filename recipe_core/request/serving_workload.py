@@ -269,14 +269,14 @@ class ServingWorkload(DescribedModel):
             if shape is None:
                 continue
             self._check_lengths(side, shape)
-            mean, stated = mean_length(shape, self._traced(side)), getattr(self, f"{side}_tokens")
+            mean, tokens = mean_length(shape, self._traced(side)), getattr(self, f"{side}_tokens")
             if mean is None:
                 continue
             if f"{side}_tokens" not in self.model_fields_set:
                 object.__setattr__(self, f"{side}_tokens", max(round(mean), 1))
-            elif not 1 / APART <= stated / mean <= APART:
+            elif not 1 / APART <= tokens / mean <= APART:
                 raise ValueError(
-                    f"{side}_tokens {stated} is not the mean of {side}_lengths, {mean:,.0f}; leave "
+                    f"{side}_tokens {tokens} is not the mean of {side}_lengths, {mean:,.0f}; leave "
                     "it out, or correct one of them"
                 )
         return self

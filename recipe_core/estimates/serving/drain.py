@@ -67,7 +67,7 @@ def _drain_table(answers: tuple[float, ...]) -> tuple[Float, Float]:
 
 
 def drain_of(answers: tuple[float, ...], requests: Float, slots: Float) -> Drain:
-    """How a burst of ``requests`` runs in ``slots`` of a replica, one column a case."""
+    """Run a burst of ``requests`` in ``slots`` of a replica, one column a case."""
     slots = np.minimum(requests, slots)
     ratio = requests / slots
     queue, falls = _drain_table(answers)
@@ -75,8 +75,8 @@ def drain_of(answers: tuple[float, ...], requests: Float, slots: Float) -> Drain
     times = np.stack([np.interp(ratio, RATIOS, column) for column in falls.T]) + ratio
     times = np.maximum(times, full)
     apart = np.log(LEVELS[:-1] / LEVELS[1:])[:, None]
-    kept = np.clip(np.log(LEVELS[:-1, None] * slots / LAST) / apart, 0.0, 1.0)
-    spans = np.diff(times, axis=0) * kept
+    kept_share = np.clip(np.log(LEVELS[:-1, None] * slots / LAST) / apart, 0.0, 1.0)
+    spans = np.diff(times, axis=0) * kept_share
     middles = np.sqrt(LEVELS[:-1] * LEVELS[1:])[:, None] * slots
     first = np.maximum(times[0], 0.0)
     return Drain(np.concatenate([first[None], spans]), np.concatenate([slots[None], middles]))

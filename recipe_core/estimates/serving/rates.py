@@ -254,18 +254,18 @@ def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
 def _serve_burst(setting: Setting, cases: Cases, flow: Flow) -> Serving:
     """All requests at once and their answers of many lengths, until the longest is done.
 
-    The first that are held share their prompts' steps; prompts of the others come on top of steps
+    The first that run share their prompts' steps; prompts of the others come on top of steps
     that decode, and their requests wait for half of the time until the queue is empty.
     """
     replicas = active_replicas(cases)
-    count, held = cases.load / replicas, flow.resident
+    count, resident = cases.load / replicas, flow.resident
     started = _bunch_prompts(setting, cases, flow)
-    chunk, chunks, group = bunch_step(setting, cases, held)
+    chunk, chunks, group = bunch_step(setting, cases, resident)
     prompt_s = chunks * total(engine_step(setting, cases, chunk)) / group / cases.pp
-    first_s = held * (prompt_s + cases.kv_step_s / cases.pp)
-    later_s = np.maximum(count - held, 0.0) * flow.prompt_s / cases.pp
-    drain = drain_of(setting.answers, count, held)
-    loop = Loop(setting, cases, np.maximum(held, 1.0), np.ones(len(cases)))
+    first_s = resident * (prompt_s + cases.kv_step_s / cases.pp)
+    later_s = np.maximum(count - resident, 0.0) * flow.prompt_s / cases.pp
+    drain = drain_of(setting.answers, count, resident)
+    loop = Loop(setting, cases, np.maximum(resident, 1.0), np.ones(len(cases)))
     steps = drain.spans * loop.steps
     step_s = np.stack([loop.interpolated(decoding)[0] for decoding in drain.decoding])
     full_s, drained_s = (steps * step_s)[0], (steps * step_s)[1:].sum(axis=0)
@@ -276,9 +276,9 @@ def _serve_burst(setting: Setting, cases: Cases, flow: Flow) -> Serving:
     together = {name: part for name, part in started.decode.items() if name != INTERFERENCE}
     faster = pace * flow.full_step_s / np.maximum(total(together) * loop.yields, 1e-12)
     decode = {name: part * faster for name, part in together.items()}
-    first, later = held / count, np.maximum(1 - held / count, 0.0)
-    behind_s = _behind_s(setting, first_s, held / group, total(decode) * loop.yields, loop.steps)
-    behind_s = behind_s / loop.yields
+    first, later = resident / count, np.maximum(1 - resident / count, 0.0)
+    token_s, mixed = total(decode), resident / group
+    behind_s = _behind_s(setting, first_s, mixed, token_s * loop.yields, loop.steps) / loop.yields
     decode[INTERFERENCE] = first * behind_s + later * flow.decode[INTERFERENCE]
     queue_s = later * (first_s + (later_s + full_s) / 2)
     prefill = {**started.prefill, "engine_queue": queue_s}
@@ -289,7 +289,7 @@ def _serve_burst(setting: Setting, cases: Cases, flow: Flow) -> Serving:
 def _behind_s(
     setting: Setting, prompts_s: Float, mixed: Float, step_s: Float, steps: Float
 ) -> Float:
-    """What prompts behind a request's own add to each of its tokens, in the mean over requests.
+    """Return what prompts behind a request's own add to each token, in the mean over requests.
 
     A short answer has few tokens to share a delay. Of ``mixed`` steps with prompts those after its
     own delay it, as far as it lasts; where prompts do not ride on decode steps, all of their time.
