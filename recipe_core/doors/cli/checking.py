@@ -43,6 +43,12 @@ class CommandOptions(GroundOptions):
     engine_version: str | None = Option(
         None, metavar="RELEASE", help="The release of the engine that runs, e.g. 0.25.0."
     )
+    input_spread: float | None = Option(
+        None, help="Spread of prompt lengths as a share of their mean; 0 is exact."
+    )
+    output_spread: float | None = Option(
+        None, help="Spread of answer lengths as a share of their mean; 0 is exact."
+    )
     images: float | None = Option(None, help="Images per prompt.")
     image_tokens: int | None = Option(None, help="Tokens of a prompt that an image becomes.")
 
