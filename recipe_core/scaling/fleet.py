@@ -114,7 +114,9 @@ class Service:
 class StartTime:
     """Seconds from ordering a replica until it answers: the middle, and an 80 % band.
 
-    Starts of a simulation are drawn from a lognormal distribution with this band.
+    Starts of a simulation are drawn from a lognormal distribution with this band, whose halves to
+    either side of the middle are as wide as those of the band: late starts are later than early
+    ones are early.
     """
 
     seconds: float
@@ -168,16 +170,16 @@ class Fleet:
         return self.rent(replicas, self.devices)
 
 
-# Width of the 80 % band of a normal distribution in standard deviations.
-BAND = 2 * 1.2815515655446004
+# Where the 80 % band of a normal distribution ends, in standard deviations.
+BAND = 1.2815515655446004
 _AT_ONCE = 1024
 
 
-def start_log_spread(start: StartTime) -> float:
-    """Standard deviation of the logarithm of a start's seconds; 0 without a band."""
+def start_log_spreads(start: StartTime) -> tuple[float, float]:
+    """Standard deviations of a start's logarithm below and above its middle; 0 without a band."""
     if start.low_s <= 0 or start.high_s <= start.low_s:
-        return 0.0
-    return log(start.high_s / start.low_s) / BAND
+        return 0.0, 0.0
+    return log(start.seconds / start.low_s) / BAND, log(start.high_s / start.seconds) / BAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +213,9 @@ class Chance:
         events = fleet.events
         fails, reclaimed = self._waits[number]
         start, normal = fleet.start, float(self.normals(number, 1)[0])
+        early, late = start_log_spreads(start)
         return Draw(
-            start.seconds * exp(start_log_spread(start) * normal),
+            start.seconds * exp((early if normal < 0 else late) * normal),
             _seconds_until_event(fails, events.failures_per_hour),
             _seconds_until_event(reclaimed, events.reclaims_per_hour),
         )

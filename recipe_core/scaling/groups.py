@@ -19,7 +19,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.scaling.attainment import OPEN, Shares
-from recipe_core.scaling.fleet import Chance, Fleet, StartTime, start_log_spread
+from recipe_core.scaling.fleet import Chance, Fleet, StartTime, start_log_spreads
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.service import Curve
 
@@ -166,10 +166,9 @@ class Starting:
     def __init__(self, starts: Sequence[StartTime], dt_s: float, chance: Chance) -> None:
         columns = len(starts)
         self._seconds = np.array([start.seconds for start in starts])
-        self._spread = np.array([start_log_spread(start) for start in starts])
+        self._spreads = np.array([start_log_spreads(start) for start in starts])
         longest_s = max(
-            max(start.seconds, start.high_s) * exp(_LATEST * start_log_spread(start))
-            for start in {*starts}
+            start.seconds * exp(_LATEST * start_log_spreads(start)[1]) for start in {*starts}
         )
         self._length = int(np.ceil(longest_s / dt_s)) + 2
         self._ring = np.zeros((self._length, columns))
@@ -189,7 +188,8 @@ class Starting:
         numbers = self._ordered[columns] + within
         first = int(numbers.min())
         late = self._chance.normals(first, int(numbers.max()) - first + 1)[numbers - first]
-        seconds = self._seconds[columns] * np.exp(self._spread[columns] * late)
+        spread = self._spreads[columns, (late >= 0).astype(np.int64)]
+        seconds = self._seconds[columns] * np.exp(spread * late)
         steps = np.ceil(seconds / self._dt_s - 0.5).astype(np.int64)
         places = (step + np.clip(steps, 1, self._length - 1)) % self._length
         np.add.at(self._ring, (places, columns), 1.0)
