@@ -15,7 +15,12 @@ from functools import cache
 import numpy as np
 from pydantic import Field
 
-from recipe_core.accuracy.names import named_model, published_benchmark, published_series
+from recipe_core.accuracy.names import (
+    NamedBenchmark,
+    named_model,
+    published_benchmark,
+    published_series,
+)
 from recipe_core.accuracy.published import Figure, Published, published_figures
 from recipe_core.accuracy.question import (
     Question,
@@ -49,10 +54,12 @@ class Known(StrEnum):
 class Scatter(DataRow):
     """The scatter of figures around their expectation ``m``.
 
-    Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
-    ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
-    the number of figures of a source and model by which each counts less. unstated: binomial noise
-    of tasks with test sets of unknown size.
+    Variance of a loss: ``floor² + (relative · m)² + (share · binomial)²``, where the share of the
+    binomial noise that two models do not have in common is ``shared`` where answers are chosen,
+    ``generated`` where they are generated. latent: scatter of ``f`` that belongs to one figure.
+    tails: degrees of freedom of Student's t. crowding: power of the number of figures of a source
+    and model by which each counts less. unstated: binomial noise of tasks with test sets of unknown
+    size.
     """
 
     source: str
@@ -60,6 +67,7 @@ class Scatter(DataRow):
     floor: float
     relative: float
     shared: float
+    generated: float
     latent: float
     tails: float
     crowding: float
@@ -326,10 +334,16 @@ def retained_ends(
 LEAST_LEFT = 0.25
 
 
+def noise_share(benchmark: NamedBenchmark, scatter: Scatter) -> float:
+    """Return the share of a benchmark's binomial noise that two models do not have in common."""
+    return scatter.generated if benchmark.generated else scatter.shared
+
+
 def _measurement_noise(question: Question, loss: float) -> float:
     """Variance of a figure that another measurement of the same would not share."""
     scatter = fitted_model().scatter
-    return scatter.floor**2 + (scatter.shared * _binomial_noise(question, loss)) ** 2
+    share = noise_share(question.benchmark, scatter)
+    return scatter.floor**2 + (share * _binomial_noise(question, loss)) ** 2
 
 
 def _binomial_noise(question: Question, loss: float) -> float:
