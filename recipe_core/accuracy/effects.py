@@ -279,6 +279,51 @@ def count_by_technique() -> dict[str, int]:
     return dict(number)
 
 
+# Treatments that round nothing: their losses do not follow from bits, and each technique needs
+# figures of its own, of so many models at least.
+REMOVALS = ("pruning", "sparsity", "low rank", "distillation")
+FEWEST_MODELS = 2
+# Bits of a cache below which a kind of benchmarks is known only where it was measured at so few.
+USUAL_CACHE_BITS = 4.0
+
+
+@cache
+def _models_measured() -> dict[tuple[str, str], frozenset[str]]:
+    """Models of the figures of a technique, by what is measured."""
+    models: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for row in published_figures():
+        models[row.technique, question_measure(figure_question(row))].add(row.model)
+    return {key: frozenset(names) for key, names in models.items()}
+
+
+@cache
+def _cache_bits_measured() -> dict[str, float]:
+    """Fewest bits of a cache that anybody measured a kind of benchmarks at."""
+    bits: dict[str, float] = {}
+    for question in map(figure_question, published_figures()):
+        if question.treatment == "kv cache":
+            kind = question.benchmark.kind
+            bits[kind] = min(bits.get(kind, USUAL_CACHE_BITS), question.of.kv_bits)
+    return bits
+
+
+def missing_figures(question: Question) -> str | None:
+    """Say which figures an expectation lacks that would be a guess without them; None for none."""
+    title, kind = question.of.title, question.benchmark.kind
+    if question.treatment == "kv cache":
+        if question.of.kv_bits >= _cache_bits_measured().get(kind, USUAL_CACHE_BITS):
+            return None
+        return f"no figure of {kind} with a cache of {question.of.kv_bits:g} bits is published"
+    if question.treatment not in REMOVALS:
+        return None
+    measure = question_measure(question)
+    models = _models_measured().get((question.technique, measure), frozenset())
+    if len(models) >= FEWEST_MODELS or question.model.name in models:
+        return None
+    few = f"one model alone, {min(models)}" if models else "no model"
+    return f"figures of {title} on {measure} are published of {few}"
+
+
 @dataclass(frozen=True, slots=True)
 class Belief:
     """The share retained, its band, and what both rest on.
