@@ -39,6 +39,9 @@ class Start(DescribedModel):
     """Seconds that a start takes beside these phases, as measured in the user's own place."""
 
 
+Dispatch = Literal["least-loaded", "round-robin"]
+"""How a router gives requests to replicas that are ready."""
+
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.serving.scheduler import Requests, Rules, StepTimes
+from recipe_core.request.over_time import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +148,8 @@ class Fleet:
     devices: of one replica. usd_per_hour: of the devices of one replica while it is ordered,
     starting, up or draining (None: unknown). limits_s: seconds by figure (``ttft_s``, ``tpot_s``,
     ``request_latency_s``) that a request must keep to count. rent: devices that are paid for a
-    number of replicas of so many devices (``Cluster.rented``); left out, their own.
+    number of replicas of so many devices (``Cluster.rented``); left out, their own. dispatch: whom
+    the router gives a request.
     """
 
     service: Service
@@ -157,6 +159,7 @@ class Fleet:
     limits_s: Mapping[str, float]
     events: Events = field(default_factory=Events)
     rent: Callable[[Float, int], Float] | None = None
+    dispatch: Dispatch = "least-loaded"
 
     @property
     def usd_per_device_hour(self) -> float | None:

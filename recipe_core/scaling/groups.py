@@ -2,9 +2,10 @@
 
 Each column has two groups of replicas that are alike: those that have been up, and those that
 became ready since. A router sends requests where fewest are in flight, so that new replicas fill
-first while the others work off what waits inside them; once they have as many in flight, the groups
-are one. Requests in flight leave at the rate of the curve: over a step of ``dt`` seconds with
-arrivals ``a`` per second and ``μ`` ends per second and request, ``x' = a - μ·x`` exactly.
+first while the others work off what waits inside them, or in turn, so that these keep their crowds;
+once they have as many in flight, the groups are one. Requests in flight leave at the rate of the
+curve: over a step of ``dt`` seconds with arrivals ``a`` per second and ``μ`` ends per second and
+request, ``x' = a - μ·x`` exactly.
 
 Two variants of the flow share the replicas: the expected one, which shares of requests within
 limits are read from (their tables hold what is random), and a random one, which policies see.
@@ -18,6 +19,7 @@ from math import exp
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.request.over_time import Dispatch
 from recipe_core.scaling.attainment import OPEN, Shares
 from recipe_core.scaling.fleet import Chance, Fleet, StartTime, start_log_spreads
 from recipe_core.scaling.outcome import Outcome, Series
@@ -38,8 +40,9 @@ class Groups:
     columns). gateway: requests that wait for a first replica, shape (2 variants, columns).
     """
 
-    def __init__(self, curve: Curve, begin: Float) -> None:
+    def __init__(self, curve: Curve, begin: Float, dispatch: Dispatch = "least-loaded") -> None:
         columns = len(begin)
+        self._in_turn = dispatch == "round-robin"
         self.curve, self.full, self.fastest = curve, curve.full, curve.fastest
         self.replicas = np.stack([begin.astype(float), np.zeros(columns)])
         self.in_flight = np.zeros((2, 2, columns))
@@ -64,6 +67,9 @@ class Groups:
             reached = np.zeros_like(x)
             reached[:, OLD] = requests / np.maximum(count[OLD], 1.0)
             return reached
+        if self._in_turn:
+            per_replica = requests / np.maximum(count.sum(axis=0), 1.0)
+            return np.asarray(per_replica[:, np.newaxis] * (count > 0))
         ahead = x[:, OLD] - x[:, NEW]
         lower_new = np.minimum(np.maximum(ahead, 0.0) * count[NEW], requests) * (count[NEW] > 0)
         lower_old = np.minimum(np.maximum(-ahead, 0.0) * count[OLD], requests - lower_new)

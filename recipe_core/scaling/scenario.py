@@ -251,6 +251,7 @@ def prepare_deployment(
         limits_s=limits,
         events=_replica_events(cluster, nodes),
         rent=cluster.rented,
+        dispatch=request.options.dispatch,
     )
     basis, notes = _replica_price_text(cluster, devices)
     return Deployment(
