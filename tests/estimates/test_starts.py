@@ -297,7 +297,7 @@ def test_a_start_is_given_more_time_than_it_takes(gb):
     for name in engine_names():
         module = (engine(name).wraps or engine(name).launcher or name).replace("-", "_")
         base_s = import_module(f"recipe_core.launch.serving.{module}").STARTUP_TIMEOUT_S
-        for place in ("hub", "nvme", *(["efs"] if engine_start(name).prefetches else [])):
+        for place in ("hub", "disk", *(["efs"] if engine_start(name).prefetches else [])):
             answer = start(Start(node="ready", weights=place), name=name, gb=gb, devices=8)
             limit = base_s + gb * 1e9 / rates.read_bytes_per_s.value
             limit += gb * 1e9 / rates.fetch_bytes_per_s.value if place == "hub" else 0
