@@ -22,8 +22,8 @@ class Start(DescribedModel):
 
     weights: Text | None = None
     """Where weights are read from: a storage tier (``hw_profiles/storage/``), ``hub``, ``tmpfs``
-    (also a warm page cache), ``peer`` or ``disk`` (a drive of unknown speed); left out, the hub on
-    a new node and ``disk`` on a ready one."""
+    (or a warm page cache), ``peer`` or ``disk`` (of unknown speed); left out, the hub on a new node
+    and ``disk`` on a ready one."""
 
     loader: Literal["default", "streamer", "fastsafetensors", "instanttensor"] = "default"
     """What reads the weights: the engine's own loader, or one that reads in parallel."""

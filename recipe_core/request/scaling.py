@@ -84,8 +84,7 @@ class Scaling(DescribedModel):
     """Most replicas."""
 
     begin_replicas: Replicas | None = None
-    """Replicas that are ready when the time begins, as ``min_replicas`` of a service that scales
-    out; left out, those that its first load needs."""
+    """Replicas when the time begins; left out, those that its first load needs."""
 
     triggers: Annotated[tuple[Trigger, ...], Field(max_length=5)] = ()
     """What replicas are scaled by; of several the one that asks for most counts. Policies that know

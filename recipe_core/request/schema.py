@@ -106,9 +106,8 @@ class Options(DescribedModel):
     """What a new replica finds when it starts; no plan depends on it."""
 
     dispatch: Dispatch = "least-loaded"
-    """Whom the router gives a request: the replica with the fewest at once (``least-loaded``), or
-    each in its turn (``round-robin``), so that a new one is no help to those that are crowded. It
-    counts where replicas are simulated over time."""
+    """Whom a router gives a request over time: the replica with the fewest at once, or each in its
+    turn (``round-robin``)."""
 
     compression: Compression | None = None
     """How the bundle makes a checkpoint in a format that the model's own does not have; with it a
