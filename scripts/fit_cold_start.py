@@ -335,14 +335,14 @@ def _value(numbers: StartNumbers, name: str) -> float:
 def left_out_starts(runs: Sequence[MeasuredStart]) -> list[LeftOut]:
     """Each run that counts, estimated without its source."""
     counted, fitted = counted_starts(runs), fit_start_numbers(runs)
-    found = []
+    left_out = []
     for source in sorted({run.source for run in counted}):
-        others = [run for run in counted if run.source != source]
-        numbers = fit_start_numbers(others, fitted)
-        found += [
+        rest_runs = [run for run in counted if run.source != source]
+        numbers = fit_start_numbers(rest_runs, fitted)
+        left_out += [
             LeftOut(run, estimate_of(run, numbers)) for run in counted if run.source == source
         ]
-    return found
+    return left_out
 
 
 # What is printed and written
@@ -386,11 +386,11 @@ def main() -> None:
         write_table(runs)
         write_numbers(fit_start_numbers(runs), start_numbers().bands)
         start_numbers.cache_clear()
-    found = left_out_starts(runs)
+    left_out = left_out_starts(runs)
     if options.write:
-        write_numbers(start_numbers(), fit_bands(found))
+        write_numbers(start_numbers(), fit_bands(left_out))
         start_numbers.cache_clear()
-    print(start_report(found, runs))
+    print(start_report(left_out, runs))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ class LeftOut:
         return BAND_OF.get(run.phase, run.phase)
 
 
-def fit_bands(found: Sequence[LeftOut]) -> StartBands:
+def fit_bands(left_out: Sequence[LeftOut]) -> StartBands:
     """The bands that hold as many left-out starts as they say; cells, a source each, count alike.
 
     Of a group of phases: the quantile of how far its figures are off to either side, drawn towards
@@ -66,7 +66,7 @@ def fit_bands(found: Sequence[LeftOut]) -> StartBands:
     pair of factors that holds enough of them beside what their phases vary.
     """
     shipped = start_numbers().bands
-    parts = [left for left in found if left.band]
+    parts = [left for left in left_out if left.band]
     overall = _far(parts)
     factors = {}
     for name in shipped.phases:
@@ -75,7 +75,7 @@ def fit_bands(found: Sequence[LeftOut]) -> StartBands:
         far = share * _far(of_group) + (1 - share) * overall if of_group else overall
         factors[name] = round(float(np.exp(far)), 2)
     bands = shipped.model_copy(update={"phases": factors, "sooner": 1.0, "later": 1.0})
-    totals = [left for left in found if not left.band]
+    totals = [left for left in left_out if not left.band]
     spread = np.array([_part_spread(left, bands) for left in totals])
     off = np.array([left.off for left in totals])
     needed = np.sqrt(np.maximum(off**2 - spread**2, 0.0))
@@ -100,27 +100,27 @@ def _part_spread(left: LeftOut, bands: StartBands) -> float:
     return float(np.log(estimate.high_s / estimate.seconds))
 
 
-def _weights(found: Sequence[LeftOut]) -> Array:
-    rows = Counter(left.run.source for left in found)
-    return np.array([1 / rows[left.run.source] for left in found]) / len(rows)
+def _weights(left_out: Sequence[LeftOut]) -> Array:
+    rows = Counter(left.run.source for left in left_out)
+    return np.array([1 / rows[left.run.source] for left in left_out]) / len(rows)
 
 
-def _far(found: Sequence[LeftOut]) -> float:
-    off = np.abs([left.off for left in found])
+def _far(left_out: Sequence[LeftOut]) -> float:
+    off = np.abs([left.off for left in left_out])
     order = np.argsort(off)
-    share = np.cumsum(_weights(found)[order])
+    share = np.cumsum(_weights(left_out)[order])
     return float(off[order][np.searchsorted(share, SHARE - 1e-9)])
 
 
-def held_starts(found: Sequence[LeftOut]) -> list[bool]:
-    """Whether each left-out start is in its band, with the bands too found without its source."""
-    held = dict.fromkeys((left.run.id for left in found), False)
-    for source in {left.run.source for left in found}:
-        bands = fit_bands([left for left in found if left.run.source != source])
-        for left in found:
+def held_starts(left_out: Sequence[LeftOut]) -> list[bool]:
+    """Mark left-out starts that lie in their bands, which are counted without their source too."""
+    is_held = dict.fromkeys((left.run.id for left in left_out), False)
+    for source in {left.run.source for left in left_out}:
+        bands = fit_bands([left for left in left_out if left.run.source != source])
+        for left in left_out:
             if left.run.source == source:
-                held[left.run.id] = _is_held(left, bands)
-    return [held[left.run.id] for left in found]
+                is_held[left.run.id] = _is_held(left, bands)
+    return [is_held[left.run.id] for left in left_out]
 
 
 def _is_held(left: LeftOut, bands: StartBands) -> bool:
@@ -133,16 +133,16 @@ def _is_held(left: LeftOut, bands: StartBands) -> bool:
 # What is printed
 
 
-def start_report(found: Sequence[LeftOut], runs: Sequence[MeasuredStart]) -> str:
+def start_report(left_out: Sequence[LeftOut], runs: Sequence[MeasuredStart]) -> str:
     """Errors and bands with each source left out, and of all by the shipped numbers."""
     head = "| left out | figure | rows | sources | median error | by sources | p90 "
     lines = [head + "| inside the 80 % band | by sources |", f"|{'---|' * 9}"]
-    held = held_starts(found)
-    phases = Counter(left.run.phase for left in found)
+    is_held = held_starts(left_out)
+    phases = Counter(left.run.phase for left in left_out)
     for phase in (*SCORED, *(name for name in phases if name not in SCORED), "all phases"):
         both = [
             (left, inside)
-            for left, inside in zip(found, held, strict=True)
+            for left, inside in zip(left_out, is_held, strict=True)
             if phase in (left.run.phase, "all phases")
         ]
         lines.append(_report_line("its source", phase, both))
@@ -157,7 +157,7 @@ def _report_line(name: str, phase: str, both: Sequence[tuple[LeftOut, bool]]) ->
     error = np.array([abs(np.expm1(-left.off)) for left, _ in both])
     inside = np.array([inside for _, inside in both])
     source = np.array([left.run.source for left, _ in both])
-    cells = [source == one for one in sorted(set(source))]
+    cells = [source == name for name in sorted(set(source))]
     shares = (
         np.median(error),
         np.median([np.median(error[cell]) for cell in cells]),

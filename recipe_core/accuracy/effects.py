@@ -279,49 +279,40 @@ def count_by_technique() -> dict[str, int]:
     return dict(number)
 
 
-# Treatments that round nothing: their losses do not follow from bits, and each technique needs
-# figures of its own, of so many models at least.
+# What is removed does not follow from bits: a technique needs figures of so many models at least.
 REMOVALS = ("pruning", "sparsity", "low rank", "distillation")
 FEWEST_MODELS = 2
-# Bits of a cache below which a kind of benchmarks is known only where it was measured at so few.
+# A cache of fewer bits is known only of kinds of benchmarks that were measured at so few.
 USUAL_CACHE_BITS = 4.0
 
 
 @cache
-def _models_measured() -> dict[tuple[str, str], frozenset[str]]:
-    """Models of the figures of a technique, by what is measured."""
+def _figures_measured() -> tuple[dict[tuple[str, str], set[str]], dict[str, float]]:
+    """Models by technique and what is measured, and the fewest bits of a cache by kind."""
     models: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for row in published_figures():
-        models[row.technique, question_measure(figure_question(row))].add(row.model)
-    return {key: frozenset(names) for key, names in models.items()}
-
-
-@cache
-def _cache_bits_measured() -> dict[str, float]:
-    """Fewest bits of a cache that anybody measured a kind of benchmarks at."""
     bits: dict[str, float] = {}
     for question in map(figure_question, published_figures()):
+        models[question.technique, question_measure(question)].add(question.model.name)
+        kind = question.benchmark.kind
         if question.treatment == "kv cache":
-            kind = question.benchmark.kind
             bits[kind] = min(bits.get(kind, USUAL_CACHE_BITS), question.of.kv_bits)
-    return bits
+    return dict(models), bits
 
 
 def missing_figures(question: Question) -> str | None:
     """Say which figures an expectation lacks that would be a guess without them; None for none."""
-    title, kind = question.of.title, question.benchmark.kind
+    models, fewest_bits = _figures_measured()
+    kind, measure = question.benchmark.kind, question_measure(question)
     if question.treatment == "kv cache":
-        if question.of.kv_bits >= _cache_bits_measured().get(kind, USUAL_CACHE_BITS):
-            return None
-        return f"no figure of {kind} with a cache of {question.of.kv_bits:g} bits is published"
-    if question.treatment not in REMOVALS:
+        bits = question.of.kv_bits
+        lacks = bits < fewest_bits.get(kind, USUAL_CACHE_BITS)
+        return f"no figure of {kind} with a cache of {bits:g} bits is published" if lacks else None
+    names = models.get((question.technique, measure), set())
+    is_enough = len(names) >= FEWEST_MODELS or question.model.name in names
+    if question.treatment not in REMOVALS or is_enough:
         return None
-    measure = question_measure(question)
-    models = _models_measured().get((question.technique, measure), frozenset())
-    if len(models) >= FEWEST_MODELS or question.model.name in models:
-        return None
-    few = f"one model alone, {min(models)}" if models else "no model"
-    return f"figures of {title} on {measure} are published of {few}"
+    few = f"one model alone, {min(names)}" if names else "no model"
+    return f"figures of {question.of.title} on {measure} are published of {few}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,10 +254,10 @@ def run_group(
         for replica in replicas:
             while replica.next_at < at:
                 replica.step()
-        chosen = replicas[turn % group]
+        taker = replicas[turn % group]
         if dispatch == "least-loaded":
-            chosen = min(replicas, key=lambda replica: replica.in_flight)
-        chosen.add(at, request)
+            taker = min(replicas, key=lambda replica: replica.in_flight)
+        taker.add(at, request)
     for replica in replicas:
         while replica.in_flight:
             replica.step()
