@@ -228,7 +228,7 @@ def test_shipped_runs_are_many_and_from_many_known_sources():
     assert len(sources) >= 10
     assert all(each.reference for each in runs)
     for source in known.values():
-        assert set(source) - {"listing", "asked_as"} == {"title", "url", "how"}
+        assert set(source) - {"listing", "asked_as", "layouts_in_doubt"} == {"title", "url", "how"}
         assert source["url"].startswith("https://")
     assert listing_ids() < set(known)
     assert any(each.exclude for each in runs)

@@ -33,7 +33,7 @@ BUDGETS = {
     "recipe": 3_920,
     "targets": 8_040,
     "bundle": 2_260,
-    "calibration": 8_420,
+    "calibration": 8_750,
     "views": 11_560,
     "doors": 6_740,
 }

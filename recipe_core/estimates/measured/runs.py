@@ -149,6 +149,12 @@ def listing_ids() -> frozenset[str]:
     return frozenset(name for name, of in read_document(SOURCES).items() if of.get("listing"))
 
 
+@cache
+def sources_in_doubt() -> frozenset[str]:
+    """Sources whose rows may name another layout than the one that ran."""
+    return frozenset(name for name, of in read_document(SOURCES).items() if "layouts_in_doubt" in of)
+
+
 def _check_columns(names: list[str], kind: type[BaseModel]) -> None:
     column_names = list(kind.model_fields)
     for name in names:
