@@ -152,7 +152,8 @@ def listing_ids() -> frozenset[str]:
 @cache
 def sources_in_doubt() -> frozenset[str]:
     """Sources whose rows may name another layout than the one that ran."""
-    return frozenset(name for name, of in read_document(SOURCES).items() if "layouts_in_doubt" in of)
+    sources = read_document(SOURCES)
+    return frozenset(name for name, of in sources.items() if "layouts_in_doubt" in of)
 
 
 def _check_columns(names: list[str], kind: type[BaseModel]) -> None:

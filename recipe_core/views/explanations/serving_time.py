@@ -107,21 +107,29 @@ def _pool_times(case: ServedCase) -> Times:
     with recording():
         steps = pool_steps(case.setting, pool)
     alone, full = recorded_sums(steps.single), recorded_sums(steps.full)
+    smaller_title, larger_title = (
+        "Step of one prompt",
+        f"Step of {plain_number(only_number(steps.group))} prompts",
+    )
+    if only_number(steps.ranks) > 1:
+        lone, smaller_title = recorded_sums(steps.lone), "Step of one prompt on each rank"
+        if _prompt_seconds(case, decode, alone) < step_seconds(alone):
+            alone, full, larger_title = lone, alone, smaller_title
+            smaller_title = "Step of one prompt on all ranks"
     share, runs = _full_share(case, decode, alone, full), run_factor(case.prompts)
-    single = worded_factor("1 - share of full steps", 1 - share)
-    several = worded_factor("share of full steps", share)
+    single = worded_factor("1 - share of the larger steps", 1 - share)
+    several = worded_factor("share of the larger steps", share)
     shares = [
         step_share("a prompt's step", alone, single, runs),
-        step_share("a full step", full, several, runs),
+        step_share("a larger step", full, several, runs),
         step_share("the first decode step", decode, runs),
     ]
     tables = {
         f"Decode step, {exact(only_number(decoding))} sequences of a replica": decode,
-        "Step of one prompt in the prefill pool": alone,
+        f"{smaller_title} in the prefill pool": alone,
     }
     if share:
-        group = plain_number(only_number(steps.group))
-        tables[f"Step of {group} prompts in the prefill pool"] = full
+        tables[f"{larger_title} in the prefill pool"] = full
     waits = [*case.ttft_lines("pools", step_seconds(decode)), *case.ttft_lines("server")]
     return collect_times(
         case,
@@ -135,14 +143,19 @@ def _pool_times(case: ServedCase) -> Times:
 
 def _full_share(case: ServedCase, decode: Parts, alone: Parts, full: Parts) -> float:
     """Share of a prompt's time that is a full step's, between one prompt's and that."""
-    names = [name for name in {**alone, **full} if name in case.prefill]
-    prompt_s = sum(case.prefill[name] for name in names) / case.prompts
-    prompt_s -= sum(of.seconds for name, of in decode.items() if name in case.prefill)
+    prompt_s = _prompt_seconds(case, decode, {**alone, **full})
     alone_s, full_s = step_seconds(alone), step_seconds(full)
     if abs(full_s - alone_s) <= SMALL * alone_s:
         return 0.0
     share = (prompt_s - alone_s) / (full_s - alone_s)
     return 0.0 if share < 1e-6 else min(share, 1.0)
+
+
+def _prompt_seconds(case: ServedCase, decode: Parts, prompt: Parts) -> float:
+    """Seconds of a prompt's step, without those of the first decode step."""
+    prompt_s = sum(case.prefill[name] for name in prompt if name in case.prefill) / case.prompts
+    first_s = sum(of.seconds for name, of in decode.items() if name in case.prefill)
+    return float(prompt_s - first_s)
 
 
 # Continuous batching
