@@ -26,11 +26,11 @@ from recipe_core.estimates.columns.corrections import (
     Corrections,
     LeftOut,
     OwnRun,
-    Prior,
     Residual,
     assumed_version,
     version_in_text,
 )
+from recipe_core.estimates.columns.prior import Prior
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.measured.runs import Run

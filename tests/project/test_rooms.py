@@ -23,7 +23,7 @@ BUDGETS = {
     "engines": 3_040,
     "request": 4_640,
     "accuracy": 2_800,
-    "estimates": 19_300,
+    "estimates": 19_350,
     "plans": 8_840,
     "launch": 6_100,
     "compression": 2_920,
