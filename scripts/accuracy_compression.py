@@ -83,6 +83,7 @@ def shown(frame: pd.DataFrame) -> list[str]:
     parts |= {text: frame.text.eq(text) for text in ("perplexity", "divergence")}
     parts |= {f"tasks, {group}": tasks & frame.group.eq(group) for group in GROUPS}
     parts |= {f"texts, {group}": ~tasks & frame.group.eq(group) for group in GROUPS}
+    parts |= {kind: frame.kind.eq(kind) for kind in sorted(set(frame.kind[tasks]))}
     parts["all"] = tasks | ~tasks
     return [line(name, frame[rows]) for name, rows in parts.items() if rows.sum() >= FEWEST]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -348,7 +349,14 @@ def _compared(
     elif quantity == "kv_cache_tokens":
         pools = [float(memory.kv_cache_bytes[0]) for memory in (then, now)]
         rule = LAYOUT[quantity]
-        estimates = [rule(t.setting, t.cases, pool) for t, pool in zip(tables, pools, strict=True)]
+        logged_counts = [
+            rule(t.setting, t.cases, pool) for t, pool in zip(tables, pools, strict=True)
+        ]
+        cache_tokens = [float(memory.kv_cache_tokens[0]) for memory in (then, now)]
+        estimates = [
+            tokens if math.isnan(count) else count
+            for count, tokens in zip(logged_counts, cache_tokens, strict=True)
+        ]
     else:
         estimates = [float(QUANTITIES[quantity](memory)[0]) for memory in (then, now)]
     reasons = "; ".join(filter(None, (was, reading.why)))

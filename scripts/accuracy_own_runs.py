@@ -6,9 +6,10 @@
 A cell is a source x device x model. Of each, 0, 1, 3 and 10 runs are drawn at random, the library
 is told of them, and the others are estimated. Runs that the data exclude take no part.
 
-What is known before any run (``Prior``: shares of variance by scope) is chosen by cross-validation:
-of ``CANDIDATES`` random ones the mean of the ``BEST`` with the least errors, on runs drawn in the
-same way and on runs of a cell that is told of another model of the same source and device. Errors
+What is known before any run (``Prior``: of each scale shares of variance by scope, and how fast the
+effect of alike loads and lengths fades) is chosen by cross-validation: of ``CANDIDATES`` random
+shares the mean of the ``BEST`` with the least errors, on runs drawn in the same way and on runs of
+a cell that is told of another model of the same source and device. Errors
 of a source are tested with the shares of all other sources. Moments and likelihoods of residuals
 give similar shares, but trust one run too much: some residuals are ten times as large as most.
 """
@@ -20,7 +21,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import product, starmap
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -34,11 +37,15 @@ from recipe_core.calibration.residuals import learn_corrections, measured_of_row
 from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.corrections import (
-    WIDE_TO_NARROW,
     Corrections,
     DeviceRuns,
     OwnRun,
+)
+from recipe_core.estimates.columns.prior import (
+    WIDE_TO_NARROW,
     Prior,
+    ScalePrior,
+    Scopes,
     Shares,
 )
 from recipe_core.estimates.measured.runs import Run
@@ -52,7 +59,7 @@ DRAWS = 5
 CANDIDATES = 400
 BEST = 20
 LEAST_NOISE = 0.02
-FADES = (0.15, 0.3, 0.6)
+FADES, PROMPT_FADES = (0.15, 0.3), (0.3, 0.6, 1.2)
 CAP = 2.0  # standard deviations beyond which a figure is cut; 3 and Student's t were no better
 MOST_TESTED = 60  # runs of a cell that are estimated for one choice of shares
 
@@ -61,6 +68,8 @@ FIGURES = {
     "ttft_ms": "time to first token",
     "output_tokens_per_s": "throughput, all queued",
 }
+# The figures that each scale is chosen by: every one has steps in it.
+SCALES = {"steps": tuple(FIGURES), "prompts": ("ttft_ms",)}
 QUANTITY = {
     "tpot_ms": ("tpot_s", 1e3),
     "ttft_ms": ("ttft_s", 1e3),
@@ -159,19 +168,33 @@ class Trial:
 
     cell: Cell
     kind: str
-    among: Float
-    between: Float
+    among: Scopes
+    between: Scopes
     shown: Float
     tested: Float
 
-    def losses(self, shares: Float) -> Float:
+    def losses(self, shares: Float, fades: Fades) -> Float:
         """Median |error| of the tested runs for each choice of shares (rows; the last is noise)."""
         n = len(self.shown)
-        among = np.einsum("lab,cl->cab", self.among, shares[:, :-1])
+        among = np.einsum("lab,cl->cab", fades.layers(self.among), shares[:, :-1])
         among += shares[:, -1][:, None, None] * np.eye(n)
         solved = np.linalg.solve(among, np.broadcast_to(self.shown, (len(shares), n))[..., None])
-        predicted = np.einsum("lrb,cl,cb->cr", self.between, shares[:, :-1], solved[..., 0])
+        between = fades.layers(self.between)
+        predicted = np.einsum("lrb,cl,cb->cr", between, shares[:, :-1], solved[..., 0])
         return np.median(np.abs(np.expm1(predicted - self.tested)), axis=1)
+
+
+class Fades(NamedTuple):
+    """The fading of what alike loads share, by doublings of load or answer, and of prompt."""
+
+    other: float
+    prompt: float
+
+    def layers(self, scopes: Scopes) -> Float:
+        """Return what runs have in common of each scope, narrowest last."""
+        fades = np.array([self.other, self.prompt, self.other])
+        alike = scopes.of_model * np.exp(-np.abs(scopes.apart) @ fades)
+        return np.concatenate([scopes.same, alike[None]])
 
 
 Place = tuple[str, str]
@@ -215,8 +238,14 @@ def trials(all_cells: Sequence[Told], figure: str, common: dict[Place, _Common])
 class _Common:
     """Common parts of the runs of one source and device, and the first row of each cell."""
 
-    scopes: Float
+    scopes: Scopes
     starts: dict[Cell, int]
+
+    def between(self, rows: Float, runs: Float) -> Scopes:
+        """Return what some rows have in common with some runs."""
+        same, of_model, apart = self.scopes
+        place = (rows[:, None], runs)
+        return Scopes(same[:, *place], of_model[place], apart[place])
 
     def trial(
         self, kind: str, of: Told, drawn: Float, tested_cell: Told, tested: Float, figure: str
@@ -226,8 +255,8 @@ class _Common:
         return Trial(
             tested_cell.cell,
             kind,
-            self.scopes[:, a[:, None], a],
-            self.scopes[:, b[:, None], a],
+            self.between(a, a),
+            self.between(b, a),
             np.array([_log_ratio(of.runs[i], figure) for i in drawn]),
             np.array([_log_ratio(tested_cell.runs[i], figure) for i in tested]),
         )
@@ -245,25 +274,21 @@ class Choice:
     """Errors of every candidate for the shares, by figure, kind of trial and cell."""
 
     shares: Float
-    errors: dict[float, pd.DataFrame]
+    errors: dict[Fades, pd.DataFrame]
 
-    def best(self, without: str | None = None) -> tuple[float, Float]:
+    def best(self, scale: str, without: str | None = None) -> tuple[Fades, Float]:
         """Return how fast loads fade, and the shares: by all sources or all but one.
 
         Kinds of trials count alike, each in units of its least error.
         """
-        means = {
-            fades: errors[errors.index.get_level_values("source") != without]
-            .groupby(["figure", "kind"])
-            .mean()
-            for fades, errors in self.errors.items()
-        }
-        lowest_error = pd.concat([table.min(axis=1) for table in means.values()], axis=1).min(
-            axis=1
-        )
-        scores = {
-            f: table.div(lowest_error, axis=0).mean().to_numpy() for f, table in means.items()
-        }
+        means = {}
+        for fades, errors in self.errors.items():
+            index = errors.index
+            of_scale = index.get_level_values("figure").isin(SCALES[scale])
+            mask = of_scale & (index.get_level_values("source") != without)
+            means[fades] = errors[mask].groupby(["figure", "kind"]).mean()
+        lowest = pd.concat([table.min(axis=1) for table in means.values()], axis=1).min(axis=1)
+        scores = {f: table.div(lowest, axis=0).mean().to_numpy() for f, table in means.items()}
         fades = min(scores, key=lambda f: float(np.sort(scores[f])[:BEST].mean()))
         order = np.argsort(scores[fades])[:BEST]
         return fades, self.shares[order].mean(axis=0)
@@ -275,18 +300,18 @@ def choose(all_cells: Sequence[Told], base_prior: Prior) -> Choice:
     shares = rng.dirichlet(np.full(len(WIDE_TO_NARROW) + 1, 0.5), CANDIDATES)
     shares[:, -1] = np.maximum(shares[:, -1], LEAST_NOISE)
     shares /= shares.sum(axis=1, keepdims=True)
+    places = by_place(all_cells).items()
+    common = {place: _common(members, base_prior) for place, members in places}
+    drawn = {figure: trials(all_cells, figure, common) for figure in FIGURES}
     errors = {}
-    for fades in FADES:
-        prior, parts = base_prior.model_copy(update={"fades": fades}), []
-        places = by_place(all_cells).items()
-        common = {place: _common(members, prior) for place, members in places}
-        for figure in FIGURES:
-            drawn = trials(all_cells, figure, common)
-            table = pd.DataFrame([trial.losses(shares) for trial in drawn])
+    for fades in starmap(Fades, product(FADES, PROMPT_FADES)):
+        parts = []
+        for figure, of_figure in drawn.items():
+            table = pd.DataFrame([trial.losses(shares, fades) for trial in of_figure])
             table["figure"] = figure
-            table["kind"] = [trial.kind for trial in drawn]
-            table["source"] = [trial.cell[0] for trial in drawn]
-            table["cell"] = ["/".join(trial.cell) for trial in drawn]
+            table["kind"] = [trial.kind for trial in of_figure]
+            table["source"] = [trial.cell[0] for trial in of_figure]
+            table["cell"] = ["/".join(trial.cell) for trial in of_figure]
             parts.append(table.groupby(["figure", "kind", "source", "cell"]).mean())
         errors[fades] = pd.concat(parts)
     return Choice(shares, errors)
@@ -296,18 +321,23 @@ def prior_of(
     choice: Choice, spreads: tuple[float, float], without: str | None, cells: int
 ) -> Prior:
     """Return what is known before any run, by all sources or all but one."""
-    fades, shares = choice.best(without)
-    rounded = np.round(shares, 2)
-    rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)
-    numbers_by_name = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
+    scales = {}
+    for name, spread_before in zip(SCALES, spreads, strict=True):
+        fades, shares = choice.best(name, without)
+        rounded = np.round(shares, 2)
+        rounded[-1] = round(1 - float(rounded[:-1].sum()), 2)
+        numbers_by_name = dict(zip((*WIDE_TO_NARROW, "noise"), rounded.tolist(), strict=True))
+        scales[name] = ScalePrior(
+            spread=round(spread_before, 2),
+            fades=fades.other,
+            prompt_fades=fades.prompt,
+            shares=Shares.model_validate(numbers_by_name),
+        )
     return Prior(
-        schema_version=1,
+        schema_version=2,
         source=f"least errors over {cells} cells of published runs; scripts/accuracy_own_runs.py",
-        steps=round(spreads[0], 2),
-        prompts=round(spreads[1], 2),
-        fades=fades,
         cap=CAP,
-        shares=Shares.model_validate(numbers_by_name),
+        **scales,
     )
 
 
@@ -427,7 +457,7 @@ def own_runs_report(table: pd.DataFrame, prior: Prior) -> str:
                     f"{100 * part.error.mean():.1f} % | {100 * part.error.median():.1f} % | "
                     f"{100 * part.inside.mean():.0f} % | {shown} |"
                 )
-    shares = ", ".join(f"{name} {getattr(prior.shares, name):.2f}" for name in Shares.model_fields)
+    shares = "\n".join(f"* {name}: {_scale_words(getattr(prior, name))}" for name in SCALES)
     table_text = "\n".join(lines)
     return f"""Of the runs of a cell (without those that the data exclude) some are drawn at random,
 {DRAWS} times, and given as own runs (`--measured`, [own runs](../method/own-runs.md)); the others
@@ -437,9 +467,16 @@ chosen on the other sources. Written by `python scripts/accuracy_own_runs.py TRU
 
 {table_text}
 
-Shares of variance by scope, all sources: {shares}.
-What alike loads share falls by {100 * (1 - np.exp(-prior.fades)):.0f} % with each doubling of load,
-prompt or answer."""
+Shares of variance by scope, all sources, and what alike loads share less with each doubling:
+
+{shares}"""
+
+
+def _scale_words(scale: ScalePrior) -> str:
+    shares = ", ".join(f"{name} {share:.2f}" for name, share in scale.shares.model_dump().items())
+    fades = {"load or answer": scale.fades, "prompt": scale.prompt_fades}
+    less = ", ".join(f"{100 * (1 - np.exp(-fade)):.0f} % of {name}" for name, fade in fades.items())
+    return f"{shares}; {less}"
 
 
 def main() -> None:

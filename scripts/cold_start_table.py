@@ -10,7 +10,7 @@ from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.request.over_time import Start
 
-PLACES = ("tmpfs", "nvme", "ebs-gp3", "efs", "s3", "hub")
+PLACES = ("tmpfs", "nvme", "disk", "ebs-gp3", "efs", "s3", "hub")
 ENGINES = ("vllm", "sglang", "tensorrt-llm", "tgi", "transformers", "llama-cpp")
 SIZES = {"16 GB": (16e9, 1), "141 GB": (141e9, 4)}
 WEIGHTS = ("download", "weights")

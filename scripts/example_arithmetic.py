@@ -83,6 +83,7 @@ class Data:
     max_sequences: int
     overheads: Mapping[str, float]
     host: float
+    request: float
 
 
 def read() -> Data:
@@ -120,6 +121,7 @@ def read() -> Data:
         max_sequences=int(limits["max_num_seqs"]),
         overheads={name: float(value) for name, value in overheads.items() if is_number(value)},
         host=float(times.get("host", {}).get("any", 1)),
+        request=float(times.get("request", {}).get("any", 1)),
     )
 
 
@@ -416,7 +418,8 @@ class Loop:
         before = max(min(count, STEPS_AHEAD), count / self.fullest)
         most_s = rest_s + added_s * count + fixed_s * before
         queue_s = min(rest_s + one_by_one_s, most_s)
-        request_s = overheads["request_s"] + overheads["input_token_s"] * INPUT
+        own_s = overheads["request_s"] + overheads["input_token_s"] * INPUT
+        request_s = self.data.request * own_s
         schedule_s = (self.others / 2 + overheads["late_steps"]) * mean_s
         ttft_s = request_s + unqueued_s + queue_s + overheads["late_steps"] * mean_s
         return Balance(

@@ -3,12 +3,11 @@
     python scripts/fit_bands.py TRUTH_DIR [--write] [--residuals FOLDER] [--only serving|training]
 
 Fits the engines' numbers again without each source, and without each fold of models
-(scripts/fit_serving.py), estimates the runs left out, and makes intervals of how far off these
-estimates are (``scripts/interval_fit.py`` has the method). Where only one
-source has measured an engine on a kind of runtime, its runs are left out by model: without the
-source there would be no fit of that engine. Training is done the same way, by source
-(scripts/fit_training.py); sources of fewer than ``FEW`` runs keep the estimates of the fit that is
-shipped.
+(scripts/fit_serving.py), estimates the runs left out both times and once more with the shipped
+numbers, and makes intervals of how far off these three estimates are (``scripts/interval_fit.py``
+has the method). Open loops take part in no fit, and what a queue makes of their errors is taken
+back first (load_error.py). Training is done the same way, by source (scripts/fit_training.py);
+sources of fewer than ``FEW`` runs keep the estimates of the fit that is shipped.
 
 Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
 docs/reference/accuracy/intervals.json with the same tables for the accuracy page, and
@@ -22,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ from recipe_core.calibration.validation.validate import interval_coverage
 from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.runs import SPLIT, listing_ids
 from recipe_core.estimates.serving import bands as serving_bands
+from recipe_core.estimates.serving.load_error import load_stretches
+from recipe_core.estimates.serving.rates import solve_serving
 from recipe_core.estimates.training import starts
 from recipe_core.hardware.cluster import device_profile, roofline
 
@@ -67,30 +69,43 @@ TABLES = {
     "vendors": ["vendor"],
     "vendors by metric": ["vendor", "metric"],
     "engines by architecture": ["engine", "architecture"],
+    "modes by vendor": ["mode", "vendor", "metric"],
 }
 
 
-def estimates_left_out(problem: Problem) -> pd.DataFrame:
-    """Every row with the estimate of a fit without its source, or without its fold of models."""
-    rows = problem.rows
-    x = problem.shipped()
+def left_out_groups(rows: pd.DataFrame) -> Iterator[tuple[str, pd.Series[str]]]:
+    """Yield what to leave out: sources, and folds of models, by the name of each.
+
+    Where only one source has measured an engine on a kind of runtime, its runs are left out by
+    model both times: without the source there would be no fit of that engine.
+    """
+    models = sorted(rows.model.unique())
+    fold = {model: f"models {k % FOLDS + 1} of {FOLDS}" for k, model in enumerate(models)}
     runtimes = rows.device.map(
         {name: device_profile(name).runtime for name in rows.device.unique()}
     )
     keys = rows.run.map(lambda run: run.engine) + "/" + runtimes
     alone = keys.map(rows.source.groupby(keys).nunique()).eq(1).to_numpy()
-    models = sorted(rows.model[alone].unique())
-    fold = {model: f"models {k % FOLDS + 1} of {FOLDS}" for k, model in enumerate(models)}
-    groups = rows.source.where(~alone, rows.model.map(fold))
-    parts = []
-    for group in sorted(groups.unique()):
-        out = (groups == group).to_numpy()
-        # a source or a fold takes no part at all, also with rows that are estimated elsewhere
-        of_group = rows.source.eq(group) | rows.model.map(fold).eq(group)
-        fitted = problem.solve(~(out | of_group.to_numpy()), x)
-        parts.append(problem.errors(fitted, out))
-        print(f"without {group}: median error {parts[-1].error.median():.1%}", flush=True)
-    return pd.concat(parts)
+    yield "source", rows.source.mask(alone)
+    yield "models", rows.model.map(fold)
+
+
+def estimates_left_out(problem: Problem) -> Iterator[pd.DataFrame]:
+    """Yield every row with the estimates of fits to all, without its source, without its models.
+
+    A reader's run may be any of them: of a source or of a model that nobody has measured, or of a
+    deployment like one that is known.
+    """
+    x = problem.shipped()
+    yield problem.errors(x, np.ones(len(problem.rows), dtype=bool)).assign(left_out="nothing")
+    for kind, groups in left_out_groups(problem.rows):
+        for group in sorted(groups.dropna().unique()):
+            out = (groups == group).to_numpy()
+            # all of a source takes no part, also rows that are estimated elsewhere
+            unseen = out | problem.rows.source.eq(group).to_numpy()
+            estimates = problem.errors(problem.solve(~unseen, x), out)
+            print(f"without {group}: median error {estimates.error.median():.1%}", flush=True)
+            yield estimates.assign(left_out=kind)
 
 
 def serving_rows(truth: Path) -> pd.DataFrame:
@@ -100,11 +115,14 @@ def serving_rows(truth: Path) -> pd.DataFrame:
         for run in as_runs(published(truth))
         if not run.exclude and run.source not in listing_ids()
     ]
-    estimates = estimates_left_out(Problem(runs))
+    problem = Problem(runs)
+    estimates = pd.concat(list(estimates_left_out(problem)))
     estimates = estimates[estimates.figure.ne("total_tokens_per_s")]
     run = estimates.run
-    table = estimates[["source", "device", "model", "measured", "estimated"]].assign(
-        metric=[QUANTITIES[figure][0] for figure in estimates.figure],
+    names = {figure: QUANTITIES[figure][0] for figure in estimates.figure.unique()}
+    table = estimates[["source", "device", "model", "measured", "estimated", "left_out"]].assign(
+        place=estimates.place,
+        metric=estimates.figure.map(names),
         run=[of.id for of in run],
         engine=[of.engine for of in run],
         version=[of.version for of in run],
@@ -116,7 +134,28 @@ def serving_rows(truth: Path) -> pd.DataFrame:
         split=[" ".join(str(getattr(of, name)) for name in SPLIT) for of in run],
         output_tokens=[of.output_tokens for of in run],
     )
-    return pd.concat([table, _latencies(table)], ignore_index=True)
+    added = [_latencies(part) for _, part in table.groupby("left_out")]
+    out = pd.concat([table, *added], ignore_index=True)
+    stretches, unstretched = queue_stretches(problem), np.ones(len(runs))
+    sides = {
+        side: [stretches.get((of.metric, side), unstretched)[of.place] for of in out.itertuples()]
+        for side in ("below", "above")
+    }
+    return out.drop(columns="place").assign(**sides, unit=out.source + " " + out.model)
+
+
+def queue_stretches(problem: Problem) -> dict[tuple[str, str], np.ndarray[Any, Any]]:
+    """The exponents of intervals by a queue, of each run, by metric and side; 1 without one."""
+    out: dict[tuple[str, str], np.ndarray[Any, Any]] = {}
+    for block in problem.blocks:
+        if block.setting.mode != "open":
+            continue
+        served = solve_serving(block.setting, block.cases, block.memory)
+        for metric, stretch in load_stretches(served, block.cases).items():
+            for side in ("below", "above"):
+                column = out.setdefault((metric, side), np.ones(problem.runs))
+                column[block.places] = getattr(stretch, side)
+    return out
 
 
 def _latencies(table: pd.DataFrame) -> pd.DataFrame:
@@ -142,7 +181,7 @@ def label_residuals(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame
         for name, of in devices.items()
     }
     words = table[list(setup)].fillna("").astype(str)
-    return measured_residuals(
+    rows = measured_residuals(
         table.assign(
             basis=table.device.map(fitted),
             architecture=table.device.map({name: of.architecture for name, of in devices.items()}),
@@ -150,6 +189,12 @@ def label_residuals(table: pd.DataFrame, setup: tuple[str, ...]) -> pd.DataFrame
             setup=words.agg(" | ".join, axis=1),
         )
     )
+    if "below" not in rows:
+        return rows
+    # what a queue made of an error is taken back, as the intervals of such runs add it again
+    stretch = np.where(rows.residual > 0, rows.above, rows.below)
+    residual = rows.residual / stretch
+    return rows.assign(residual=residual, measured=rows.estimated * np.exp(residual))
 
 
 def training_rows(truth: Path) -> pd.DataFrame:
@@ -207,6 +252,7 @@ def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]
     out = {
         name: interval_coverage(left_out_bands, by).round(4).to_dict(orient="records")
         for name, by in TABLES.items()
+        if set(by) <= set(left_out_bands)
     }
     if "split" in rows:
         out["comparisons"] = count_comparisons(rows, file, groups).to_dict(orient="records")

@@ -4,13 +4,14 @@
 
 Reads the shipped table of measured starts
 (``recipe_core/estimates/measured/published/cold_starts.csv``), or makes it from
-``TRUTH_DIR/cold_start.csv`` by the rules below. Sources are split into halves by a hash of their
-names; the numbers are fitted on one, and held against the other, both ways. Then they are fitted on
-all: ``--write`` puts these into ``cold_start.yaml`` (values and band factors only).
+``TRUTH_DIR/cold_start.csv`` by the rules below. Every source is left out once: the numbers are
+fitted on the others, and held against it; how far its starts are off then are what bands are
+counted on, and these are judged by bands that were counted without it too. ``--write`` fits all and
+puts values and bands into ``cold_start.yaml``.
 
-The fit: least squares of ``log(estimate / measured)`` under a soft L1 loss, every source weighing
+The fit: least squares of ``log(estimate / measured)`` under a Cauchy loss, every source weighing
 as the square root of its rows, and each number held near its order of magnitude (``START``) with a
-standard deviation of a factor of ``PRIOR``, so that what no row of a half tells keeps it.
+standard deviation of a factor of ``PRIOR``, so that what no row tells keeps it.
 """
 
 from __future__ import annotations
@@ -28,19 +29,22 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from recipe_core.base.provenance import Quantity
 from recipe_core.estimates.serving.cold_start import kernels_of
-from recipe_core.estimates.serving.start_numbers import FILE, Spread, StartNumbers, start_numbers
+from recipe_core.estimates.serving.start_numbers import (
+    FILE,
+    StartBands,
+    StartNumbers,
+    start_numbers,
+)
 from recipe_core.hardware.cluster import device_profile
 
 sys.path.insert(0, str(Path(__file__).parent))
+from start_bands import LeftOut, counted_starts, estimate_of, fit_bands, start_report
 from start_prediction import (
     PUBLISHED_STARTS,
-    SCORED,
     MeasuredStart,
-    cold_start_errors,
-    predict_start,
     published_starts,
-    source_half,
 )
 
 Array = NDArray[np.float64]
@@ -58,8 +62,9 @@ START: dict[str, float] = {
     "stream_bytes_per_s.drive": 5e9,
     "stream_bytes_per_s.network": 0.33e9,
     "stream_bytes_per_s.object": 0.1e9,
-    "stream_bytes_per_s.memory": 10e9,
+    "stream_bytes_per_s.memory": 30e9,
     "copy_bytes_per_s": 5e9,
+    "disk_bytes_per_s": 1e9,
     "read_share": 0.7,
     "compile_s": 30,
     "compile_cached_s": 5,
@@ -116,8 +121,9 @@ PLACES = (
     ("nfs|volume", "superpod-good"),
     ("^s3|object", "s3"),
     ("hub|all cold|warm node", "hub"),
+    ("not stated|fixed disk|local disk$|ssd", "disk"),
 )
-"""Words of a storage, and the place that they mean; any other is a drive of the node."""
+"""Words of a storage, and the place that they mean; any other is an NVMe drive of the node."""
 FORMATS = (("nvfp4|fp4", "nvfp4"), ("fp8|deepseek-v3", "fp8"), ("gpt-oss|deepseek-v4", "mxfp4"))
 WORDS_OF_CACHE = r"fresh load|warm caches|from (disk )?cache|second (start|restore)"
 EMPTIED = r"empty|cleared|first start"
@@ -152,7 +158,9 @@ def starts_of(path: Path) -> Iterator[MeasuredStart]:
 def start_fields(row: dict[str, str], cached: set[str]) -> dict[str, Any]:
     """The fields of a measured start, by rules that look at words of the row."""
     engine, note, storage = (row[name].casefold() for name in ("engine", "note", "storage"))
-    if "fresh load" in note:  # of a machine that has run it: its files are in the kernel's cache
+    if (
+        "fresh load" in note or "level 2" in note
+    ):  # of a machine that has run it: its files are in the kernel's cache
         storage = f"{storage}, again"
     phase, size = row["phase"], re.search(r"([\d.]+) gb image", note)
     streamed = "streamed image" in storage
@@ -290,53 +298,54 @@ def with_start_values(numbers: StartNumbers, values: dict[str, float]) -> StartN
     return numbers.model_copy(update=changes)
 
 
-def _spread(spread: Spread, value: float) -> Spread:
+def _spread(spread: Quantity, value: float) -> Quantity:
     return spread.model_copy(update={"value": value})
 
 
-def fit_start_numbers(runs: Sequence[MeasuredStart]) -> StartNumbers:
-    """The numbers that fit the runs that count."""
-    counted = [run for run in runs if not run.exclude and predict_start(run) is not None]
+def fit_start_numbers(
+    runs: Sequence[MeasuredStart], start: StartNumbers | None = None
+) -> StartNumbers:
+    """The numbers that fit the runs that count; ``start``: those of a fit to nearly the same."""
+    counted = counted_starts(runs)
     rows = Counter((run.source, run.phase) for run in counted)
     weights = np.array([rows[run.source, run.phase] ** -0.25 for run in counted])
     names, base = list(START), start_numbers()
 
+    def numbers_at(x: Array) -> StartNumbers:
+        return with_start_values(base, {n: START[n] * np.exp(x[i]) for i, n in enumerate(names)})
+
     def residuals(x: Array) -> Array:
-        values = {name: START[name] * np.exp(x[i]) for i, name in enumerate(names)}
-        numbers = with_start_values(base, values)
-        logs = [_log_error(run, numbers) for run in counted]
+        numbers = numbers_at(x)
+        logs = [np.log(estimate_of(run, numbers).seconds / run.seconds) for run in counted]
         return np.concatenate([weights * np.array(logs), 0.5 * x / np.log(PRIOR)])
 
-    solution = least_squares(residuals, np.zeros(len(names)), loss="cauchy", f_scale=0.25)
-    return with_start_values(
-        base, {name: START[name] * np.exp(solution.x[i]) for i, name in enumerate(names)}
-    )
+    first = np.zeros(len(names))
+    if start is not None:
+        first = np.array([np.log(_value(start, name) / START[name]) for name in names])
+    solution = least_squares(residuals, first, loss="cauchy", f_scale=0.25)
+    return numbers_at(solution.x)
 
 
-def _log_error(run: MeasuredStart, numbers: StartNumbers) -> float:
-    estimate = predict_start(run, numbers)
-    return float(np.log(max(estimate.seconds, 1e-3) / run.seconds)) if estimate else 0.0
+def _value(numbers: StartNumbers, name: str) -> float:
+    field, _, entry = name.partition(".")
+    current = getattr(numbers, field)
+    return float((current[entry] if entry else current).value)
+
+
+def left_out_starts(runs: Sequence[MeasuredStart]) -> list[LeftOut]:
+    """Each run that counts, estimated without its source."""
+    counted, fitted = counted_starts(runs), fit_start_numbers(runs)
+    left_out = []
+    for source in sorted({run.source for run in counted}):
+        rest_runs = [run for run in counted if run.source != source]
+        numbers = fit_start_numbers(rest_runs, fitted)
+        left_out += [
+            LeftOut(run, estimate_of(run, numbers)) for run in counted if run.source == source
+        ]
+    return left_out
 
 
 # What is printed and written
-
-
-def start_report(runs: Sequence[MeasuredStart]) -> str:
-    """Errors of each half by the numbers of the other, and of all by the shipped numbers."""
-    lines = ["| held out | figure | rows | median error | p90 | inside the 80 % band |"]
-    lines.append("|---|---|---|---|---|---|")
-    for tested_half in (0, 1):
-        numbers = fit_start_numbers([run for run in runs if source_half(run.source) != tested_half])
-        rest = [run for run in runs if source_half(run.source) == tested_half]
-        lines += _lines(f"half {tested_half}", rest, numbers)
-    return "\n".join([*lines, *_lines("none, as shipped", runs, start_numbers())])
-
-
-def _lines(name: str, runs: Sequence[MeasuredStart], numbers: StartNumbers) -> Iterator[str]:
-    for phase in SCORED:
-        of = cold_start_errors(runs, phase, numbers)
-        shares = " | ".join(f"{value:.0%}" for value in (of.median, of.p90, of.covered))
-        yield f"| {name} | {phase} | {of.runs} | {shares} |"
 
 
 def write_table(runs: Sequence[MeasuredStart]) -> None:
@@ -349,16 +358,18 @@ def write_table(runs: Sequence[MeasuredStart]) -> None:
             writer.writerow(run.model_dump(mode="json"))
 
 
-def write_numbers(numbers: StartNumbers) -> None:
-    """The fitted values into ``cold_start.yaml``, which keeps all else."""
+def write_numbers(numbers: StartNumbers, bands: StartBands) -> None:
+    """The fitted values and bands into ``cold_start.yaml``, which keeps all else."""
     text = FILE.path.read_text()
     for name in START:
         field, _, entry = name.partition(".")
-        current = getattr(numbers, field)
-        value = (current[entry] if entry else current).value
         before = rf"(^{field}:\n(?:  .*\n)*?  {entry}: " if entry else rf"(^{field}: "
         pattern = before + r"\{value: )[^,]+"
-        text = re.sub(pattern, rf"\g<1>{value:.3g}".replace("e+", "e+"), text, flags=re.M)
+        text = re.sub(pattern, rf"\g<1>{_value(numbers, name):.3g}", text, flags=re.M)
+    factors = ", ".join(f"{name}: {factor:g}" for name, factor in bands.phases.items())
+    text = re.sub(r"^  phases: .*", f"  phases: {{{factors}}}", text, flags=re.M)
+    for side in ("sooner", "later"):
+        text = re.sub(rf"^  {side}: .*", f"  {side}: {getattr(bands, side):g}", text, flags=re.M)
     FILE.path.write_text(text)
 
 
@@ -373,9 +384,13 @@ def main() -> None:
         runs = list(starts_of(options.truth / "cold_start.csv"))
     if options.write:
         write_table(runs)
-        write_numbers(fit_start_numbers(runs))
+        write_numbers(fit_start_numbers(runs), start_numbers().bands)
         start_numbers.cache_clear()
-    print(start_report(runs))
+    left_out = left_out_starts(runs)
+    if options.write:
+        write_numbers(start_numbers(), fit_bands(left_out))
+        start_numbers.cache_clear()
+    print(start_report(left_out, runs))
 
 
 if __name__ == "__main__":

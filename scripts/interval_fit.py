@@ -5,18 +5,21 @@ estimate, each cell (source × device × model) weighing alike.
 
 * A group's distribution is that of its own cells and of the next wider group's, which counts as
   ``POOLED`` cells: a group with few cells of its own is mostly the wider one (partial pooling).
-* Ends are conformal predictive quantiles. A run of a reader is of a source that no fit has seen, so
-  what is conformal is the source (Dunn, Wasserman and Ramdas 2022, "Distribution-free prediction
-  sets for two-layer hierarchical models"; CV+ of Barber, Candès, Ramdas and Tibshirani 2021,
-  "Predictive inference with the jackknife+"): the runs of each source are held against the
-  distributions of all others, in units of the distance from the median to the end of the middle
-  80 % on that side, and an interval reaches as many units as hold the share that it names: three
-  numbers a figure (as in Romano, Patterson and Candès 2019, "Conformalized quantile regression").
+  Ways in which requests come (``mode``) differ more than engines do: theirs count all other runs as
+  ``MODE_POOLED`` cells only, and each has conformal numbers of its own from ``MODE_CELLS`` on.
+* Ends are conformal predictive quantiles. A run of a reader is of a source, or of a model, that no
+  fit has seen, so what is conformal is the ``unit`` that rows name: a source, or a model of it
+  (Dunn, Wasserman and Ramdas 2022, "Distribution-free prediction sets for two-layer hierarchical
+  models"; CV+ of Barber, Candès, Ramdas and Tibshirani 2021, "Predictive inference with the
+  jackknife+"): the runs of each unit are held against the distributions of all others, in units of
+  the distance from the median to the end of the middle 80 % on that side, and an interval reaches
+  as many of these as hold the share that it names: three numbers a figure and mode (as in Romano,
+  Patterson and Candès 2019, "Conformalized quantile regression").
 * An interval always holds the estimate itself, and ends where the farthest residual is at the
   latest.
 
-Coverage is measured with the stretch of the other sources, too: what a run is held against has seen
-nothing of its source but through the engines' constants that other sources' residuals rest on.
+Coverage is measured with the stretch of the other units, too: what a run is held against has seen
+nothing of its unit but through the engines' constants that other units' residuals rest on.
 """
 
 from __future__ import annotations
@@ -31,10 +34,21 @@ import pandas as pd
 from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
 from recipe_core.calibration.validation.comparison import CELL
-from recipe_core.estimates.bands import KEYS, Band, BandFile, better_score, normal_probability
+from recipe_core.estimates.bands import (
+    KEYS,
+    Band,
+    BandFile,
+    EngineGap,
+    better_score,
+    normal_probability,
+)
 
-# Cells that the next wider group counts as.
-POOLED = 20.0
+# Cells that the next wider group counts as, and that all modes count as beside one of them.
+POOLED, MODE_POOLED = 20.0, 4.0
+# Cells from which a mode has conformal numbers of its own, and a group a band.
+MODE_CELLS, GROUP_CELLS = 6, 4
+# The same of what two engines differ by.
+GAP_CELLS = 3
 # Least distance of an end from the median: what two runs of one configuration differ by anyway.
 LEAST = 0.02
 # Share of residuals at each side that count as the quantile there when variances are taken.
@@ -44,14 +58,16 @@ _SIDES = ("median", "below", "above")
 
 
 def measured_residuals(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of ``metric``, ``run`` and CELL with their residual and weight.
+    """Rows of ``metric``, ``run`` and CELL with their residual, weight and unit.
 
-    ``weight``: one over the runs of the cell that have the figure.
+    ``weight``: one over the runs of the cell that have the figure. ``unit``: what is held against
+    all others together; the source where rows name none.
     """
     out = rows.assign(residual=np.log(rows.measured.astype(float) / rows.estimated.astype(float)))
     out = out[np.isfinite(out.residual)].reset_index(drop=True)
     sizes = out.groupby(["metric", *CELL]).residual.transform("size")
-    weighed: pd.DataFrame = out.assign(weight=1.0 / sizes)
+    unit = out.unit if "unit" in out else out.source
+    weighed: pd.DataFrame = out.assign(weight=1.0 / sizes, unit=unit)
     return weighed
 
 
@@ -79,7 +95,8 @@ def _pooled_spread(
         cells = float(group_rows.weight.sum())
         if not cells:
             continue
-        share = cells / (cells + POOLED) if names else 1.0
+        wider = MODE_POOLED if tuple(names) == ("mode",) else POOLED
+        share = cells / (cells + wider) if names else 1.0
         parts.append(
             (
                 group_rows.residual.to_numpy(),
@@ -107,30 +124,45 @@ def _rows_by_keys(
 
 
 def score_against_others(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
-    """Rows of one metric against the distributions of all other sources.
+    """Rows of one metric against the distributions of all other units.
 
     Adds ``median``, ``below`` and ``above`` (distances of the ends), and ``score``: how many times
     the distance on its side the residual is from the median.
     """
     names = [name for name in KEYS if name in rows]
     parts = []
-    for source in rows.source.unique():
-        other_sources = rows[rows.source != source]
-        if not len(other_sources):
+    for unit in rows.unit.unique():
+        other_units = rows[rows.unit != unit]
+        if not len(other_units):
             continue
-        for values, part in _rows_by_keys(rows[rows.source == source], names):
-            median, below, above = _pooled_spread(other_sources, groups, values)
+        for values, part in _rows_by_keys(rows[rows.unit == unit], names):
+            median, below, above = _pooled_spread(other_units, groups, values)
             away = part.residual - median
             score = np.where(away > 0, away / above, -away / below)
+            # an interval holds the estimate itself, and so what lies between it and the median
+            between = (part.residual * median > 0) & (part.residual.abs() <= abs(median))
+            score = np.where(between, 0.0, score)
             parts.append(part.assign(median=median, below=below, above=above, score=score))
     return pd.concat(parts, ignore_index=True) if parts else rows.iloc[:0]
+
+
+def mode_stretches(scored: pd.DataFrame) -> dict[str | None, Float]:
+    """The factors of ``level_stretches`` by mode, and of all together (None)."""
+    out: dict[str | None, Float] = {None: level_stretches(scored)}
+    if "mode" in scored:
+        out |= {
+            str(mode): level_stretches(part)
+            for mode, part in scored.groupby("mode")
+            if part.groupby(list(CELL)).ngroups >= MODE_CELLS
+        }
+    return out
 
 
 def level_stretches(of_others: pd.DataFrame) -> Float:
     """By level the factor on distances with which as many cells are inside as it says.
 
     With the correction of a finite sample: a share of (n + 1) / n, n the number of cells. Without
-    other sources, those of a normal distribution.
+    other units, those of a normal distribution.
     """
     if not len(of_others):
         scores = [NORMAL.inv_cdf((1 + int(level) / 100) / 2) for level in LEVELS]
@@ -154,22 +186,25 @@ def interval_ends(
 
 
 def left_out_intervals(rows: pd.DataFrame, groups: Groups) -> pd.DataFrame:
-    """Every residual with the intervals that the other sources give it.
+    """Every residual with the intervals that the other units give it.
 
     Adds ``low_…`` and ``high_…`` by level, factors on the estimate.
     """
     parts = []
     for _, of_metric in rows.groupby("metric"):
         table = score_against_others(of_metric, groups)
-        for source, part in table.groupby("source"):
-            other_sources = table[table.source != source]
-            stretch, observed = level_stretches(other_sources), other_sources.residual.to_numpy()
+        modes = [name for name in ("mode",) if name in table]
+        for unit, part in table.groupby("unit"):
+            other_units = table[table.unit != unit]
+            stretches, observed = mode_stretches(other_units), other_units.residual.to_numpy()
             observed = observed if len(observed) else part.residual.to_numpy()
-            median, below, above = (part[name].to_numpy() for name in _SIDES)
-            low, high = interval_ends(median, below, above, stretch, observed)
-            columns = {f"low_{level}": np.exp(low[:, k]) for k, level in enumerate(LEVELS)}
-            columns |= {f"high_{level}": np.exp(high[:, k]) for k, level in enumerate(LEVELS)}
-            parts.append(part.assign(**columns))
+            for values, of_mode in _rows_by_keys(part, modes):
+                stretch = stretches.get(values.get("mode"), stretches[None])
+                median, below, above = (of_mode[name].to_numpy() for name in _SIDES)
+                low, high = interval_ends(median, below, above, stretch, observed)
+                columns = {f"low_{level}": np.exp(low[:, k]) for k, level in enumerate(LEVELS)}
+                columns |= {f"high_{level}": np.exp(high[:, k]) for k, level in enumerate(LEVELS)}
+                parts.append(of_mode.assign(**columns))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -228,6 +263,45 @@ def error_correlations(rows: pd.DataFrame) -> dict[str, dict[str, float]]:
     return out
 
 
+# What two engines have alike where they are compared.
+_SAME_LAYOUT = ("device", "model", "mode", "lengths", "load", "weight_dtype", "split")
+
+
+def engine_gaps(rows: pd.DataFrame) -> dict[str, EngineGap]:
+    """Measure what estimates tell of two engines on one device, model, layout and load.
+
+    Cells (device × model) weigh alike; differences are trimmed.
+    """
+    out: dict[str, EngineGap] = {}
+    if not set(_SAME_LAYOUT) <= set(rows):
+        return out
+    for metric, of_metric in rows.groupby("metric"):
+        pairs: list[tuple[str, str, float, float]] = []
+        for (device, model, *_), part in of_metric.groupby(list(_SAME_LAYOUT)):
+            means = np.log(part.groupby("engine")[["measured", "estimated"]].mean())
+            first, second = np.triu_indices(len(means), 1)
+            differences = means.to_numpy()[first] - means.to_numpy()[second]
+            pairs += [(device, model, *difference) for difference in differences.tolist()]
+        table = pd.DataFrame(pairs, columns=["device", "model", "measured", "estimated"])
+        cells = table.groupby(["device", "model"])
+        if cells.ngroups < GAP_CELLS:
+            continue
+        weights = 1.0 / cells.measured.transform("size")
+        table["apart"] = table.measured - table.estimated
+        trimmed = table[["measured", "estimated", "apart"]].apply(
+            lambda column: column.clip(column.quantile(TRIMMED), column.quantile(1 - TRIMMED))
+        )
+        squares = {name: float(np.average(trimmed[name] ** 2, weights=weights)) for name in trimmed}
+        both = (squares["measured"] + squares["estimated"] - squares["apart"]) / 2
+        out[str(metric)] = EngineGap(
+            apart=round(math.sqrt(squares["apart"]), 4),
+            measured_share=round(min(max(both / max(squares["estimated"], 1e-9), 0.0), 1.0), 2),
+            pairs=len(table),
+            cells=cells.ngroups,
+        )
+    return out
+
+
 # Ends of the classes of probability that comparisons are counted in.
 BINS = (0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0)
 
@@ -282,14 +356,18 @@ def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
     """The bands of every metric and group that has a residual."""
     out: list[Band] = []
     for metric, of_metric in rows.groupby("metric"):
-        stretch = level_stretches(score_against_others(of_metric, groups))
+        stretches = mode_stretches(score_against_others(of_metric, groups))
         shared, observed = common_share(of_metric), of_metric.residual.to_numpy()
         for k, names in enumerate(groups):
             for values, part in _rows_by_keys(of_metric, names):
+                cells = part.groupby(list(CELL)).ngroups
+                if set(names) - {"mode"} and cells < GROUP_CELLS:
+                    continue  # little but the wider group's
                 # a group within one vendor is pooled with that vendor, too
                 alike = {name: part[name].iloc[0] for name in KEYS if part[name].nunique() == 1}
                 median, below, above = _pooled_spread(of_metric, groups[k:], alike)
                 centre, down, up = map(np.asarray, (median, below, above))
+                stretch = stretches.get(values.get("mode"), stretches[None])
                 low, high = interval_ends(centre, down, up, stretch, observed)
                 at = LEVELS.index(BAND)
                 score = NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
@@ -299,7 +377,7 @@ def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
                         metric=str(metric),
                         **values,
                         runs=part.run.nunique(),
-                        cells=part.groupby(list(CELL)).ngroups,
+                        cells=cells,
                         factors=_round_factors(low, high),
                         common=round(sigma * math.sqrt(shared), 4),
                         independent=round(sigma * math.sqrt(1 - shared), 4),
@@ -311,5 +389,6 @@ def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
         runs=rows.run.nunique(),
         cells=rows.groupby(list(CELL)).ngroups,
         correlation=error_correlations(rows),
+        engines=engine_gaps(rows),
         bands=tuple(out),
     )

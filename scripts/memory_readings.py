@@ -92,8 +92,14 @@ def page_tokens(setting: Setting, cases: Cases) -> float:
     return float(np.ravel(next(group.tokens for group in shared.groups if group.window is None))[0])
 
 
+def logged_cache_tokens(setting: Setting, cases: Cases, pool_bytes: float) -> float:
+    """Tokens that an engine logs of a cache; NaN where it logs what the cache holds."""
+    tokens = logged_tokens(setting, cases, pool_bytes)
+    return float("nan") if tokens is None else float(tokens[0])
+
+
 LAYOUT: dict[str, Callable[[Setting, Cases, float], float]] = {
-    "kv_cache_tokens": lambda *row_facts: float(logged_tokens(*row_facts)[0]),
+    "kv_cache_tokens": lambda *row_facts: logged_cache_tokens(*row_facts),
     "estimated_max_model_len": longest_request,
     "kv_needed_for_max_len": lambda s, cases, _: float(longest_bytes(s, cases)[0]) / GIB,
     "attention_block_size": lambda setting, cases, _: page_tokens(setting, cases),

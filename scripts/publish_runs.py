@@ -43,6 +43,7 @@ MODES = {
     "fixed_batch": "static",
     "max_throughput": "offline",
     "offline": "offline",
+    "server": "open",
 }
 METRICS = {name: name for name in FIGURES} | {"output_tokens_per_s_total": "output_tokens_per_s"}
 # Engines by a word of their names. AMD's "atom" runs as a plugin of vLLM or alone with the same
@@ -83,13 +84,18 @@ def dtype_name(dtype: object) -> str:
 def _scored(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows that say everything a request needs, on devices with a profile."""
     needed = rows[["tp", "isl_eff", "osl_eff"]].notna().all(axis=1)
-    needed &= rows.concurrency_or_batch.notna() | rows["mode"].map(MODES).eq("offline")
+    mode = rows["mode"].map(MODES)
+    stated_load = rows.request_rate.where(mode.eq("open"), rows.concurrency_or_batch)
+    needed &= stated_load.notna() | mode.eq("offline")
     good = rows.quality.isin(["A", "B"]) & rows.spec_decode.isin(["none", "none_assumed"])
     rows = rows[
         needed & good & rows["mode"].isin(MODES) & rows.metric.isin(METRICS) & rows.value.gt(0)
     ]
     names = {gpu: serving_device_name(gpu) for gpu in rows.gpu.unique()}
-    return rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
+    rows = rows.assign(device=rows.gpu.map(names)).dropna(subset="device")
+    # a reason not to score a figure of a run that counts otherwise: the figure is left out
+    counts = rows.exclude.isna()
+    return rows[counts | ~counts.groupby(rows.group_id).transform("any")]
 
 
 def _reference(source: str) -> str:
@@ -120,9 +126,9 @@ def published_serving_runs(truth: Path) -> pd.DataFrame:
     groups = rows.drop_duplicates("group_id").set_index("group_id")
     nodes = groups.num_nodes.fillna(1).clip(lower=1).astype(int)
     per_node = (groups.num_gpus // nodes).clip(lower=1)
-    load = groups.concurrency_or_batch.where(
-        groups["mode"].map(MODES).ne("offline"), groups.requests.fillna(QUEUED)
-    ).astype(int)
+    mode = groups["mode"].map(MODES)
+    load = groups.concurrency_or_batch.where(mode.ne("offline"), groups.requests.fillna(QUEUED))
+    load = np.floor(load).where(mode.ne("open"), groups.request_rate).astype(float)
     engine = groups.engine.map(engine_name)
     versions = (groups.engine + " " + groups.engine_version.fillna("")).str.strip().str.slice(0, 64)
     out = pd.DataFrame(
@@ -135,14 +141,17 @@ def published_serving_runs(truth: Path) -> pd.DataFrame:
         kv_dtype=groups.kv_dtype.map(dtype_name),
         max_num_seqs=groups.max_num_seqs.astype("Int64"),
         memory_fraction=groups.memory_fraction,
+        max_batched_tokens=groups.max_batched_tokens.astype("Int64"),
     )
     out = out.assign(
-        mode=groups["mode"].map(MODES),
+        mode=mode,
         scenario=groups["mode"].map(SCENARIOS).fillna(""),
         input_tokens=groups.isl_eff.round().clip(lower=1).astype(int),
     )
     out = out.assign(
-        output_tokens=groups.osl_eff.round().clip(lower=1).astype(int), load=load
+        output_tokens=groups.osl_eff.round().clip(lower=1).astype(int),
+        length_spread=groups.length_spread,
+        load=load,
     ).join(figures)
     date = groups.date_version.fillna("").astype(str)
     out = out.assign(

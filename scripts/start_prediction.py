@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -117,11 +116,6 @@ BEFORE = {
 # Releases before had no process of their own for the engine, nor the imports of its compiler.
 CHILD_FROM, BEFORE_CHILD = "2025-02", 0.5
 SCORED = ("total", "weights", "engine init")
-
-
-def source_half(source: str) -> int:
-    """Return the half of the sources that one belongs to, 0 or 1, by its name's hash."""
-    return hashlib.sha256(source.encode()).digest()[0] % 2
 
 
 def predict_start(run: MeasuredStart, numbers: StartNumbers | None = None) -> ColdStart | None:

@@ -87,8 +87,8 @@ def constants_table(data: Data) -> list[str]:
         f"`layer_s` {us(o['layer_s'])}, `launch_s` {us(o['launch_s'])}, "
         f"`w` of `host` {digits(data.host)} | `{ENGINE}.yaml`, fitted",
         f"`request_s` {ms(o['request_s'])}, `input_token_s` {us(o['input_token_s'])}, "
-        f"`late_steps` {digits(o['late_steps'])}, `bunched` {digits(o['bunched'])} "
-        f"| `{ENGINE}.yaml`, fitted",
+        f"`late_steps` {digits(o['late_steps'])}, `w` of `request` {digits(data.request)} | "
+        f"`{ENGINE}.yaml`, fitted",
         f"at most {data.max_tokens:,} tokens and {data.max_sequences:,} sequences a step, "
         f"share of the device {data.fraction:g}, {data.bytes_per_logit:g} B a logit while sampling "
         f"and {data.state_per_logit:g} kept, {data.context_bytes / GIB:.2f} GiB outside torch, "
@@ -227,8 +227,8 @@ def loop_lines(data: Data, loop: Loop, state: Balance) -> list[str]:
         ("ahead", f"u·X·(schedule + ride - ride/2G)/(1 - u·X·Δ) = {digits(state.coming)}/s·"
          f"{ms(state.waiting / state.coming)}/(1 - {digits(load)})", f"{digits(ahead)} prompts"),
         ("queue", f"ahead·Δ = {digits(ahead)}·{ms(state.prompt_s)}{bounds}", ms(state.queue_s)),
-        ("request", f"request_s + input_token_s·s_in = {ms(o['request_s'])} + "
-         f"{us(o['input_token_s'])}·{INPUT:,}", ms(state.request_s)),
+        ("request", f"w·(request_s + input_token_s·s_in) = {digits(data.request)}·"
+         f"({ms(o['request_s'])} + {us(o['input_token_s'])}·{INPUT:,})", ms(state.request_s)),
         ("late", f"late_steps·step = {digits(o['late_steps'])}·{ms(state.mean_s)}",
          ms(o["late_steps"] * state.mean_s)),
         ("W", "request + schedule + ride + queue + late", ms(state.ttft_s)),
@@ -382,7 +382,7 @@ def fitted_engines() -> list[Row]:
 
 def fitted() -> str:
     """The table of fitted numbers, counted in the data files."""
-    code = ("in the code", "`SPREAD`, `SORT_TOKENS`, `STEPS_AHEAD`", 3)
+    code = ("in the code", "`SPREAD`, `SORT_TOKENS`, `STEPS_AHEAD`, `GRAPHED`, `DENSE`", 5)
     table = [fitted_operators(), fitted_links(), *fitted_engines(), code]
     rows = [f"| {subject} | {where} | {count} |" for subject, where, count in table]
     return "\n".join(["| what | where | numbers |", "|---|---|---|", *rows])

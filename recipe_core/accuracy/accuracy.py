@@ -15,6 +15,7 @@ from recipe_core.accuracy.checkpoints import MeasuredCompression, with_own_figur
 from recipe_core.accuracy.effects import (
     Belief,
     Known,
+    missing_figures,
     nearest_figures,
     posterior_belief,
     publication_scope,
@@ -51,8 +52,9 @@ def estimate_retained(
         nearest: how many published figures are shown.
 
     Returns:
-        Value and 80 % band, 1: nothing lost. ``known`` is false where the benchmark is of a nature
-        of which nothing is published.
+        Value and 80 % band, 1: nothing lost. ``is_known`` is false where nothing is published of
+        the nature of the benchmark, or too little of the technique: of what is removed from one
+        model alone, and of a cache below 4 bits for a kind that was not measured at so few.
 
     Raises:
         InputError: for a technique that has no name here, a name that is too long, or a size that
@@ -72,6 +74,9 @@ def estimate_retained(
         shown = nearest_figures(questions[0], nearest)
         text = "lossless by construction: what is drawn is the same"
         return Retained(1.0, 1.0, 1.0, text, shown)
+    if (missing := next(filter(None, map(missing_figures, questions)), None)) is not None:
+        shown = nearest_figures(questions[0], nearest)
+        return Retained(math.nan, math.nan, math.nan, f"Unknown: {missing}.", shown, is_known=False)
     beliefs = [posterior_belief(question) for question in questions]
     value, low, high = (
         math.fsum(parts) / len(beliefs)

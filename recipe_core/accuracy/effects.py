@@ -15,7 +15,12 @@ from functools import cache
 import numpy as np
 from pydantic import Field
 
-from recipe_core.accuracy.names import named_model, published_benchmark, published_series
+from recipe_core.accuracy.names import (
+    NamedBenchmark,
+    named_model,
+    published_benchmark,
+    published_series,
+)
 from recipe_core.accuracy.published import Figure, Published, published_figures
 from recipe_core.accuracy.question import (
     Question,
@@ -49,10 +54,12 @@ class Known(StrEnum):
 class Scatter(DataRow):
     """The scatter of figures around their expectation ``m``.
 
-    Variance of a loss: ``floor² + (relative · m)² + (shared · binomial)²``. latent: scatter of
-    ``f`` that belongs to one figure. tails: degrees of freedom of Student's t. crowding: power of
-    the number of figures of a source and model by which each counts less. unstated: binomial noise
-    of tasks with test sets of unknown size.
+    Variance of a loss: ``floor² + (relative · m)² + (share · binomial)²``, where the share of the
+    binomial noise that two models do not have in common is ``shared`` where answers are chosen,
+    ``generated`` where they are generated. latent: scatter of ``f`` that belongs to one figure.
+    tails: degrees of freedom of Student's t. crowding: power of the number of figures of a source
+    and model by which each counts less. unstated: binomial noise of tasks with test sets of unknown
+    size.
     """
 
     source: str
@@ -60,6 +67,7 @@ class Scatter(DataRow):
     floor: float
     relative: float
     shared: float
+    generated: float
     latent: float
     tails: float
     crowding: float
@@ -271,6 +279,42 @@ def count_by_technique() -> dict[str, int]:
     return dict(number)
 
 
+# What is removed does not follow from bits: a technique needs figures of so many models at least.
+REMOVALS = ("pruning", "sparsity", "low rank", "distillation")
+FEWEST_MODELS = 2
+# A cache of fewer bits is known only of kinds of benchmarks that were measured at so few.
+USUAL_CACHE_BITS = 4.0
+
+
+@cache
+def _figures_measured() -> tuple[dict[tuple[str, str], set[str]], dict[str, float]]:
+    """Models by technique and what is measured, and the fewest bits of a cache by kind."""
+    models: dict[tuple[str, str], set[str]] = defaultdict(set)
+    bits: dict[str, float] = {}
+    for question in map(figure_question, published_figures()):
+        models[question.technique, question_measure(question)].add(question.model.name)
+        kind = question.benchmark.kind
+        if question.treatment == "kv cache":
+            bits[kind] = min(bits.get(kind, USUAL_CACHE_BITS), question.of.kv_bits)
+    return dict(models), bits
+
+
+def missing_figures(question: Question) -> str | None:
+    """Say which figures an expectation lacks that would be a guess without them; None for none."""
+    models, fewest_bits = _figures_measured()
+    kind, measure = question.benchmark.kind, question_measure(question)
+    if question.treatment == "kv cache":
+        bits = question.of.kv_bits
+        lacks = bits < fewest_bits.get(kind, USUAL_CACHE_BITS)
+        return f"no figure of {kind} with a cache of {bits:g} bits is published" if lacks else None
+    names = models.get((question.technique, measure), set())
+    is_enough = len(names) >= FEWEST_MODELS or question.model.name in names
+    if question.treatment not in REMOVALS or is_enough:
+        return None
+    few = f"one model alone, {min(names)}" if names else "no model"
+    return f"figures of {question.of.title} on {measure} are published of {few}"
+
+
 @dataclass(frozen=True, slots=True)
 class Belief:
     """The share retained, its band, and what both rest on.
@@ -326,10 +370,16 @@ def retained_ends(
 LEAST_LEFT = 0.25
 
 
+def noise_share(benchmark: NamedBenchmark, scatter: Scatter) -> float:
+    """Return the share of a benchmark's binomial noise that two models do not have in common."""
+    return scatter.generated if benchmark.generated else scatter.shared
+
+
 def _measurement_noise(question: Question, loss: float) -> float:
     """Variance of a figure that another measurement of the same would not share."""
     scatter = fitted_model().scatter
-    return scatter.floor**2 + (scatter.shared * _binomial_noise(question, loss)) ** 2
+    share = noise_share(question.benchmark, scatter)
+    return scatter.floor**2 + (share * _binomial_noise(question, loss)) ** 2
 
 
 def _binomial_noise(question: Question, loss: float) -> float:

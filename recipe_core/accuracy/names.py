@@ -50,6 +50,7 @@ class Words(Sourced):
     method_classes: tuple[MethodClass, ...]
     endings: tuple[str, ...]
     benchmark_kinds: tuple[KindWords, ...]
+    generated: tuple[str, ...]
     other_natures: tuple[str, ...]
     long_chains: tuple[str, ...]
     items: Items
@@ -84,6 +85,11 @@ class NamedBenchmark:
     @property
     def likelihood(self) -> bool:
         return self.kind in LIKELIHOODS
+
+    @property
+    def generated(self) -> bool:
+        """Return whether answers are generated text; else one of several is chosen."""
+        return self.kind in naming_words().generated
 
 
 @lru_cache(4096)

@@ -49,6 +49,25 @@ def scores_below(intervals: Intervals, limits: Float) -> Float:
     return np.asarray(scores[right - 1] + slope * (x - ends[right - 1]))
 
 
+def scores_between(low: Float, high: Float, limits: Float) -> Float:
+    """Normal scores as ``scores_below``, where every case has intervals of its own.
+
+    ``low`` and ``high``: ends by level (cases × levels); ``limits``: cases × …, all above 0.
+    """
+    sides = [NORMAL.inv_cdf((1 + int(level) / 100) / 2) for level in LEVELS]
+    scores = np.array([*(-score for score in reversed(sides)), *sides])
+    # ends that coincide are kept apart by less than anybody can measure
+    ends = np.log(np.concatenate([low[:, ::-1], high], axis=1)) + 1e-9 * np.arange(len(scores))
+    x = np.log(limits)
+    place = (slice(None), *(None,) * (x.ndim - 1))
+    right = sum((x >= ends[:, k][place]).astype(np.int64) for k in range(len(scores)))
+    right = np.clip(right, 1, len(scores) - 1)
+    rows = np.arange(len(ends))[place]
+    start, end = ends[rows, right - 1], ends[rows, right]
+    slope = (scores[right] - scores[right - 1]) / (end - start)
+    return np.asarray(scores[right - 1] + slope * (x - start))
+
+
 def factor_at(intervals: Intervals, score: float) -> float:
     """The limit of which a measured run is below with a normal score: ``scores_below`` inverted."""
     ends, scores = _score_points(intervals)

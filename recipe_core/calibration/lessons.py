@@ -30,12 +30,8 @@ from recipe_core.calibration.records import Stored, StoredCompression
 from recipe_core.calibration.residuals import Measured
 from recipe_core.calibration.run_files import read_incoming
 from recipe_core.calibration.store import Added, Overlay
-from recipe_core.estimates.columns.corrections import (
-    WIDE_TO_NARROW,
-    Corrections,
-    DeviceRuns,
-    OwnRun,
-)
+from recipe_core.estimates.columns.corrections import Corrections, DeviceRuns, OwnRun
+from recipe_core.estimates.columns.prior import WIDE_TO_NARROW
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.serving.estimates import estimate_serving
 
@@ -83,17 +79,19 @@ def learned_numbers(corrections: Corrections) -> list[LearnedNumber]:
 
 def _learn_device_numbers(device: DeviceRuns, runs: Sequence[OwnRun]) -> Iterator[LearnedNumber]:
     solved, inverse = device.believed
-    shared = device.with_each_other()
+    shared = device.with_each_other().same
     for level, scope in enumerate(WIDE_TO_NARROW[:-1]):  # loads have no names
-        share, listed_groups = getattr(device.prior.shares, scope), set[bytes]()
+        shares, listed_groups = device.prior.shares_of(scope), set[bytes]()
         for first in range(len(runs)):
             members = shared[level, first] > 0
-            if not share or members.tobytes() in listed_groups:
+            if members.tobytes() in listed_groups:
                 continue
             listed_groups.add(members.tobytes())
             names = tuple(run.name for run, member in zip(runs, members, strict=True) if member)
             for k, scale in enumerate(SCALES):
-                variance = share * float(device.priors[k])
+                if not shares[k]:
+                    continue
+                variance = shares[k] * float(device.priors[k])
                 tells = members[device.row] * device.weights[:, k] * variance
                 effect = float(tells @ solved)
                 posterior_variance = max(variance - float(tells @ inverse @ tells), 0.0)

@@ -26,16 +26,17 @@ from recipe_core.estimates.columns.corrections import (
     Corrections,
     LeftOut,
     OwnRun,
-    Prior,
     Residual,
     assumed_version,
     version_in_text,
 )
+from recipe_core.estimates.columns.prior import Prior
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.measured.runs import Run
 from recipe_core.estimates.serving.corrections import request_time_shares
 from recipe_core.estimates.serving.results import ServingEstimate
+from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import estimate_batch, find_stated_case, plan_cases, shared_key
 from recipe_core.plans.problem import ServingProblem, resolve_problem
 from recipe_core.request.schema import PlanRequest
@@ -146,7 +147,9 @@ def learn_corrections(
             estimate = plan.estimate(row)
             if not estimate.feasible:
                 left_out[run.name] = f"cannot run by the estimate: {estimate.reasons[0]}"
-            elif residuals := _run_residuals(run, setting.mode, estimate):
+            elif residuals := _run_residuals(
+                run, setting.mode, estimate, _queue_exponents(plan, row)
+            ):
                 version = version_in_text(run.version) or assumed_version(setting.engine)
                 own_runs[run.name] = OwnRun(run.name, setting, case, version, residuals)
             else:
@@ -195,8 +198,26 @@ def _resolve_measured_case(run: Measured, folders: bool) -> tuple[ServingProblem
     return (problem, *pair)
 
 
-def _run_residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple[Residual, ...]:
-    """Return what the run shows, one entry a figure that says more than those before."""
+def _queue_exponents(plan: Plan, row: int) -> dict[str, tuple[float, float]]:
+    """By figure by how much a queue carries an error on, below and above; empty without one."""
+    block, place = plan.at(row)
+    estimates, place = block.detail(place)
+    return {
+        name: (float(stretch.below[place]), float(stretch.above[place]))
+        for name, stretch in estimates.stretches().items()
+    }
+
+
+def _run_residuals(
+    run: Measured,
+    mode: str,
+    estimate: ServingEstimate,
+    exponents: Mapping[str, tuple[float, float]],
+) -> tuple[Residual, ...]:
+    """Return what the run shows, one entry a figure that says more than those before.
+
+    What a queue made of an error is taken back: a scale is of the time of a step.
+    """
     served, parts = estimate.serving, estimate.breakdown_s
     if served is None or parts is None:
         return ()
@@ -217,7 +238,9 @@ def _run_residuals(run: Measured, mode: str, estimate: ServingEstimate) -> tuple
     for figure, measured, estimated in pairs:
         if measured is not None and measured > 0 and estimated > 0:
             steps, rest = (float(share) for share in shares.of(figure))
-            out.append(Residual(math.log(measured / estimated), steps, rest))
+            ratio = math.log(measured / estimated)
+            below, above = exponents.get(figure, (1.0, 1.0))
+            out.append(Residual(ratio / (above if ratio > 0 else below), steps, rest))
     return tuple(out)
 
 

@@ -25,10 +25,10 @@ from recipe_core.estimates.columns.corrections import (
     Corrections,
     DeviceRuns,
     OwnRun,
-    Prior,
     assumed_version,
     version_in_text,
 )
+from recipe_core.estimates.columns.prior import Prior
 
 # Answered requests of a mean: of fewer its standard error is above a third of their spread.
 FEWEST_REQUESTS = 8

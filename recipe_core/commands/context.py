@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 from recipe_core.base.data_files import DataRow
 from recipe_core.base.errors import InputError, ModelError, RecipeError
 from recipe_core.base.problems import first_problem
-from recipe_core.base.types import Count, Share, Text, Tokens
+from recipe_core.base.types import Count, Share, Spread, Text, Tokens
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import split_count
 from recipe_core.models.catalog import load_model_spec
@@ -51,8 +51,9 @@ class CommandContext(DataRow):
 
     ``hardware``: a device, ``device:count``, or a whole profile; ``gpus`` in each of ``nodes``
     (default: the device's usual node, and as many nodes as the command needs). Lengths in tokens;
-    those left out are 1,024 and 256, or shorter where the command's context is. ``model`` stands in
-    for the one that a command names; ``acceptance``: the share of drafted tokens that is accepted.
+    those left out are 1,024 and 256, or shorter where the command's context is; spreads as in a
+    request. ``model`` stands in for the one that a command names; ``acceptance``: the share of
+    drafted tokens that is accepted.
     ``images`` in a prompt of a model that reads them, each of ``image_tokens`` (default: 1,024).
     ``engine_version``: the release of the engine that runs, where no image tells it.
     """
@@ -62,6 +63,8 @@ class CommandContext(DataRow):
     nodes: Count | None = None
     input_tokens: Tokens | None = None
     output_tokens: Tokens | None = None
+    input_spread: Spread | None = None
+    output_spread: Spread | None = None
     concurrency: Count = DEFAULT_CONCURRENCY
     optimize: Goal = "throughput"
     model: Text | None = None

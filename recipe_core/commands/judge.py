@@ -369,6 +369,8 @@ def _command_workload(case: Case, model: ModelSpec) -> dict[str, Any]:
         case.findings.say(
             "note", "unmodelled", "speculative decoding is not in the estimate.", hint
         )
+    spreads = {"input_spread": context.input_spread, "output_spread": context.output_spread}
+    workload |= {name: spread for name, spread in spreads.items() if spread is not None}
     return {**workload, "concurrency": context.concurrency}
 
 

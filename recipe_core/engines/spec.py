@@ -124,7 +124,8 @@ class Overheads(Cited):
     ``input_token_s``: per request, before it is scheduled. ``late_steps``: steps from a request's
     prompt to its first token at the client, while others decode (schedulers work a step or more
     ahead of what they send). ``bunched``: the share of a closed loop's prompts that come all at
-    once.
+    once: clients of benchmarks start them together and send ten times as many as run at once
+    (InferenceMAX), so that no engine has a number of its own.
     """
 
     step_s: NonNegative

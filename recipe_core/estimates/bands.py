@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from pydantic import AfterValidator, Field, model_validator
@@ -17,12 +17,13 @@ from pydantic import AfterValidator, Field, model_validator
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataRow
 from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Intervals, Level
+from recipe_core.estimates.columns.columns import Columns
 
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,32}$")]
 # What groups of devices and engines are told apart by.
-KEYS = ("basis", "engine", "architecture", "vendor")
+KEYS = ("mode", "basis", "engine", "architecture", "vendor")
 
 
 def _check_factor_nesting(
@@ -54,6 +55,7 @@ class Band(DataRow):
     """
 
     metric: Name
+    mode: Name | None = None
     basis: Literal["fitted", "prior"] | None = None
     engine: Name | None = None
     architecture: Name | None = None
@@ -84,6 +86,42 @@ class Band(DataRow):
         return {level: (1 / high, 1 / low) for level, (low, high) in self.factors.items()}
 
 
+def narrow_interval(ends: Ends, share: Any) -> tuple[Any, Any]:
+    """The ends of an interval where runs of one's own leave so much of the standard deviation.
+
+    On a log scale its half-width shrinks by ``share`` (a number, or one per case), and its middle,
+    by which estimates are off on average, by the square of that: ``1 - share²`` is how far the runs
+    are believed.
+    """
+    low, high = math.log(ends[0]), math.log(ends[1])
+    middle, half = (low + high) / 2 * share**2, (high - low) / 2 * share
+    return np.exp(np.maximum(middle - half, low)), np.exp(np.minimum(middle + half, high))
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch(Columns):
+    """By how much the intervals of cases differ from those of their group, one number per case.
+
+    ``share``: of the standard deviation, what runs of one's own leave (``narrow_interval``).
+    ``below`` and ``above``: factors on the logarithms of the ends, such as of a queue that carries
+    an error on.
+    """
+
+    share: Float
+    below: Float
+    above: Float
+
+    def ends(self, factors: Intervals) -> tuple[Float, Float]:
+        """Lower and upper ends over the estimate (cases × levels)."""
+        ends = np.array([narrow_interval(factors[level], self.share) for level in LEVELS])
+        low, high = ends.transpose(1, 2, 0)
+        return low ** self.below[:, None], high ** self.above[:, None]
+
+    def narrowed(self, share: Float) -> Stretch:
+        """The same where runs of one's own leave a ``share`` besides."""
+        return replace(self, share=self.share * share)
+
+
 @dataclass(frozen=True, slots=True)
 class Uncertain:
     """The quantities that an error follows.
@@ -96,16 +134,11 @@ class Uncertain:
     sign: int
     factors: Intervals
 
-
-def narrow_interval(ends: Ends, share: float) -> Ends:
-    """The ends of an interval where runs of one's own leave so much of the standard deviation.
-
-    On a log scale its half-width shrinks by ``share``, and its middle, by which estimates are off
-    on average, by the square of that: ``1 - share²`` is how far the runs are believed.
-    """
-    low, high = math.log(ends[0]), math.log(ends[1])
-    middle, half = (low + high) / 2 * share**2, (high - low) / 2 * share
-    return math.exp(max(middle - half, low)), math.exp(min(middle + half, high))
+    def ends(self, stretch: Stretch) -> tuple[Float, Float]:
+        """Lower and upper ends over the estimate (cases × levels) where intervals are stretched."""
+        if self.sign < 0:  # these are the metric's, the other way round
+            stretch = Stretch(stretch.share, stretch.above, stretch.below)
+        return stretch.ends(self.factors)
 
 
 # Normal scores of the upper ends of the levels.
@@ -146,10 +179,25 @@ def enclosing_band(first: Band, second: Band) -> Band:
     )
 
 
+class EngineGap(DataRow):
+    """The difference between two engines that run the same, as estimates tell it.
+
+    ``apart``: standard deviation of log(measured / estimated) of one over the other's.
+    ``measured_share``: of an estimated difference (a logarithm) what is measured, on average.
+    ``pairs`` of runs and ``cells`` (device × model) show it.
+    """
+
+    apart: Sigma
+    measured_share: Annotated[float, Field(ge=0, le=1)]
+    pairs: Annotated[int, Field(ge=1)]
+    cells: Annotated[int, Field(ge=1)]
+
+
 class BandFile(DataRow):
     """A ``bands.yaml``: bands by figure and group.
 
-    ``correlation``: of the errors of two figures of one run, by both names.
+    ``correlation``: of the errors of two figures of one run, by both names. ``engines``: by figure,
+    what estimates tell of two engines on one device, model, layout and load.
     """
 
     schema_version: Literal[2]
@@ -157,6 +205,7 @@ class BandFile(DataRow):
     runs: Annotated[int, Field(ge=1)]
     cells: Annotated[int, Field(ge=1)]
     correlation: Mapping[Name, dict[Name, Annotated[float, Field(ge=-1, le=1)]]] = {}
+    engines: Mapping[Name, EngineGap] = {}
     bands: tuple[Band, ...]
 
     @model_validator(mode="after")
@@ -188,6 +237,16 @@ class BandFile(DataRow):
         """Covariances of the common and of the independent part of the errors of some figures."""
         common = self._covariance(metrics, [band.common for band in bands])
         return common, self._covariance(metrics, [band.independent for band in bands])
+
+    def engine_errors(self, metrics: Sequence[str], alone: Float) -> Float:
+        """Covariances of the part of errors that is an engine's own, beside another on one device.
+
+        ``alone``: those of the independent part, which such differences have, too. Half of the
+        variance of a difference is either engine's.
+        """
+        gaps = [self.engines[name].apart if name in self.engines else 0.0 for name in metrics]
+        variances = np.maximum(np.square(gaps) / 2 - np.diag(alone), 0.0)
+        return self._covariance(metrics, np.sqrt(variances).tolist())
 
     def _covariance(self, metrics: Sequence[str], sigmas: Sequence[float]) -> Float:
         """Covariances of the errors of some figures with these standard deviations."""

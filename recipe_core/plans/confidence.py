@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.intervals import NORMAL, scores_below
+from recipe_core.base.intervals import NORMAL, scores_below, scores_between
 from recipe_core.base.units import chance_text
-from recipe_core.estimates.bands import Uncertain, narrow_interval
+from recipe_core.estimates.bands import Stretch, Uncertain
 from recipe_core.estimates.rules.refusal import Refusal
-from recipe_core.plans.evaluation import EvaluatedCases
+from recipe_core.plans.evaluation import EvaluatedCases, differs_by_case
 from recipe_core.plans.limits import LIMITS, bounded_codes, bounded_values
 from recipe_core.request.objective import SURE as SURE
 from recipe_core.request.objective import Limits, Objective
@@ -35,6 +35,9 @@ CERTAIN = 37.0
 TAIL = 4.0
 # Nodes of the Gauss-Legendre rule for two limits.
 NODES = 24
+# The figure whose error says whether a server keeps up with what arrives, which it does from a
+# rate on.
+CAPACITY = ("output_tokens_per_s", -1)
 # Points of a Halton sequence for three limits and more: errors of about 0.1 %.
 DRAWS = 4096
 # Cases that are held against them together: their bits stay in the processor's cache.
@@ -118,6 +121,16 @@ def _score_limits(
     keeps_certain = np.ones((len(rows), factors), dtype=np.bool_)
     keeps_all = keeps_certain.copy()
     by: dict[tuple[str, int], Float] = {}
+    stretches: Mapping[str, Stretch] = {}
+    if len(rows) and differs_by_case(cases.setting):
+        estimates, places = cases.details(rows)
+        stretches = cases.physics.stretches(estimates)
+        stretches = {name: stretch.take(places) for name, stretch in stretches.items()}
+        if cases.setting.mode == "open" and cases.physics.keeping_up is not None:
+            keeping_up = cases.physics.keeping_up(estimates)[places]
+            by[CAPACITY] = np.broadcast_to(
+                np.clip(keeping_up, -CERTAIN, CERTAIN)[:, None], keeps_certain.shape
+            )
     for rule in LIMITS.values():
         bound = rule.bound(limits)
         if bound is None:
@@ -131,7 +144,7 @@ def _score_limits(
             keeps_certain &= inside
             continue
         ratio = bounds / value
-        score = _error_scores(cases, rows, ratio, errors)
+        score = _error_scores(ratio, errors, stretches.get(errors.metric))
         if rule.at_least:
             score = -score
         score = np.clip(np.where(np.isfinite(value), score, -CERTAIN), -CERTAIN, CERTAIN)
@@ -140,24 +153,14 @@ def _score_limits(
     return keeps_certain, keeps_all, by
 
 
-def _error_scores(cases: Cases, rows: Int, ratio: Float, errors: Uncertain) -> Float:
+def _error_scores(ratio: Float, errors: Uncertain, stretch: Stretch | None) -> Float:
     """Normal scores of measured values of at most ``ratio`` (cases × …) times the estimates.
 
-    The intervals are the same for all cases, but where own runs narrow some.
+    The intervals are the same for all cases, but where own runs or a queue ``stretch`` them.
     """
-    error_shares = None
-    if len(rows) and getattr(cases.setting, "correction", None) is not None:
-        estimates, places = cases.details(rows)
-        error_shares = cases.physics.left(estimates, errors.metric)
-    if error_shares is None:
+    if stretch is None:
         return scores_below(errors.factors, ratio)
-    of_rows = np.round(error_shares[places], 4)
-    score = np.empty(ratio.shape)
-    for share in np.unique(of_rows).tolist():
-        alike = of_rows == share
-        factors = {level: narrow_interval(ends, share) for level, ends in errors.factors.items()}
-        score[alike] = scores_below(factors, ratio[alike])
-    return score
+    return scores_between(*errors.ends(stretch), ratio)
 
 
 def joint_probability(scores: Float, correlation: Float) -> Float:

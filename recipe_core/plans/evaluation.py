@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from recipe_core.base import budget
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.estimates.bands import Uncertain
+from recipe_core.estimates.bands import Stretch, Uncertain
 from recipe_core.estimates.rules.refusal import Refusal
 from recipe_core.estimates.serving.simulate import Simulation
 
@@ -43,6 +43,9 @@ class Physics(Generic[S, C, E]):
     ``estimate`` takes a setting and cases. ``case_columns`` are known of every case, ``quantities``
     of those that are estimated. ``rules`` refuse a case before it is estimated; ``search_rules``
     are those of a search, in place of ``place_rules`` for stated splits: an estimate knows neither.
+    ``late_rules`` are of a search, too, and see the quantities of what was estimated.
+    ``stretches``: by figure, how intervals of cases differ from those of their setting.
+    ``keeping_up``: normal scores of cases serving what arrives; None where nothing does.
     """
 
     estimate: Callable[[S, C], E]
@@ -52,8 +55,16 @@ class Physics(Generic[S, C, E]):
     search_rules: Callable[[S, C], Sequence[Refusal]]
     uncertain: Callable[[S, str], Uncertain | None]
     place_rules: Callable[[S, C], Sequence[Refusal]] = lambda _setting, _cases: ()
+    late_rules: Callable[[C, Mapping[str, Any]], Sequence[Refusal]] = lambda _cases, _figures: ()
     correlations: Callable[[], Mapping[str, Mapping[str, float]]] = dict
-    left: Callable[[E, str], Float | None] = lambda _estimates, _metric: None
+    stretches: Callable[[E], Mapping[str, Stretch]] = lambda _estimates: {}
+    keeping_up: Callable[[E], Float] | None = None
+
+
+def differs_by_case(setting: Any) -> bool:
+    """Return whether cases of one setting have intervals of their own: by own runs or arrivals."""
+    corrected = getattr(setting, "correction", None) is not None
+    return corrected or getattr(setting, "mode", None) == "open"
 
 
 def columns_of(part: str, *names: str) -> dict[str, Callable[[Any], Any]]:
@@ -130,9 +141,9 @@ class EvaluatedCases(Generic[S, C, E]):
         """Low and high ends of a figure's 80 % band over its estimate (cases × 2); NaN if unknown.
 
         ``rows``: feasible cases. All of a block have the same factors but where own runs narrow
-        some, so that one estimate tells them.
+        some, or a queue widens them, so that one estimate tells them.
         """
-        alike = getattr(self.setting, "correction", None) is None
+        alike = not differs_by_case(self.setting)
         ends_of = [self._common_factors] if alike else [self._factors_of(i) for i in rows.tolist()]
         factors = np.array([ends.get(name, (np.nan, np.nan)) for ends in ends_of])
         return np.broadcast_to(factors, (len(rows), 2))
@@ -225,6 +236,12 @@ def evaluate_cases(
         broken[rows] = _rule_bits(estimates.refusals, codes, len(rows))
         budget.spend(len(rows))
     few = estimates if len(legal) <= CHUNK else None
+    if searching:
+        late = tuple(physics.late_rules(cases, quantities))
+        # what an estimate refuses says so itself
+        late = tuple(replace(rule, broken=rule.broken & (broken == 0)) for rule in late)
+        broken |= _rule_bits(late, codes, len(columns))
+        outside = (*outside, *late)
     return EvaluatedCases(
         physics, setting, cases, quantities, broken, tuple(codes), legal, few, outside
     )

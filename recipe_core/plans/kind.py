@@ -48,6 +48,9 @@ class Ranking:
     figures' errors in a setting, the common part and the rest. moves: by how much the logarithm of
     the score of some rows moves with each figure's: rows × figures, in the order of ``errors``.
     software: of a setting, to which the common part belongs: device, engine and version.
+    engine_errors: as errors, of a setting beside another engine on the same device. gap_shares:
+    by figure, the share of an estimated difference between engines on one layout that is measured.
+    Without them engines are compared as other devices are.
     """
 
     precedence: Callable[[Plan], tuple[Any, ...]]
@@ -55,6 +58,8 @@ class Ranking:
     errors: Callable[[Any], tuple[Float, Float]]
     moves: Callable[[Plan, Int], Float]
     software: Callable[[Any], tuple[str, ...]]
+    engine_errors: Callable[[Any], tuple[Float, Float]] | None = None
+    gap_shares: Callable[[], Float] | None = None
 
 
 def _no_changes(*_: Any) -> Iterator[Fields]:

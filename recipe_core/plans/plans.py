@@ -226,6 +226,7 @@ def shared_key(problem: Problem[Any], setting: Any) -> str:
         return json.dumps([*model, setting.engine, setting.precision, place, workload, limits])
     workload = {
         "spread": (problem.workload.input_spread, problem.workload.output_spread),
+        "shapes": [hash(problem.workload.relative_lengths(side)) for side in ("input", "output")],
         "searched": problem.request.load_searched,
         "media": [(m.tower.modality, m.items, m.tokens) for m in setting.media],
     }

@@ -78,11 +78,12 @@ class Curves:
 
     def prompts_of(self, units: Int) -> PromptSteps:
         """The prompts of some curves."""
-        single, full = (
+        of = self.prompts
+        lone, single, full = (
             {name: seconds[units] for name, seconds in parts.items()}
-            for parts in (self.prompts.single, self.prompts.full)
+            for parts in (of.lone, of.single, of.full)
         )
-        return PromptSteps(single, full, self.prompts.group[units], self.prompts.stages[units])
+        return PromptSteps(lone, single, full, of.group[units], of.stages[units], of.ranks[units])
 
 
 def curves_of(shared: Setting, cases: Cases) -> Curves:
@@ -107,7 +108,12 @@ def curves_of(shared: Setting, cases: Cases) -> Curves:
         step_s,
         serving_start_probability(shared, cases, memory_use),
         PromptSteps(
-            {"step": total(steps.single)}, {"step": total(steps.full)}, steps.group, steps.stages
+            {"step": total(steps.lone)},
+            {"step": total(steps.single)},
+            {"step": total(steps.full)},
+            steps.group,
+            steps.stages,
+            steps.ranks,
         ),
         serving_start_probability(shared, prefill, serving_memory(shared, prefill, ones)),
         (

@@ -19,10 +19,10 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.columns import stack_columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.rules import place_rules, serving_devices_rented
-from recipe_core.estimates.serving.continuous_batching import request_overhead_s
 from recipe_core.estimates.serving.cost import idle_watts
 from recipe_core.estimates.serving.kernels import total
 from recipe_core.estimates.serving.memory import serving_memory
+from recipe_core.estimates.serving.pools import pool_request_s
 from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.estimates.serving.starts import (
     cannot_start,
@@ -121,14 +121,15 @@ class _Pairs:
         prompt_s = total(prompts.parts(prompts.together(rate / senders)))
         bunched = shared.engine.overhead(shared.cluster.device.runtime).bunched
         if shared.mode == "closed" and bunched and load is not None:
-            bunch_s = np.maximum(prompts.bunch_s(ahead) - prompt_s, 0.0)
+            at_once = load / self.prefill.replicas[:, None]
+            bunch_s = np.maximum(prompts.bunch_s(at_once) - prompt_s, 0.0)
             wait_s = (1 - bunched) * wait_s + bunched * bunch_s
         wait_s = np.where(rate / senders * prompts.prompt_s < 1, wait_s, np.inf)
         sent_s = self._sent_s[:, None]
         link = rate / np.minimum(senders, receivers) * sent_s
         sent_s = np.where(link < 1, sent_s * (1 + link / (2 * np.maximum(1 - link, 1e-12))), np.inf)
         handoff = shared.engine.handoff_s
-        before_s = request_overhead_s(shared, cases)[:, None] + wait_s + prompt_s + sent_s
+        before_s = pool_request_s(shared, cases)[:, None] + wait_s + prompt_s + sent_s
         before_s = before_s + step_s / 2 + (handoff.value if handoff else 0.0)
         return rate, before_s + step_s, step_s, rate * before_s + receivers * decoding
 

@@ -14,6 +14,7 @@ from recipe_core.base.intervals import NORMAL
 from recipe_core.base.units import round_significant
 from recipe_core.estimates.bands import better_score, normal_probability
 from recipe_core.plans.evaluation import repeat_blocks
+from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess
 from recipe_core.request.metrics import is_more_better
 
@@ -112,6 +113,11 @@ TIED = 0.4
 EVERY = slice(None)
 
 
+def is_tie(chance: float) -> bool:
+    """Return whether a probability of being better says that nobody can tell which is."""
+    return TIED <= chance <= 1 - TIED
+
+
 def score_rows(table: Plan) -> Float:
     """Score every row, less is better: the goals' quantities, their weights as powers.
 
@@ -183,7 +189,8 @@ def beats(table: Plan, rows: Sequence[int] | Int, beside: int) -> list[float | N
     """The probability that each of some rows is better than another row, if both were measured.
 
     Better by the goals of the objective. Errors that all splits on one device and engine have in
-    common cancel. None where only one of the two has a price, and cost is a goal.
+    common cancel; of two engines on one device those that both share. None where only one of the
+    two has a price, and cost is a goal.
     """
     index = np.asarray(rows, dtype=np.int64)
     chances = normal_probability(_better_scores(table, index, beside)).tolist()
@@ -242,18 +249,45 @@ def _better_scores(table: Plan, rows: Int, beside: int) -> Float:
 def _gain_scores(table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: int) -> Float:
     """Normal scores of rows whose logarithmic scores are better by ``gain`` than another's."""
     ranking, setting = table.spec.ranking, beside.setting(row_beside)
-    errors, software = ranking.errors(setting), ranking.software(setting)
+    device, *engine = ranking.software(setting)
     moves = ranking.moves(beside, np.array([row_beside]))[0]
     out = np.zeros(len(rows))
     for block, places, _ in table.split_rows(rows):
+        own_device, *own_engine = ranking.software(block.setting)
+        own_moves, gains, errors = ranking.moves(table, rows[places]), gain[places], ranking.errors
+        same_device, same_engine = own_device == device, own_engine == engine
+        if same_device and not same_engine and ranking.engine_errors and ranking.gap_shares:
+            errors = ranking.engine_errors
+            same = _same_layouts(table, rows[places], beside, row_beside)
+            gains = np.where(same, gains * _measured_share(own_moves, ranking.gap_shares()), gains)
         out[places] = better_score(
-            gain[places],
-            ranking.moves(table, rows[places]),
+            gains,
+            own_moves,
             moves,
-            (ranking.errors(block.setting), errors),
-            shared=ranking.software(block.setting) == software,
+            (errors(block.setting), errors(setting)),
+            shared=same_device and same_engine,
         )
     return out
+
+
+def _measured_share(moves: Float, gap_shares: Float) -> Float:
+    """The share of a gain that is measured, by the figures that move it (rows × figures)."""
+    weights = np.abs(moves)
+    return np.asarray(weights @ gap_shares / np.maximum(weights.sum(axis=1), 1e-12))
+
+
+def _same_layouts(table: Plan, rows: Int, beside: Plan, row_beside: int) -> Bool:
+    """Mark rows of the same devices, degrees and formats as another row."""
+    alike = np.ones(len(rows), dtype=np.bool_)
+    for name in (*DEGREES, "gpus"):
+        alike &= np.asarray(table.columns[name])[rows] == beside.columns[name][row_beside]
+    formats = _format_names(beside, row_beside)
+    return np.asarray(alike & np.array([_format_names(table, int(row)) == formats for row in rows]))
+
+
+def _format_names(table: Plan, row: int) -> tuple[str, ...]:
+    names = table.spec.names_of(table.setting(row))
+    return tuple(value for name, value in names.items() if name != "engine")
 
 
 # refused rows

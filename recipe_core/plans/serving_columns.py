@@ -27,6 +27,7 @@ from recipe_core.plans.kind import DEGREES
 from recipe_core.plans.problem import ServingProblem, refuse_field
 from recipe_core.plans.serving_settings import (
     admits_by_limits,
+    length_variances,
     load_context,
     mode_load,
     offload_of,
@@ -195,6 +196,7 @@ def setting_columns(
         "load": load,
         "prefix_hit": workload.prefix_hit,
         "length_spread": workload.input_spread or 0.0,
+        **length_variances(workload),
         **read_columns(candidate, usual, model),
         **draft_columns(candidate.speculative or workload.speculative, model),
         **(read_columns(pool, pool.model_dump(), model, "prefill") if pool else {}),

@@ -11,7 +11,12 @@ from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.prediction import FOLLOWING
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
-from recipe_core.estimates.serving.bands import METRICS, serving_errors
+from recipe_core.estimates.serving.bands import (
+    METRICS,
+    engine_errors,
+    engine_gap_shares,
+    serving_errors,
+)
 from recipe_core.estimates.serving.results import MEMORY, ServingEstimate, memory_parts
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.estimates.serving.starts import is_serving_uncertain
@@ -290,6 +295,8 @@ SERVING = Kind(
         errors=serving_errors,
         moves=_serving_score_moves,
         software=lambda s: (s.cluster.device.name, s.engine.name, s.engine.version),
+        engine_errors=engine_errors,
+        gap_shares=engine_gap_shares,
     ),
     cures=CURES,
     search_cases=search_serving,

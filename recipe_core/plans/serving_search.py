@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -26,7 +26,7 @@ from recipe_core.estimates.rules.rules import (
 from recipe_core.estimates.serving.accuracy import COLUMN as ACCURACY
 from recipe_core.estimates.serving.accuracy import accuracy_of, uncertain_accuracy
 from recipe_core.estimates.serving.bands import serving_bands, serving_uncertainty
-from recipe_core.estimates.serving.estimates import Estimates, estimate_serving
+from recipe_core.estimates.serving.estimates import Estimates, estimate_serving, rate_text
 from recipe_core.estimates.serving.results import MEMORY
 from recipe_core.estimates.serving.simulate import MOST, requests_each
 from recipe_core.plans.confidence import refuse_unsure
@@ -68,6 +68,17 @@ def _uncertain(setting: Setting, column: str) -> Uncertain | None:
     )
 
 
+def _overload_rule(cases: Cases, figures: Mapping[str, Any]) -> Refusal:
+    """Refuse in a search what does not keep up with the arrivals by the estimate."""
+    return Refusal(
+        "rate",
+        np.asarray(figures["load_factor"] >= 1),
+        lambda i: rate_text(
+            cases.load[i], figures["output_tokens_per_s"][i], cases.output_tokens[i]
+        ),
+    )
+
+
 PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     estimate=estimate_serving,
     rules=serving_refusals,
@@ -75,7 +86,9 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
     place_rules=place_rules,
     uncertain=_uncertain,
     correlations=lambda: serving_bands().correlation,
-    left=lambda e, metric: None if e.corrected is None else e.corrected.width_shares.get(metric),
+    late_rules=lambda cases, figures: [_overload_rule(cases, figures)],
+    stretches=lambda e: e.stretches(),
+    keeping_up=lambda e: e.keeping_up_scores(),
     case_columns={
         **columns_of("", *DEGREES),
         "gpus": lambda c: c.devices,
@@ -90,6 +103,7 @@ PHYSICS: Physics[Setting, Cases, Estimates] = Physics(
         "held_requests": lambda e: np.minimum(
             e.memory.max_concurrency, e.cases.max_num_seqs * e.cases.replicas
         ),
+        "load_factor": lambda e: e.serving.load_factor,
         "queue_s": lambda e: e.serving.prefill.get("engine_queue", np.zeros(len(e.cases))),
         **columns_of("serving", "ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s"),
         "output_tokens_per_s_per_gpu": lambda e: e.serving.output_tokens_per_s / e.cases.devices,

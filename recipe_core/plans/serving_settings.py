@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
+import numpy as np
+
 from recipe_core.accuracy.choice import weight_dtypes
 from recipe_core.accuracy.technique import Making
 from recipe_core.base.errors import HardwareError
@@ -28,6 +30,7 @@ from recipe_core.request.metrics import timed_limits
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import (
     LOADS,
+    SIDES,
     WAITED_FOR,
     KvOffload,
     KvStore,
@@ -99,8 +102,19 @@ def workload_spread(workload: ServingWorkload) -> Spread:
     """Return how lengths vary around their means: as requested, else as is typical."""
     prompt, answer = workload.input_spread, workload.output_spread
     return Spread(
-        TYPICAL.input if prompt is None else prompt, TYPICAL.output if answer is None else answer
+        TYPICAL.input if prompt is None else prompt,
+        TYPICAL.output if answer is None else answer,
+        *(workload.relative_lengths(side) for side in SIDES),
     )
+
+
+def length_variances(workload: ServingWorkload) -> dict[str, float]:
+    """Return the columns of variances of lengths that have a shape."""
+    out = {}
+    for side in SIDES:
+        if relative := workload.relative_lengths(side):
+            out[f"{side}_variance"] = float(np.var(relative))
+    return out
 
 
 def mode_load(workload: ServingWorkload) -> float:
@@ -159,6 +173,8 @@ def serving_setting(
         compressed=() if corrections is None else corrections.compressed,
         making=_checkpoint_making(problem),
         effects=effects_of(spec, options.engine_options, options.environment, model),
+        exact=problem.workload.exact,
+        answers=problem.workload.relative_lengths("output"),
     )
     if corrections is None or (corrections.compressed and not corrections.count):
         return shared

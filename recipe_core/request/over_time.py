@@ -21,8 +21,9 @@ class Start(DescribedModel):
     ``pull`` on a new node and ``cached`` on a ready one."""
 
     weights: Text | None = None
-    """Where weights are read from: a storage tier (``hw_profiles/storage/``), ``hub``, ``tmpfs`` or
-    ``peer``; left out, the hub on a new node and a drive of the node on a ready one."""
+    """Where weights are read from: a storage tier (``hw_profiles/storage/``), ``hub``, ``tmpfs``
+    (or a warm page cache), ``peer`` or ``disk`` (of unknown speed); left out, the hub on a new node
+    and ``disk`` on a ready one."""
 
     loader: Literal["default", "streamer", "fastsafetensors", "instanttensor"] = "default"
     """What reads the weights: the engine's own loader, or one that reads in parallel."""
@@ -37,6 +38,9 @@ class Start(DescribedModel):
     extra_s: Positive | None = None
     """Seconds that a start takes beside these phases, as measured in the user's own place."""
 
+
+Dispatch = Literal["least-loaded", "round-robin"]
+"""How a router gives requests to replicas that are ready."""
 
 Amount = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 

@@ -95,7 +95,7 @@ def published_time_limits() -> dict[str, TimeLimits]:
 _LONGEST = "max_context"
 
 # Fields that a serving preset takes out unless it states them.
-_CLEARED = ("max_context", "input_spread", "output_spread")
+_CLEARED = ("max_context", "input_spread", "output_spread", "input_lengths", "output_lengths")
 
 
 class Preset(DataRow):

@@ -83,6 +83,9 @@ class Scaling(DescribedModel):
     max_replicas: Annotated[int, Field(ge=1, le=MOST_REPLICAS)] = 1
     """Most replicas."""
 
+    begin_replicas: Replicas | None = None
+    """Replicas when the time begins; left out, those that its first load needs."""
+
     triggers: Annotated[tuple[Trigger, ...], Field(max_length=5)] = ()
     """What replicas are scaled by; of several the one that asks for most counts. Policies that know
     only one metric take the first."""
@@ -135,6 +138,11 @@ class Scaling(DescribedModel):
         if self.min_replicas > self.max_replicas:
             raise ValueError(
                 f"min_replicas {self.min_replicas} is more than max_replicas {self.max_replicas}"
+            )
+        if self.begin_replicas is not None and self.begin_replicas > self.max_replicas:
+            raise ValueError(
+                f"begin_replicas {self.begin_replicas} is more than max_replicas "
+                f"{self.max_replicas}"
             )
         if self.min_replicas == 0 and self.policy not in TO_ZERO:
             able = ", ".join(TO_ZERO)

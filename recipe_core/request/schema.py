@@ -20,7 +20,7 @@ from recipe_core.request.compression import Compression
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import GAIN_FROM_LOAD, Objective
-from recipe_core.request.over_time import Simulated, Start
+from recipe_core.request.over_time import Dispatch, Simulated, Start
 from recipe_core.request.scaling import Scaling
 from recipe_core.request.serving_workload import KvOffload, ServingWorkload, Speculative
 from recipe_core.request.supervision import Supervision
@@ -104,6 +104,10 @@ class Options(DescribedModel):
 
     start: Start = Start()
     """What a new replica finds when it starts; no plan depends on it."""
+
+    dispatch: Dispatch = "least-loaded"
+    """Whom a router gives a request over time: the replica with the fewest at once, or each in its
+    turn (``round-robin``)."""
 
     compression: Compression | None = None
     """How the bundle makes a checkpoint in a format that the model's own does not have; with it a

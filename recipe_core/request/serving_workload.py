@@ -14,6 +14,14 @@ from recipe_core.base.errors import InputError
 from recipe_core.base.texts import Name
 from recipe_core.base.types import Count, Positive, Share, Spread, Task, Text, Tokens
 from recipe_core.engines.memory import Through
+from recipe_core.request.lengths import (
+    APART,
+    LONGEST,
+    LengthShape,
+    Traced,
+    mean_length,
+    relative_lengths,
+)
 from recipe_core.request.over_time import OverTime
 
 
@@ -134,6 +142,9 @@ MEDIA: dict[str, Literal["image", "audio"]] = {"images": "image", "audio": "audi
 # Tasks of which a result is pooled from a prompt: nothing is decoded.
 POOLED: tuple[Task, ...] = ("embed", "score")
 
+# What has a length.
+SIDES = ("input", "output")
+
 # Modes in which users wait for answers.
 WAITED_FOR = ("closed", "open")
 
@@ -175,10 +186,20 @@ class ServingWorkload(DescribedModel):
     input_spread: Spread | None = None
     """Spread of prompt lengths as a share of the mean: 0.2 draws them uniformly from 0.8 to 1.2 of
     it, 0 makes them exact. It shapes percentiles and the longest request. Left out, percentiles
-    are simulated with 0.1. Not for ``mode: static``."""
+    are simulated with 0.1. In ``mode: closed``, 0 of both prompts and answers lets all requests
+    start and end in waves, which the means count too. Not for ``mode: static``."""
 
     output_spread: Spread | None = None
     """Spread of answer lengths as a share of the mean, as ``input_spread`` for prompts."""
+
+    input_lengths: LengthShape | None = None
+    """Shape of prompt lengths around their mean, instead of ``input_spread``: means, caches and
+    percentiles count it. ``max_context`` cuts longer requests. Not for ``mode: static``."""
+
+    output_lengths: LengthShape | None = None
+    """Shape of answer lengths around their mean, as ``input_lengths`` for prompts. In ``mode:
+    offline`` the time until the longest answers are done is counted: so a benchmark that sends all
+    its requests at once is told."""
 
     concurrency: Count | None = None
     """Users at once, each of whom sends a request when the last is answered; needed by
@@ -239,6 +260,47 @@ class ServingWorkload(DescribedModel):
         if isinstance(value, Mapping) and value.get("task") in POOLED:
             return {"output_tokens": 1, **value}
         return value
+
+    @model_validator(mode="after")
+    def _lengths_have_means(self) -> Self:
+        """Lengths in tokens say their mean where that is left out."""
+        for side in SIDES:
+            shape = getattr(self, f"{side}_lengths")
+            if shape is None:
+                continue
+            self._check_lengths(side, shape)
+            mean, tokens = mean_length(shape, self._traced(side)), getattr(self, f"{side}_tokens")
+            if mean is None:
+                continue
+            if f"{side}_tokens" not in self.model_fields_set:
+                object.__setattr__(self, f"{side}_tokens", max(round(mean), 1))
+            elif not 1 / APART <= tokens / mean <= APART:
+                raise ValueError(
+                    f"{side}_tokens {tokens} is not the mean of {side}_lengths, {mean:,.0f}; leave "
+                    "it out, or correct one of them"
+                )
+        return self
+
+    def _check_lengths(self, side: str, shape: LengthShape) -> None:
+        field = f"{side}_lengths"
+        if getattr(self, f"{side}_spread") is not None:
+            raise ValueError(f"{field} replaces {side}_spread; leave one of them out")
+        if self.mode == "static":
+            raise ValueError(f"mode static has exact lengths; leave {field} out or change the mode")
+        if self.pooled:
+            raise ValueError(f"task {self.task} takes input_spread, not {field}")
+        if shape.shape == "trace" and not self._traced(side):
+            raise ValueError(f"{field} of shape trace needs over_time.lengths, as a trace has them")
+
+    def _traced(self, side: str) -> Traced:
+        """Lengths of a trace, in tokens, and their weights."""
+        points = () if self.over_time is None else self.over_time.lengths
+        return tuple((getattr(point, f"{side}_tokens"), point.weight) for point in points)
+
+    def relative_lengths(self, side: str) -> tuple[float, ...]:
+        """Lengths of ``input`` or ``output`` over their mean, ascending; empty without a shape."""
+        shape: LengthShape | None = getattr(self, f"{side}_lengths")
+        return () if shape is None else relative_lengths(shape, self._traced(side))
 
     @model_validator(mode="after")
     def _task_has_no_answer(self) -> Self:
@@ -317,12 +379,31 @@ class ServingWorkload(DescribedModel):
         return self.input_tokens + self.media_tokens
 
     @property
+    def exact(self) -> bool:
+        """Return whether all requests of users who come again are stated to be equally long."""
+        return self.mode == "closed" and all(
+            ((shape := getattr(self, f"{side}_lengths")) is not None and shape.shape == "fixed")
+            or getattr(self, f"{side}_spread") == 0
+            for side in SIDES
+        )
+
+    @property
     def longest_tokens(self) -> int:
-        """Tokens of the longest request that the stated lengths and spreads allow."""
-        answer = (0 if self.pooled else self.output_tokens, self.output_spread)
-        lengths = ((self.input_tokens, self.input_spread), answer)
-        text = sum(round(mean * (1 + (spread or 0.0))) for mean, spread in lengths)
-        return text + self.media_tokens
+        """Tokens of the longest request that the stated lengths and spreads allow.
+
+        Of a shape that has no end 99.9 % of lengths count, and what ``max_context`` leaves of them.
+        """
+        longest, shortest = self.media_tokens, self.media_tokens
+        for side in SIDES:
+            mean = 0 if self.pooled and side == "output" else getattr(self, f"{side}_tokens")
+            relative = self.relative_lengths(side)
+            spread = getattr(self, f"{side}_spread") or 0.0
+            tail = max(relative[int(LONGEST * len(relative))], 1.0) if relative else 1 + spread
+            longest += round(mean * tail)
+            shortest += mean if relative else round(mean * tail)
+        if self.max_context is not None and shortest < longest:
+            return max(min(longest, self.max_context), shortest)
+        return longest
 
     @property
     def usual_longest(self) -> int:

@@ -2,9 +2,9 @@
 
 Replicas that have had the same rate for a while: the simulation by requests with Poisson or bursty
 arrivals and the lengths of the load, at several rates, for one replica and for several among which
-a router chooses. Up to ``OPEN`` of what a replica can serve it is such a steady state, which holds
-the chance of queues; beyond it as many requests in flight as there are. A wait in line, which a
-fluid knows, comes on top: of every request the slack within its limits is kept.
+the fleet's router chooses. Up to ``OPEN`` of what a replica can serve it is such a steady state,
+which holds the chance of queues; beyond it as many requests in flight as there are. A wait in line,
+which a fluid knows, comes on top: of every request the slack within its limits is kept.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.serving.scheduler import Replica, Requests
+from recipe_core.request.over_time import Dispatch
 from recipe_core.scaling.fleet import Fleet, Service
 from recipe_core.scaling.outcome import latencies
 from recipe_core.scaling.service import (
@@ -116,9 +117,10 @@ def shares_of(fleet: Fleet, load: Load) -> Shares:
         *(a.tobytes() for a in arrays),
         load.burstiness,
         tuple(sorted(fleet.limits_s.items())),
+        fleet.dispatch,
     )
     if key not in _tables:
-        _tables[key] = _measure_shares(service, lengths, load.burstiness, fleet.limits_s)
+        _tables[key] = _measure_shares(fleet, lengths, load.burstiness)
         if len(_tables) > _KEPT:
             _tables.popitem(last=False)
     _tables.move_to_end(key)
@@ -135,9 +137,8 @@ class _Sample:
     met: float
 
 
-def _measure_shares(
-    service: Service, lengths: Lengths, burstiness: float, limits_s: Mapping[str, float]
-) -> Shares:
+def _measure_shares(fleet: Fleet, lengths: Lengths, burstiness: float) -> Shares:
+    service, limits_s = fleet.service, fleet.limits_s
     curve = curve_of(service, lengths)
     rates = np.array(OPEN) * curve.fastest
     steady = np.interp(rates, curve.rate, curve.in_flight)
@@ -149,7 +150,7 @@ def _measure_shares(
             trace, begun = _draw_arrivals(
                 lengths, rate * group, flight * group, counted, burstiness
             )
-            column.append(_sample_steady_state(service, trace, begun, group, limits_s))
+            column.append(_sample_steady_state(fleet, trace, begun, group))
         samples.append(column)
     full = [
         _sample_crowded_replica(service, lengths, float(flight), limits_s) for flight in crowded
@@ -227,33 +228,36 @@ def _draw_arrivals(
     return Trace(arrival_s, inputs.astype(np.int64), outputs.astype(np.int64)), begun
 
 
-def _sample_steady_state(
-    service: Service, trace: Trace, begun: int, group: int, limits_s: Mapping[str, float]
-) -> _Sample:
+def _sample_steady_state(fleet: Fleet, trace: Trace, begun: int, group: int) -> _Sample:
     """A group of replicas under arrivals; the first fifth of them is not counted."""
+    service = fleet.service
     requests = requests_of(service, trace.input_tokens, trace.output_tokens, begun)
     delay_s = service.request_s + service.request_token_s * trace.input_tokens
     reached = trace.arrival_s + delay_s
     reached[:begun] = 0.0
-    run_group(service, requests, reached, group)
+    run_group(service, requests, reached, group, fleet.dispatch)
     first = begun + (len(trace) - begun) // 5
     counted = np.arange(first, len(trace))
     sample = _sample_counted_requests(
-        service, trace, requests, trace.arrival_s, reached, counted, limits_s
+        service, trace, requests, trace.arrival_s, reached, counted, fleet.limits_s
     )
     return replace(sample, waiting=sample.waiting / group, met=sample.met / group)
 
 
-def run_group(service: Service, requests: Requests, reached: Float, group: int) -> None:
-    """Replicas among which a router sends each request to the one with fewest in flight."""
+def run_group(
+    service: Service, requests: Requests, reached: Float, group: int, dispatch: Dispatch
+) -> None:
+    """Replicas among which a router sends each request to the one with fewest, or in turn."""
     replicas = [Replica(service.rules, service.times, requests) for _ in range(group)]
     order = np.argsort(reached, kind="stable")
-    for request, at in zip(order.tolist(), reached[order].tolist(), strict=True):
+    for turn, (request, at) in enumerate(zip(order.tolist(), reached[order].tolist(), strict=True)):
         for replica in replicas:
             while replica.next_at < at:
                 replica.step()
-        least_loaded = min(replicas, key=lambda replica: replica.in_flight)
-        least_loaded.add(at, request)
+        taker = replicas[turn % group]
+        if dispatch == "least-loaded":
+            taker = min(replicas, key=lambda replica: replica.in_flight)
+        taker.add(at, request)
     for replica in replicas:
         while replica.in_flight:
             replica.step()

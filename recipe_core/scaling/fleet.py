@@ -18,6 +18,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.serving.scheduler import Requests, Rules, StepTimes
+from recipe_core.request.over_time import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,9 @@ class Service:
 class StartTime:
     """Seconds from ordering a replica until it answers: the middle, and an 80 % band.
 
-    Starts of a simulation are drawn from a lognormal distribution with this band.
+    Starts of a simulation are drawn from a lognormal distribution with this band, whose halves to
+    either side of the middle are as wide as those of the band: late starts are later than early
+    ones are early.
     """
 
     seconds: float
@@ -145,7 +148,8 @@ class Fleet:
     devices: of one replica. usd_per_hour: of the devices of one replica while it is ordered,
     starting, up or draining (None: unknown). limits_s: seconds by figure (``ttft_s``, ``tpot_s``,
     ``request_latency_s``) that a request must keep to count. rent: devices that are paid for a
-    number of replicas of so many devices (``Cluster.rented``); left out, their own.
+    number of replicas of so many devices (``Cluster.rented``); left out, their own. dispatch: whom
+    the router gives a request.
     """
 
     service: Service
@@ -155,6 +159,7 @@ class Fleet:
     limits_s: Mapping[str, float]
     events: Events = field(default_factory=Events)
     rent: Callable[[Float, int], Float] | None = None
+    dispatch: Dispatch = "least-loaded"
 
     @property
     def usd_per_device_hour(self) -> float | None:
@@ -168,16 +173,16 @@ class Fleet:
         return self.rent(replicas, self.devices)
 
 
-# Width of the 80 % band of a normal distribution in standard deviations.
-BAND = 2 * 1.2815515655446004
+# Where the 80 % band of a normal distribution ends, in standard deviations.
+BAND = 1.2815515655446004
 _AT_ONCE = 1024
 
 
-def start_log_spread(start: StartTime) -> float:
-    """Standard deviation of the logarithm of a start's seconds; 0 without a band."""
+def start_log_spreads(start: StartTime) -> tuple[float, float]:
+    """Standard deviations of a start's logarithm below and above its middle; 0 without a band."""
     if start.low_s <= 0 or start.high_s <= start.low_s:
-        return 0.0
-    return log(start.high_s / start.low_s) / BAND
+        return 0.0, 0.0
+    return log(start.seconds / start.low_s) / BAND, log(start.high_s / start.seconds) / BAND
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +216,9 @@ class Chance:
         events = fleet.events
         fails, reclaimed = self._waits[number]
         start, normal = fleet.start, float(self.normals(number, 1)[0])
+        early, late = start_log_spreads(start)
         return Draw(
-            start.seconds * exp(start_log_spread(start) * normal),
+            start.seconds * exp((early if normal < 0 else late) * normal),
             _seconds_until_event(fails, events.failures_per_hour),
             _seconds_until_event(reclaimed, events.reclaims_per_hour),
         )

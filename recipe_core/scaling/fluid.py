@@ -100,7 +100,7 @@ class _Flow:
         self.interval_s, self.dt_s = interval_s, interval_s / interval_steps
         self.intervals = max(int(np.ceil(load.span_s / interval_s - 1e-9)), 1)
         self.steps = self.intervals * interval_steps
-        self.groups = Groups(self.shares.curve, begin)
+        self.groups = Groups(self.shares.curve, begin, fleet.dispatch)
         chance = Chance(seed)
         self.starting = Starting(starts, self.dt_s, chance)
         self.starting.begin(begin)

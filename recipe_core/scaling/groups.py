@@ -2,9 +2,10 @@
 
 Each column has two groups of replicas that are alike: those that have been up, and those that
 became ready since. A router sends requests where fewest are in flight, so that new replicas fill
-first while the others work off what waits inside them; once they have as many in flight, the groups
-are one. Requests in flight leave at the rate of the curve: over a step of ``dt`` seconds with
-arrivals ``a`` per second and ``μ`` ends per second and request, ``x' = a - μ·x`` exactly.
+first while the others work off what waits inside them, or in turn, so that these keep their crowds;
+once they have as many in flight, the groups are one. Requests in flight leave at the rate of the
+curve: over a step of ``dt`` seconds with arrivals ``a`` per second and ``μ`` ends per second and
+request, ``x' = a - μ·x`` exactly.
 
 Two variants of the flow share the replicas: the expected one, which shares of requests within
 limits are read from (their tables hold what is random), and a random one, which policies see.
@@ -18,8 +19,9 @@ from math import exp
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
+from recipe_core.request.over_time import Dispatch
 from recipe_core.scaling.attainment import OPEN, Shares
-from recipe_core.scaling.fleet import Chance, Fleet, StartTime, start_log_spread
+from recipe_core.scaling.fleet import Chance, Fleet, StartTime, start_log_spreads
 from recipe_core.scaling.outcome import Outcome, Series
 from recipe_core.scaling.service import Curve
 
@@ -38,8 +40,9 @@ class Groups:
     columns). gateway: requests that wait for a first replica, shape (2 variants, columns).
     """
 
-    def __init__(self, curve: Curve, begin: Float) -> None:
+    def __init__(self, curve: Curve, begin: Float, dispatch: Dispatch = "least-loaded") -> None:
         columns = len(begin)
+        self._in_turn = dispatch == "round-robin"
         self.curve, self.full, self.fastest = curve, curve.full, curve.fastest
         self.replicas = np.stack([begin.astype(float), np.zeros(columns)])
         self.in_flight = np.zeros((2, 2, columns))
@@ -64,6 +67,9 @@ class Groups:
             reached = np.zeros_like(x)
             reached[:, OLD] = requests / np.maximum(count[OLD], 1.0)
             return reached
+        if self._in_turn:
+            per_replica = requests / np.maximum(count.sum(axis=0), 1.0)
+            return np.asarray(per_replica[:, np.newaxis] * (count > 0))
         ahead = x[:, OLD] - x[:, NEW]
         lower_new = np.minimum(np.maximum(ahead, 0.0) * count[NEW], requests) * (count[NEW] > 0)
         lower_old = np.minimum(np.maximum(-ahead, 0.0) * count[OLD], requests - lower_new)
@@ -166,10 +172,9 @@ class Starting:
     def __init__(self, starts: Sequence[StartTime], dt_s: float, chance: Chance) -> None:
         columns = len(starts)
         self._seconds = np.array([start.seconds for start in starts])
-        self._spread = np.array([start_log_spread(start) for start in starts])
+        self._spreads = np.array([start_log_spreads(start) for start in starts])
         longest_s = max(
-            max(start.seconds, start.high_s) * exp(_LATEST * start_log_spread(start))
-            for start in {*starts}
+            start.seconds * exp(_LATEST * start_log_spreads(start)[1]) for start in {*starts}
         )
         self._length = int(np.ceil(longest_s / dt_s)) + 2
         self._ring = np.zeros((self._length, columns))
@@ -189,7 +194,8 @@ class Starting:
         numbers = self._ordered[columns] + within
         first = int(numbers.min())
         late = self._chance.normals(first, int(numbers.max()) - first + 1)[numbers - first]
-        seconds = self._seconds[columns] * np.exp(self._spread[columns] * late)
+        spread = self._spreads[columns, (late >= 0).astype(np.int64)]
+        seconds = self._seconds[columns] * np.exp(spread * late)
         steps = np.ceil(seconds / self._dt_s - 0.5).astype(np.int64)
         places = (step + np.clip(steps, 1, self._length - 1)) % self._length
         np.add.at(self._ring, (places, columns), 1.0)

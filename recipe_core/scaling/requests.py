@@ -1,10 +1,11 @@
 """A fleet request by request: a router, replicas that start and end, and a policy.
 
-A request goes to the replica with the fewest in flight among those that are ready, and waits inside
-it; only while none is ready it waits at the gateway (with ``central_queue`` it waits there until a
-replica has a free slot). Whoever is to end gets no more requests and ends with its last one. Orders
-take a time drawn from the start's distribution; the k-th order of two simulations with the same
-seed takes the same, whatever the policies (common random numbers). Same seed, same bits.
+A request goes to the replica with the fewest in flight among those that are ready, or to each in
+turn (``Fleet.dispatch``), and waits inside it; only while none is ready it waits at the gateway
+(with ``central_queue`` it waits there until a replica has a free slot). Whoever is to end gets no
+more requests and ends with its last one. Orders take a time drawn from the start's distribution;
+the k-th order of two simulations with the same seed takes the same, whatever the policies (common
+random numbers). Same seed, same bits.
 
 Left out: sticky sessions and routing by prefix, retries of clients, a limit on draining.
 """
@@ -105,6 +106,7 @@ class _Run:
         self._starting: dict[int, _Member] = {}
         self._ready: dict[int, _Member] = {}
         self._gateway: deque[int] = deque()
+        self._turns: deque[int] | None = deque() if fleet.dispatch == "round-robin" else None
         self._loads: list[int] = []  # in flight and number in one, a heap with stale entries
         self._due: list[tuple[float, int]] = []  # (next_at, number), a heap with stale entries
         self._calendar: list[tuple[float, int, int]] = []
@@ -155,7 +157,20 @@ class _Run:
             self._gateway.append(request)
 
     def _route(self, now: float, request: int) -> bool:
-        """Gives a request to the ready replica with the fewest in flight; False where none is."""
+        """Gives a request to a ready replica, by ``Fleet.dispatch``; False where none takes it."""
+        member = self._next_in_turn() if self._turns is not None else self._least_loaded()
+        if member is None or member.replica is None:
+            return False
+        number, replica = member.number, member.replica
+        heappush(self._loads, loads_key(replica.in_flight + 1, number))
+        before = replica.next_at
+        replica.add(now, request)
+        if replica.next_at != before:
+            heappush(self._due, (replica.next_at, number))
+        return True
+
+    def _least_loaded(self) -> _Member | None:
+        """The ready replica with the fewest in flight; its place among loads is taken."""
         loads, ready = self._loads, self._ready
         while loads:
             in_flight, number = divmod(loads[0], _NUMBERS)
@@ -163,17 +178,23 @@ class _Run:
             if member is None or member.replica is None or member.replica.in_flight != in_flight:
                 heappop(loads)
                 continue
-            replica = member.replica
-            if self._central and in_flight >= replica.rules.slots:
-                return False
+            if self._central and in_flight >= member.replica.rules.slots:
+                return None
             heappop(loads)
-            heappush(loads, loads_key(in_flight + 1, number))
-            before = replica.next_at
-            replica.add(now, request)
-            if replica.next_at != before:
-                heappush(self._due, (replica.next_at, number))
-            return True
-        return False
+            return member
+        return None
+
+    def _next_in_turn(self) -> _Member | None:
+        """The ready replica whose turn it is, the oldest first; those that ended lose theirs."""
+        turns = self._turns or deque()
+        for _ in range(len(turns)):
+            member = self._ready.get(turns.popleft())
+            if member is None or member.replica is None:
+                continue
+            turns.append(member.number)
+            if not self._central or member.replica.in_flight < member.replica.rules.slots:
+                return member
+        return None
 
     def _work(self, now: float) -> None:
         """The next event of a replica."""
@@ -222,6 +243,8 @@ class _Run:
         self._ready[member.number] = member
         self.lives.ready[member.number] = now
         heappush(self._loads, loads_key(0, member.number))
+        if self._turns is not None:
+            self._turns.append(member.number)
         for seconds, event in member.draw.ends():
             heappush(self._calendar, (now + seconds, event, member.number))
         self._open_gateway(now)

@@ -21,6 +21,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.base.numbers import bounded_integer
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.serving.cold_start import ColdStart, cold_start
+from recipe_core.estimates.serving.towers import captured_share
 from recipe_core.hardware.cluster import Cluster
 from recipe_core.hardware.failures import (
     DEVICES_PER_NODE,
@@ -250,6 +251,7 @@ def prepare_deployment(
         limits_s=limits,
         events=_replica_events(cluster, nodes),
         rent=cluster.rented,
+        dispatch=request.options.dispatch,
     )
     basis, notes = _replica_price_text(cluster, devices)
     return Deployment(
@@ -403,7 +405,8 @@ def start_of(serving_plan: Plan, row: int) -> tuple[ColdStart, int]:
         hint = "Ask for a serving workload."
         raise InputError("is training, which no replica serves.", field="workload.kind", hint=hint)
     replica = replicas_of(serving_plan, row)
-    setting = serving_plan.setting(row)
+    block, case = serving_plan.at(row)
+    setting = block.setting
     model = setting.model
     start = cold_start(
         serving_plan.request.options.start,
@@ -413,6 +416,7 @@ def start_of(serving_plan: Plan, row: int) -> tuple[ColdStart, int]:
         nodes=replica.nodes,
         device=setting.cluster.device,
         weight_dtype=setting.weight_dtype,
+        graphs=float(captured_share(setting, block.cases.max_num_seqs[[case]])[0]),
     )
     return start, replica.devices
 

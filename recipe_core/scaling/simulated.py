@@ -48,7 +48,7 @@ class Simulation:
     """A fleet under a load, ready for policies.
 
     history: the load before second 0, for forecasts; None where it is not known. interval_s: of the
-    series of outcomes.
+    series of outcomes. begun: whether second 0 is in the midst of the load.
     """
 
     fleet: Fleet
@@ -56,6 +56,7 @@ class Simulation:
     need: Need
     history: Load | None
     interval_s: float
+    begun: bool = False
 
     @classmethod
     def of(cls, deployment: Deployment) -> Simulation:
@@ -138,10 +139,15 @@ class Simulation:
         )
 
     def begin(self, scalings: Sequence[Scaling]) -> Float:
-        """Replicas of each policy at the beginning: those that the load needs there, in bounds."""
-        first = int(self.need.replicas[0])
+        """Replicas of each policy at the beginning: as stated, else what the load needs there."""
+        first, hour = int(self.need.replicas[0]), self.need.start_hour
         return np.array(
-            [float(_initial_replicas(scaling, first, self.need.start_hour)) for scaling in scalings]
+            [
+                float(_initial_replicas(scaling, first, hour))
+                if scaling.begin_replicas is None or self.begun
+                else float(scaling.begin_replicas)
+                for scaling in scalings
+            ]
         )
 
     def part(self, days: float) -> Simulation:
@@ -156,7 +162,8 @@ class Simulation:
         first = int(from_s // self.load.interval_s)
         replicas = self.need.replicas[first : first + len(load.rates)]
         need = replace(self.need, replicas=replicas, start_hour=load.start_hour)
-        return replace(self, load=load, need=need, history=self._history_to(from_s))
+        history, begun = self._history_to(from_s), from_s > 0
+        return replace(self, load=load, need=need, history=history, begun=begun)
 
     def _history_to(self, at_s: float) -> Load | None:
         past, count = self.history, int(at_s // self.load.interval_s)

@@ -132,6 +132,8 @@ def digest_of(request: PlanRequest) -> str:
         "scaling": options.get("scaling"),
         "start": options.get("start"),
     }
+    if request.options.dispatch != "least-loaded":
+        parts["dispatch"] = request.options.dispatch
     text = to_json(parts, indent=None)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

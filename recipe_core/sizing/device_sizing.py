@@ -11,15 +11,15 @@ import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
 from recipe_core.base.errors import InputError
-from recipe_core.base.intervals import BAND, Ends
+from recipe_core.base.intervals import BAND, LEVELS, Ends
 from recipe_core.base.numbers import LARGEST_COUNT
 from recipe_core.base.units import chance_text, round_significant
-from recipe_core.estimates.bands import narrow_interval
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.measured.support import fitted_engines_for
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.hardware.profile import Device
 from recipe_core.plans.confidence import below_text
+from recipe_core.plans.evaluation import differs_by_case
 from recipe_core.plans.limits import LIMITS, bounded_figures
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import queue_text
@@ -245,16 +245,17 @@ class SizedDevice:
     def band_factors(self, column: str, row: int) -> Ends:
         """The ends of the 80 % band of a column, as factors of a row's estimate."""
         block, i = self.plan.at(row)
-        if self.plan.problem.corrections is None:  # the same for all of a block
+        if not differs_by_case(block.setting):  # the same for all of a block
             return self._common_factors(id(block.setting), column, block)
         band = block.physics.uncertain(block.setting, column)
         if band is None:
             return 1.0, 1.0
         estimates, place = block.detail(i)
-        width_left = block.physics.left(estimates, band.metric)
-        return narrow_interval(
-            band.factors[BAND], 1.0 if width_left is None else float(width_left[place])
-        )
+        stretch = block.physics.stretches(estimates).get(band.metric)
+        if stretch is None:
+            return band.factors[BAND]
+        low, high = band.ends(stretch)
+        return float(low[place, LEVELS.index(BAND)]), float(high[place, LEVELS.index(BAND)])
 
     @cached_property
     def _bands(self) -> dict[tuple[int, str], Ends]:

@@ -136,7 +136,7 @@ def warm_up_s(context: Context) -> int:
     shortest, longest = WARM_UP_S
     begins = context.start
     if begins.weights is None and context.model_is_folder:  # nothing is downloaded then
-        begins = begins.model_copy(update={"weights": "nvme"})
+        begins = begins.model_copy(update={"weights": "disk"})
     is_shipped = context.device in device_names()
     start = cold_start(
         begins,

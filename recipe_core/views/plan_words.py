@@ -19,7 +19,7 @@ from recipe_core.plans.plan_json import (
     row_load_text,
     split_label,
 )
-from recipe_core.plans.rank import beats, counts_cost
+from recipe_core.plans.rank import beats, counts_cost, is_tie
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.split_key import split_name
 
@@ -61,6 +61,8 @@ def against_best(plan: Plan, row: int) -> str:
     if chance is None:
         return ""
     label = split_label(plan, best)
+    if is_tie(chance):
+        return f"No measurable difference from {label}: it is better with {chance_text(chance)}"
     return f"Probability that {label} measures better: {chance_text(1 - chance)}"
 
 

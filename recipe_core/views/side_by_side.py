@@ -21,7 +21,7 @@ from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, queue_text
-from recipe_core.plans.rank import beats_elsewhere
+from recipe_core.plans.rank import beats_elsewhere, is_tie
 from recipe_core.plans.splits import row_reasons
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import link_omissions
@@ -272,7 +272,8 @@ def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
         assert choice.plan is not None and base.plan is not None  # noqa: S101, PT018 - they hold
         chance = beats_elsewhere(choice.plan, choice.row, base.plan, base.row)
         if chance is not None:
-            cells[n] = Cell(chance_text(chance))
+            tie = " · no measurable difference" if is_tie(chance) else ""
+            cells[n] = Cell(chance_text(chance) + tie)
     if all(cell.text in (NOTHING, "baseline") for cell in cells):
         return None
     goal = goals_text(base.request).lower()

@@ -23,6 +23,7 @@ from recipe_core.accuracy.effects import (
     figure_question,
     loss_centre,
     loss_scatter,
+    noise_share,
     question_group,
     question_measure,
 )
@@ -37,9 +38,9 @@ LEVEL_STEPS = 2
 FIRST_STEP, STEP = 3.0, 10.0
 
 
-def loss_variance(noise: Scatter, expected: Float, binomial: Float) -> Float:
-    """Variance of losses around their expectation, by the binomial noise of their benchmarks."""
-    return noise.floor**2 + (noise.relative * expected) ** 2 + (noise.shared * binomial) ** 2
+def loss_variance(noise: Scatter, expected: Float, sampling: Float) -> Float:
+    """Variance of losses around their expectation, by the sampling noise of their benchmarks."""
+    return noise.floor**2 + (noise.relative * expected) ** 2 + sampling**2
 
 
 @dataclass(slots=True)
@@ -134,21 +135,22 @@ def _figure_binomial_noise(row: Figure, unstated: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Figures as arrays: losses, binomial noises of losses, how many share source and model."""
+    """Figures as arrays: losses, their sampling noise, how many share source and model."""
 
     loss: Float
-    binomial: Float
+    sampling: Float
     crowd: Float
 
     @classmethod
-    def of(cls, rows: Sequence[Figure], likelihood: Sequence[bool], unstated: float) -> Data:
+    def of(cls, rows: Sequence[Figure], questions: Sequence[Question], noise: Scatter) -> Data:
         retained = np.array([row.retained for row in rows])
         pairs = [(row.source, row.model) for row in rows]
         count = {pair: pairs.count(pair) for pair in set(pairs)}
-        binomial = np.array([_figure_binomial_noise(row, unstated) for row in rows])
-        binomial[np.array(likelihood, np.bool_)] = 0.0
+        binomial = np.array([_figure_binomial_noise(row, noise.unstated) for row in rows])
+        share = np.array([noise_share(question.benchmark, noise) for question in questions])
+        share[[question.benchmark.likelihood for question in questions]] = 0.0
         crowd = np.array([count[pair] for pair in pairs], float)
-        return cls(-np.log(retained), binomial, crowd)
+        return cls(-np.log(retained), share * binomial, crowd)
 
 
 def fit_effects(
@@ -172,7 +174,7 @@ def fit_effects(
     f = np.full(entries.rows, START) if start is None else start
     for step in range(steps):
         expected = np.maximum(np.exp(f), SMALLEST)
-        variance = loss_variance(noise, expected, data.binomial)
+        variance = loss_variance(noise, expected, data.sampling)
         off = data.loss - expected
         trust = (noise.tails + 1) / (noise.tails + off**2 / variance)
         if start is None and step < LEVEL_STEPS:
@@ -227,8 +229,7 @@ class Prepared:
         questions = levels.entries(
             [list(question_terms(question)) for question in user_questions], new=False
         )
-        texts = [question.benchmark.likelihood for question in figure_questions]
-        data = Data.of(rows, texts, noise.unstated)
+        data = Data.of(rows, figure_questions, noise)
         return cls(rows, figure_questions, user_questions, levels, entries, questions, data)
 
 

@@ -23,6 +23,7 @@ from recipe_core.estimates.serving import bands as serving_bands
 from recipe_core.estimates.training import starts
 from recipe_core.plans.plans import plan_splits
 from recipe_core.plans.rank import beats, count_ties
+from recipe_core.views.plan_words import against_best
 from scripts import interval_fit as intervals
 from tests.conftest import make_request
 from tests.fixtures.command_line import ROOT, recipe
@@ -30,14 +31,21 @@ from tests.fixtures.rows import table
 from tests.fixtures.sizes import examples
 
 GROUPS = serving_bands.GROUPS
-EVERYTHING = ("tpot_s", None, None, None, None)
+EVERYTHING = ("tpot_s", None, None, None, None, None)
 FOUR = st.lists(st.floats(0, 2), min_size=4, max_size=4)
 
 
 def synthetic(sigma, *, common=0.0, sources=12, runs=6):
     """Residuals of known spread: ``common`` to a cell's runs, and ``sigma`` of each run."""
     draw = np.random.default_rng(1)
-    same = {"metric": "tpot_s", "setup": "same", "load": 8.0, "estimated": 1.0, "basis": "fitted"}
+    same = {
+        "metric": "tpot_s",
+        "mode": "closed",
+        "setup": "same",
+        "load": 8.0,
+        "estimated": 1.0,
+        "basis": "fitted",
+    }
     rows = []
     for source, device, model in itertools.product(range(sources), range(2), range(2)):
         shared = draw.normal(0, common)
@@ -52,7 +60,9 @@ def synthetic(sigma, *, common=0.0, sources=12, runs=6):
 
 def again(*tables):
     """Residuals of changed rows."""
-    return intervals.measured_residuals(pd.concat(tables).drop(columns=["residual", "weight"]))
+    return intervals.measured_residuals(
+        pd.concat(tables).drop(columns=["residual", "weight", "unit"])
+    )
 
 
 def bands_of(rows):
@@ -95,16 +105,19 @@ def test_figures_of_a_run_correlate_small_groups_are_the_wider_one_and_priors_no
         "output_tokens_per_s": {"tpot_s": -1.0}
     }
     rows = synthetic(0.1)
-    odd = rows.source.eq("s1") & rows.device.eq("d0") & rows.model.eq("m0")
+    odd = rows.source.eq("s1")
     engine, measured = rows.engine.where(~odd, "odd"), rows.measured.where(~odd, 3.0)
     by_key = bands_of(again(rows.assign(engine=engine, measured=measured)))
-    alone = by_key["tpot_s", "fitted", "odd", "a0", None]
-    assert (alone.runs, alone.cells) == (6, 1)
+    alone = by_key["tpot_s", "closed", "fitted", "odd", None, None]
+    assert (alone.runs, alone.cells) == (24, 4)
+    assert ("tpot_s", "closed", "fitted", "odd", "a0", None) not in by_key  # two cells tell nothing
     assert alone.factors["50"][1] < 2 < alone.factors["95"][1] < 10
     rows = synthetic(0.3)
     exact = rows.assign(basis="prior", measured=1.0, source=rows.source + "p")
     by_key = bands_of(again(rows, exact))
-    fitted, prior = (by_key["tpot_s", basis, None, None, None] for basis in ("fitted", "prior"))
+    fitted, prior = (
+        by_key["tpot_s", "closed", basis, None, None, None] for basis in ("fitted", "prior")
+    )
     assert prior.factors["80"][0] <= fitted.factors["80"][0] + 0.002
     assert prior.factors["80"][1] >= fitted.factors["80"][1] - 0.002
 
@@ -131,7 +144,13 @@ def test_the_shipped_bands_are_nested_and_complete_and_the_narrowest_is_taken():
         with pytest.raises(ValidationError, match=said):
             BandFile.model_validate(file | {"bands": several})
     file = serving_bands.serving_bands()
-    known = {"basis": "fitted", "engine": "vllm", "architecture": "sm_90", "vendor": "nvidia"}
+    known = {
+        "mode": "closed",
+        "basis": "fitted",
+        "engine": "vllm",
+        "architecture": "sm_90",
+        "vendor": "nvidia",
+    }
     for changed, group in table("calibration", "narrowest"):
         known |= changed
         assert file.band("tpot_s", GROUPS, known).key[1:] == tuple(group)
@@ -206,15 +225,38 @@ def test_splits_of_a_plan_are_compared_and_those_of_one_engine_more_surely():
     # Splits as far apart by estimate: on one device and engine less of the error is left.
     rated = plan_splits(make_request(options={"engines": ["vllm", "sglang"]}))
     best = rated.best_row
-    engines = np.array([rated.candidate(int(row))["engine"] for row in rated.order])
-    scores = [NORMAL.inv_cdf(max(chance, 1e-12)) for chance in beats(rated, rated.order, best)]
+    candidates = [rated.candidate(int(row)) for row in rated.order]
+    engines = np.array([of["engine"] for of in candidates])
+    chances = beats(rated, rated.order, best)
+    scores = np.array([NORMAL.inv_cdf(max(chance, 1e-12)) for chance in chances])
     rate = rated.columns["output_tokens_per_s"]
     gains = np.log(rate[rated.order] / rate[best])
-    known = (gains < -0.05) & (gains > -0.6)
-    sigma = gains[known] / np.array(scores)[known]
-    same = engines[known] == engines[0]
+    known = (gains < -0.05) & (gains > -0.6) & (np.abs(scores) > 1e-3)
+    sigma, same = gains[known] / scores[known], (engines == engines[0])[known]
     assert 0 < same.sum() < len(same)
     assert sigma[same].max() < sigma[~same].min()
+    # of one layout no estimate tells which engine measures better
+    layouts = [[of.get(name) for name in ("tp", "pp", "dp", "ep", "kv_dtype")] for of in candidates]
+    twins = [k for k, of in enumerate(layouts[1:], 1) if of == layouts[0]]
+    assert [chances[k] for k in twins] == [pytest.approx(0.5, abs=0.02)] * len(twins)
+    assert twins
+    assert "No measurable difference" in against_best(rated, int(rated.order[twins[0]]))
+
+
+def test_two_engines_on_one_layout_err_apart():
+    """What they err by together is no error of their difference."""
+    rows = synthetic(0.05, common=0.4)
+    second = rows.assign(engine="second", measured=rows.measured * 1.2, estimated=rows.estimated)
+    gap = intervals.engine_gaps(again(rows.assign(engine="first"), second))
+    assert gap == {}  # lengths and formats are not known
+    known = {"mode": "closed", "lengths": "1 + 1", "weight_dtype": "fp8"}
+    rows, second = rows.assign(engine="first", **known), second.assign(**known)
+    gap = intervals.engine_gaps(again(rows, second))["tpot_s"]
+    assert gap.apart == pytest.approx(math.log(1.2), rel=0.01)
+    assert (gap.measured_share, gap.cells) == (0.0, 4)
+    told = second.assign(estimated=second.estimated * 1.2)
+    gap = intervals.engine_gaps(again(rows, told))["tpot_s"]
+    assert (gap.apart, gap.measured_share) == (0.0, 1.0)
 
 
 @pytest.mark.nightly

@@ -228,7 +228,7 @@ def test_shipped_runs_are_many_and_from_many_known_sources():
     assert len(sources) >= 10
     assert all(each.reference for each in runs)
     for source in known.values():
-        assert set(source) - {"listing", "asked_as"} == {"title", "url", "how"}
+        assert set(source) - {"listing", "asked_as", "layouts_in_doubt"} == {"title", "url", "how"}
         assert source["url"].startswith("https://")
     assert listing_ids() < set(known)
     assert any(each.exclude for each in runs)
@@ -247,12 +247,17 @@ def test_truth_tables_become_runs(tmp_path):
     plain = table("calibration", "truth")
     rows = [plain | changes for changes in table("calibration", "truths")]
     pd.DataFrame(rows).to_csv(tmp_path / "serving_calibration.csv.gz", index=False)
-    queue, stated, apart, excluded = as_runs(truth_runs(tmp_path))
+    queue, stated, apart, excluded, arriving = as_runs(truth_runs(tmp_path))
     assert [each.load for each in (queue, stated)] == [10_000, 3200]
     assert (queue.tp, queue.dp, queue.ep, queue.max_num_seqs) == (4, 2, 1, None)
     assert stated.max_num_seqs == 256
     assert (apart.tp, apart.dp, apart.ep, apart.memory_fraction) == (1, 8, 8, 0.8)
     assert (excluded.mode, excluded.scenario, excluded.exclude) == ("offline", "data set", "a copy")
+    # a figure that does not count leaves those of its run that do
+    assert (arriving.exclude, arriving.ttft_ms, arriving.output_tokens_per_s) == ("", None, 900.0)
+    workload, candidate = (arriving.request()[name] for name in ("workload", "candidate"))
+    assert (workload["mode"], workload["request_rate"]) == ("open", 2.5)
+    assert (workload["input_spread"], candidate["max_batched_tokens"]) == (0.0, 512)
 
 
 def words_of_data(value, key=""):

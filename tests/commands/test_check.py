@@ -63,7 +63,7 @@ def check(command, judged_on=H100):
 
 def test_the_better_command_is_as_good_as_it_says_and_ends_the_search():
     """A better command, judged again, keeps its promise, and nothing better is offered."""
-    first = check("vllm serve Qwen/Qwen3-32B -tp 8 --max-model-len 16384")
+    first = check("vllm serve Qwen/Qwen3-32B -tp 2 -dp 4 --max-model-len 16384")
     (command,) = first["better"]["commands"]
     again = check(command["argv"])
     promised, said, before = (

@@ -89,18 +89,21 @@ def test_recipes_commands_and_differences_agree(client: TestClient) -> None:
     where = {"command": COMMAND["command"], "hardware": "h100-sxm", "gpus": 2}
     pair = {"before": made, "after": ANOTHER}
     found: dict[str, Any] = {}
+    exact = {"concurrency": 8, "input_spread": 0, "output_spread": 0}
     for operation, body, arguments in (
         ("recipe", BODY, {"recipe": BODY}),
         ("resolve", {"recipe": made, "hardware": "mi300x:8"}, None),
         ("diff", pair, None),
         ("check", COMMAND, None),
         ("check", where | {"concurrency": 8}, where | {"ground": {"concurrency": 8}}),
+        ("check", where | exact, where | {"ground": exact}),
         ("convert", COMMAND | {"command": COMMAND["command"].split()}, None),
         ("convert", COMMAND, None),
     ):
         found[operation] = plain(operations.OPERATIONS[operation].answer(body))
         assert client.post(f"/{operation}", json=body).json() == found[operation], operation
         assert answered(operation, **(arguments or body)) == found[operation], operation
+    assert "in waves" in str(found["check"])
     assert found["resolve"]["applied"] == ["mi300x-8"]
     batched = "max_num_batched_tokens"
     assert found["resolve"]["options"][batched] != made["engine"]["options"][batched]

@@ -72,7 +72,9 @@ def test_more_load_never_lowers_throughput_and_arrivals_are_served_below_it():
     rates = [rate(concurrency=load) for load in (1, 2, 4, 16, 64, 256, 1024)]
     assert np.all(np.diff(rates) > -1e-6 * np.array(rates[1:]))
     assert rate(**OPEN, request_rate=rates[-1] * 0.9) == pytest.approx(rates[-1] * 0.9)
-    assert not estimate(workload=OPEN | {"request_rate": rates[-1] * 1.2}).feasible
+    near = estimate(workload=OPEN | {"request_rate": rates[-1] * 1.2})
+    assert near.arrivals.keeps_up_probability < 0.5
+    assert not estimate(workload=OPEN | {"request_rate": rates[-1] * 12}).feasible
 
 
 def test_a_bundle_says_how_it_is_asked_unless_a_decoder_needs_overrides_to_score():

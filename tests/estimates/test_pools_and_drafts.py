@@ -14,7 +14,12 @@ from recipe_core.estimates.serving.estimates import estimate_serving
 from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import serving_memory
 from recipe_core.estimates.serving.operators import serving_step_parts
-from recipe_core.estimates.serving.pools import transfer_bytes, transfer_s
+from recipe_core.estimates.serving.pools import (
+    pool_request_s,
+    pool_steps,
+    transfer_bytes,
+    transfer_s,
+)
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
 from recipe_core.estimates.serving.weights import draft_layer, draft_projection
 from recipe_core.launch.start import launch_deployment
@@ -148,6 +153,51 @@ def test_the_queue_for_a_step_of_one_prompt_is_that_of_deterministic_service():
         assert wait == pytest.approx(busy / (2 * (1 - busy)) / most, rel=0.01)
 
 
+def test_ranks_that_share_experts_step_together_and_a_lone_prompt_has_all_their_experts():
+    """Between a lone prompt and one on each rank; the pool's capacity is that of full steps."""
+    chosen, cases = columns(
+        DEEPSEEK, device="b200-sxm", tp=8, dp=1, prefill={"tp": 1, "dp": 8, "ep": 8}
+    )
+    pool = replace(cases.prefill_pool, output_tokens=np.ones(1))
+    steps = pool_steps(chosen, pool)
+    lone, single = steps.lone, steps.single
+    assert steps.ranks[0] == 8
+    assert {name for name in single if lone[name][0] < single[name][0]} == {"experts", "all_to_all"}
+    assert all(lone[name][0] <= single[name][0] for name in single)
+    lone_s, single_s = float(total(lone)[0]), float(total(single)[0])
+    rates = np.array([1e-6, 0.02, 0.05, 0.1, 0.2, 0.5, 0.97]) / steps.prompt_s
+    prompts = np.array([steps.together(rate)[0] for rate in rates])
+    assert prompts[0] == 1 / 8
+    assert (np.diff(prompts) >= 0).all()
+    assert 1 < prompts[-1] <= steps.group[0]
+    for rate, several in zip(rates, prompts, strict=True):
+        seconds = float(total(steps.parts(np.array([several])))[0])
+        assert seconds >= lone_s * (1 - 1e-9)
+        if 1 / 8 < several < steps.group[0]:
+            assert several == pytest.approx(rate * seconds)
+    assert total(steps.parts(np.array([1 / 8])))[0] == pytest.approx(lone_s)
+    assert total(steps.parts(np.array([1.0])))[0] == pytest.approx(single_s)
+    # eight alone wait for each other, the ninth of them for the eight
+    assert steps.bunch_s(np.array([1 / 8]))[0] == pytest.approx(lone_s)
+    assert steps.bunch_s(np.array([1.0]))[0] == pytest.approx(single_s)
+    # dense layers, and tensor parallel attention, have no such ranks
+    for dense in (columns(prefill={"tp": 4, "dp": 2}), columns(DEEPSEEK, nodes=4, tp=8, dp=1)):
+        steps = pool_steps(dense[0], replace(dense[1].prefill_pool, output_tokens=np.ones(1)))
+        assert (steps.ranks[0], steps.lone) == (1, steps.single)
+
+
+def test_a_hand_off_takes_the_place_of_what_servers_of_a_generation_add_to_a_request():
+    chosen, cases = columns(DEEPSEEK, device="b200-sxm", engine="sglang", dp=1)
+    factor = chosen.engine.kernel_time("sm_100", "request")
+    assert factor > 1.5
+    overhead = chosen.engine.overhead(chosen.cluster.device.runtime)
+    own_s = overhead.request_s + overhead.input_token_s * 1024
+    assert pool_request_s(chosen, cases)[0] == pytest.approx(own_s)
+    prefill = estimate_serving(chosen, cases).serving.prefill
+    assert prefill["request"][0] == pytest.approx(own_s)
+    assert prefill["handoff"][0] == chosen.engine.handoff_s.value
+
+
 RACK = {"engine": "sglang", "tp": 1, "dp": 32, "ep": 32, "max_num_seqs": 256}
 RACK |= {"prefill": {"tp": 1, "dp": 4, "ep": 4}}
 
@@ -232,7 +282,7 @@ def test_a_prefill_pool_gathers_and_a_dispatch_has_a_slot_for_each_token_and_exp
 def test_both_pools_are_counted_and_an_arrival_rate_that_they_cannot_serve_is_refused():
     answer = estimate_of()
     most = min(answer["pools"][pool]["requests_per_s"] for pool in ("prefill", "decode"))
-    for share, feasible in ((0.9, True), (1.1, False)):
+    for share, feasible in ((0.9, True), (4, False)):
         served = estimate_of(workload=OPEN | {"request_rate": share * most})
         assert served["feasible"] is feasible
     assert "requests a second arrive" in served["reasons"][0]

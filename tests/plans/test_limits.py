@@ -321,9 +321,9 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
 @over(
     "tpot_ms ttft_ms near said",
     [
-        (24, 600, "TP 4 × DP 2", "objective.confidence: 0.52 (TP 8)."),
-        (34, 400, "TP 2 × DP 4", "objective.confidence: 0.69 (TP 4 × DP 2)."),
-        (26, 600, "TP 8", "objective.confidence: 0.68."),  # its own
+        (30, 380, "TP 4", "objective.confidence: 0.59 (TP 4 × DP 2)."),
+        (34, 390, "TP 2 × DP 4", "objective.confidence: 0.67 (TP 4 × DP 2)."),
+        (26, 600, "TP 4", "objective.confidence: 0.62 (TP 8)."),
     ],
 )
 def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(

@@ -129,7 +129,7 @@ def test_a_split_that_keeps_the_limit_at_no_load_says_so_of_the_smallest():
     searched = plan_splits(request(limits={"tpot_ms": 30}))
     row = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp1.ep1")
     assert (searched.columns["load"][row], row_state(searched, row)) == (1, "cannot run")
-    assert row_reasons(searched, row)[0].startswith("at one user: time per output token 54")
+    assert row_reasons(searched, row)[0].startswith("at one user: time per output token 52")
     pair = find_row(searched, "vllm.bf16.bf16.tp1.pp2.dp2.ep1")
     assert row_reasons(searched, pair)[0].startswith("at 2 users at once: ")
     nothing = plan_splits(request(limits={"tpot_ms": 5}))
@@ -312,10 +312,10 @@ LIMITED = change(DEFAULT, {"model": LLAMA_70B, "objective.limits.tpot_ms": 40.0}
     "changes word admitted",
     [
         ({}, "max_num_seqs", 72),
-        ({"options.engines": ("sglang",)}, "max_running_requests", 72),
-        ({"options.engines": ("tensorrt-llm",)}, "max_batch_size", 80),
+        ({"options.engines": ("sglang",)}, "max_running_requests", 64),
+        ({"options.engines": ("tensorrt-llm",)}, "max_batch_size", 72),
         # a stated load does not narrow it, and arrivals have the same number
-        ({"workload.concurrency": 64, "options.nodes": "all"}, "max_num_seqs", 128),
+        ({"workload.concurrency": 64, "options.nodes": "all"}, "max_num_seqs", 120),
         ({"workload.mode": "open", "workload.request_rate": 8.0}, "max_num_seqs", 72),
         ({"options.admit": "engine"}, "max_num_seqs", 1024),
         ({"objective.limits.tpot_ms": None, "workload.concurrency": 64}, "max_num_seqs", 1024),

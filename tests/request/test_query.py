@@ -169,6 +169,21 @@ def test_only_what_differs_from_the_default_is_written_in_plain_values():
     assert ignored == ["workload.loading.workers=8: workload.loading is not a known field."]
 
 
+def test_shapes_of_lengths_pass_through_links_and_documents_with_their_means():
+    trace = {"rates": [1.0], "lengths": [{"input_tokens": 10, "output_tokens": 4}]}
+    trace["lengths"].append({"input_tokens": 30, "output_tokens": 8, "weight": 3})
+    for lengths, tokens in (
+        ({"input_lengths": {"shape": "lognormal", "cv": 1.5}}, {}),
+        ({"output_lengths": {"quantiles": {"p50": 150, "p99": 2000}}}, {"output_tokens": 279}),
+        ({"input_lengths": {"shape": "trace"}, "over_time": trace}, {"input_tokens": 25}),
+    ):
+        workload = {"mode": "closed", "concurrency": 8, **lengths}
+        request = PlanRequest.parse({**DEFAULT.to_json(), "workload": workload})
+        assert {name: getattr(request.workload, name) for name in tokens} == tokens
+        assert from_query(to_query(request)) == (request, [])
+        assert PlanRequest.parse(json.loads(json.dumps(request.to_json()))) == request
+
+
 @over("query said", [*table("query", "links"), ({"model": "x" * 70_000}, "the limit is 65,536")])
 def test_a_bad_parameter_is_dropped_and_named(query, said):
     request, (ignored,) = from_query({**query, "hardware.nodes": "2"})

@@ -17,10 +17,11 @@ from recipe_core.scaling.attainment import capacity_per_s, draw_arrival_gaps, re
 from recipe_core.scaling.bounds import always_peak, clairvoyant
 from recipe_core.scaling.fleet import Events, Fleet, StartTime
 from recipe_core.scaling.fluid import simulate_flow
+from recipe_core.scaling.groups import Groups
 from recipe_core.scaling.policies.controller import Fixed
 from recipe_core.scaling.requests import simulate_requests
 from recipe_core.scaling.scenario import events_of
-from recipe_core.scaling.service import service_of
+from recipe_core.scaling.service import curve_of, service_of
 from recipe_core.scaling.traces.loads import Lengths, Load
 from recipe_core.scaling.traces.trace import Trace
 from tests.conftest import make_request
@@ -222,6 +223,51 @@ def test_the_flow_agrees_with_requests_within_five_points(case, policy):
     [flow] = flowed(standing(kind), offered, made(), count)
     assert flow.attainment == pytest.approx(exact.attainment, abs=0.05)
     assert flow.replica_s == pytest.approx(exact.replica_s, rel=0.3)
+
+
+@over("count", [2, 4], share=2)
+def test_turns_make_every_queue_one_of_its_own(count):
+    """Poisson arrivals dealt to c servers in turn: E_c/M/1, whose wait has a root to be found."""
+    number, tokens, busy = 250_000, 1000, 0.8
+    outputs = np.maximum(np.random.default_rng(3).exponential(tokens, number).round(), 1)
+    trace = poisson(busy * count, number, outputs, seed=4)
+    run = fleet(service(1, 1 / tokens), dispatch="round-robin")
+    out = simulate_requests(run, trace, Constant(count), begin=count)
+    serve_s, rate = outputs.mean() / tokens, number / trace.span_s
+    # sigma = A*(mu (1 - sigma)), with A* the transform of c exponential gaps (Kleinrock, G/M/1)
+    sigma = 0.5
+    for _ in range(200):
+        sigma = (rate / (rate + (1 - sigma) / serve_s)) ** count
+    assert mean_wait(out, number) == pytest.approx(serve_s * sigma / (1 - sigma), rel=0.03)
+    shared = simulate_requests(fleet(service(1, 1 / tokens)), trace, Constant(count), begin=count)
+    assert mean_wait(shared, number) < 0.75 * mean_wait(out, number)
+
+
+@over("dispatch", ["least-loaded", "round-robin"])
+def test_a_scale_out_from_a_minimum_is_the_same_in_both_simulators(dispatch):
+    """One replica meets the load of four while others start; it costs what a right number keeps."""
+    offered = load("small", "steps", 4.0)
+    trace, span_s = arrivals(offered), offered.span_s
+    run = standing("small", dispatch=dispatch)
+    kept = []
+    for begin in (1, 4):
+        exact = simulate_requests(run, trace, InFlight(6.0), begin=begin, span_s=span_s)
+        [flow] = flowed(run, offered, InFlight(6.0), begin)
+        assert flow.attainment == pytest.approx(exact.attainment, abs=0.05)
+        kept.append((exact.attainment, flow.attainment))
+    assert all(minimum < needed for minimum, needed in zip(*kept, strict=True))
+
+
+def test_what_arrives_in_turn_reaches_crowded_replicas_too():
+    curve = curve_of(SMALL, LENGTHS)
+    reached = {}
+    for dispatch in ("least-loaded", "round-robin"):
+        groups = Groups(curve, np.array([2.0]), dispatch)
+        groups.in_flight[:, 0] = 8.0
+        groups.add(np.array([2.0]))
+        reached[dispatch] = groups.arrive(np.full((2, 1), 4.0))[0, :, 0]
+    assert reached["least-loaded"].tolist() == [0.0, 2.0]
+    assert reached["round-robin"].tolist() == [1.0, 1.0]
 
 
 def test_columns_do_not_see_each_other_and_seeds_repeat():

@@ -3,6 +3,7 @@ and one time limit of a start, which grows with the weights, wherever something 
 """
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -263,8 +264,10 @@ WEIGHTS = 690 * 10**9
 
 
 def test_the_limit_of_a_start_grows_with_what_is_fetched_and_read():
-    assert limit_s(single(), WEIGHTS, "org/model", None) == 1800 + 6900 + 2760  # 100 MB/s
-    assert limit_s(single(), WEIGHTS, "/data/model", None) == 1800 + 2760  # a folder is only read
+    fetch_s, read_s = WEIGHTS / 90e6, WEIGHTS / 140e6
+    assert limit_s(single(), WEIGHTS, "org/model", None) == math.ceil(1800 + fetch_s + read_s)
+    # a folder is only read
+    assert limit_s(single(), WEIGHTS, "/data/model", None) == math.ceil(1800 + read_s)
     assert limit_s(single(), 10**6, "org/model", None) == 1801
     for model in ("org/model", "/data/model"):  # a stated rate counts
         slow, fast = (weights_s(WEIGHTS, model, rate) for rate in (50, 1000))

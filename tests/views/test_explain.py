@@ -145,6 +145,22 @@ def test_serving_is_multiplied_out_to_its_figures(changes):
                 line_holds(replace(line, numbers=line.numbers.replace(" of state", "")))
 
 
+def test_a_prompt_of_ranks_that_step_together_is_multiplied_out_at_any_load():
+    changes = {"model": "openai/gpt-oss-120b", "options.disaggregated": True}
+    titles = set()
+    for load in (8, 512):
+        board = served(changes | {"workload.concurrency": load})
+        pools = ((int(row), board.candidate(row).get("prefill") or {}) for row in board.order)
+        row = next(row for row, pool in pools if pool.get("dp", 1) > 1 and pool["ep"] > 1)
+        times, breakdown_s = arithmetic(board, row), board.estimate(row).breakdown_s
+        parts_hold(times, STARTING, breakdown_s.prefill)
+        titles |= {working.title for working in times.workings}
+    assert {title for title in titles if "prompt" in title} >= {
+        "Step of one prompt on all ranks in the prefill pool",
+        "Step of one prompt on each rank in the prefill pool",
+    }
+
+
 @over("mode load", [("closed", 64), ("open", 2.0), ("static", 16), ("offline", 500)])
 def test_what_own_runs_teach_is_a_factor_of_the_lines(mode, load):
     late = (row.model_copy(update={"ttft_ms": 900.0}) for row in times_as_estimated(1.3, 2))

@@ -43,6 +43,12 @@ class CommandOptions(GroundOptions):
     engine_version: str | None = Option(
         None, metavar="RELEASE", help="The release of the engine that runs, e.g. 0.25.0."
     )
+    input_spread: float | None = Option(
+        None, help="Spread of prompt lengths as a share of their mean; 0 is exact."
+    )
+    output_spread: float | None = Option(
+        None, help="Spread of answer lengths as a share of their mean; 0 is exact."
+    )
     images: float | None = Option(None, help="Images per prompt.")
     image_tokens: int | None = Option(None, help="Tokens of a prompt that an image becomes.")
 
@@ -185,9 +191,13 @@ def validate_command(
     sizes: bool = Option(
         False, "--sizes", help="How often measured sizes are inside proposed ranges."
     ),
+    regret: bool = Option(
+        False, "--regret", help="What choosing by estimates costs beyond the best measured choice."
+    ),
     as_json: Json = False,
 ) -> None:
     """The errors of estimates against measured runs: published ones, or your own table."""
+    from recipe_core.calibration.validation.regret import regret_text, regret_view
     from recipe_core.calibration.validation.sizes import sizes_text, sizes_view
     from recipe_core.calibration.validation.validate import (
         coverage_text,
@@ -196,18 +206,22 @@ def validate_command(
         validation_view,
     )
 
-    flags = {"--by COLUMN": by is not None, "--bands": bands, "--sizes": sizes}
+    flags = {"--by COLUMN": by is not None, "--bands": bands, "--sizes": sizes, "--regret": regret}
     questions = [name for name, is_set in flags.items() if is_set]
     if len(questions) > 1:
         raise InputError(f"{' and '.join(questions)} are two questions.", hint="Ask one at a time.")
-    if sizes and training:
-        raise InputError("sizes are of serving runs.", field="sizes", hint="Leave --training out.")
+    if (sizes or regret) and training:
+        name = "sizes" if sizes else "regret"
+        message = f"{name} {'are' if sizes else 'is'} of serving runs."
+        raise InputError(message, field=name, hint="Leave --training out.")
     comparison = _compare_runs(table, training)
     figures = comparison.figures
     if bands:
         emit(coverage_view(figures)) if as_json else typer.echo(coverage_text(figures))
     elif sizes:
         emit(sizes_view(figures)) if as_json else typer.echo(sizes_text(figures))
+    elif regret:
+        emit(regret_view(figures)) if as_json else typer.echo(regret_text(figures))
     else:
         view = validation_view(comparison, by) if as_json else None
         emit(view) if as_json else typer.echo(validation_text(comparison, by))

@@ -2,7 +2,7 @@
 
 Times of an estimate are multiplied by two scales: one of decode steps, one of prompts. What a run
 shows of the logarithm of a scale is taken for a sum of normal effects, each shared by the runs of
-its scope, from wide to narrow:
+its scope, from wide to narrow, with shares of variance of its own for each scale:
 
     log s = device + version + model + deployment + load + noise
 
@@ -13,7 +13,7 @@ as far as their loads and lengths are alike. Two runs thus correlate by the shar
 estimated, ``H`` how much of each measured time is steps and prompts, ``T`` the variances of both
 scales and ``B`` what a case has in common with the runs,
 
-    C = K ∘ (H·T·Hᵀ) + noise       log s = B·C⁻¹·y       variance = T - B·C⁻¹·Bᵀ
+    C = Σ K ∘ (h·t·hᵀ) + noise     log s = B·C⁻¹·y       variance = T - B·C⁻¹·Bᵀ
 
 which is the best linear unbiased prediction of random effects (Henderson 1975; Robinson 1991, "That
 BLUP is a good thing"). With one scope it is the credibility n / (n + k) of Bühlmann, k the variance
@@ -33,23 +33,19 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
 
 from recipe_core.accuracy.checkpoints import MeasuredCompression
 from recipe_core.base.arrays import Float
-from recipe_core.base.data_files import DataRow
 from recipe_core.engines.spec import Engine
+from recipe_core.estimates.columns.prior import WIDE_TO_NARROW, Prior, Scopes
 from recipe_core.estimates.columns.scales import SCOPES, Scales
 from recipe_core.estimates.columns.serving import POOL, Cases, Setting
 
 # Columns that, with those of a prefill pool and the formats, make a deployment.
 SPLIT = ("tp", "pp", "dp", "ep", "cp", "copies", "draft_tokens")
-
-# Scopes by their field of ``Shares``.
-WIDE_TO_NARROW = ("device", "version", "model", "deployment", "load")
 
 # Shares of its neighbours' effects that a layout without a run borrows, of steps and prompts: more
 # of prompts made errors larger over the published cells.
@@ -59,43 +55,6 @@ LENT = (1.0, 0.5)
 TELLING = 0.25
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+(?:\.?(?:post|rc|dev|a|b)\d+)?")
-
-Share = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-
-
-class Shares(DataRow):
-    """The shares of a scale's variance (of its logarithm); they add up to 1."""
-
-    device: Share
-    version: Share
-    model: Share
-    deployment: Share
-    load: Share
-    noise: Positive
-
-    def common(self, scopes: Float) -> Float:
-        """Correlation of cases with runs that share ``scopes``: cases × runs."""
-        shares = np.array([getattr(self, name) for name in WIDE_TO_NARROW])
-        return np.tensordot(shares, scopes, axes=1)
-
-
-class Prior(DataRow):
-    """The spread of scales before any own run: see the module.
-
-    ``steps`` and ``prompts`` are standard deviations of the logarithms of the two scales. ``fades``
-    is how fast the common effect of alike loads fades: e to the power of minus that, for each
-    doubling of load, prompt or answer. ``cap``: standard deviations beyond
-    which a figure is cut.
-    """
-
-    schema_version: int
-    source: str
-    steps: Positive
-    prompts: Positive
-    fades: Positive
-    cap: Positive
-    shares: Shares
 
 
 def version_in_text(text: str) -> str:
@@ -198,7 +157,7 @@ class DeviceRuns:
         self.row = np.repeat(np.arange(len(runs)), [len(run.residuals) for run in runs])
         residuals = np.array([residual for run in runs for residual in run.residuals])
         self.shown, self.weights = residuals[:, 0], residuals[:, 1:]
-        self.priors = np.array([prior.steps**2, prior.prompts**2])
+        self.priors = np.array([scale.spread**2 for scale in prior.scales])
         telling = np.abs(self.weights) >= TELLING
         self.shows = np.zeros((len(runs), 3), dtype=np.int64)
         for figure, row in enumerate(self.row.tolist()):
@@ -207,10 +166,13 @@ class DeviceRuns:
     @cached_property
     def covariance(self) -> Float:
         """C of the module: of what each figure shows."""
-        shares, scaled = self.prior.shares, self.weights * self.priors
-        common = shares.common(self.with_each_other())[np.ix_(self.row, self.row)]
-        noise = shares.noise * (self.weights * scaled).sum(axis=1)
-        return np.asarray(common * (scaled @ self.weights.T) + np.diag(noise))
+        scopes, rows = self.with_each_other(), np.ix_(self.row, self.row)
+        out: Float = np.zeros((len(self.row), len(self.row)))
+        for k, scale in enumerate(self.prior.scales):
+            weights, variance = self.weights[:, k], self.priors[k]
+            out += scale.common(scopes)[rows] * (variance * np.outer(weights, weights))
+            out += np.diag(scale.shares.noise * variance * weights**2)
+        return out
 
     @cached_property
     def believed(self) -> tuple[Float, Float]:
@@ -221,61 +183,67 @@ class DeviceRuns:
         """The labels as numbers, -1 for one that no run has: quicker to compare."""
         return [codes.get(name, -1) for codes, name in zip(self.numbers, labels, strict=True)]
 
-    def with_each_other(self) -> Float:
+    def with_each_other(self) -> Scopes:
         """Return what the runs have in common: `in_common` of each."""
         pairs = zip(self.labels, self.splits[:, None], self.loads[:, None], strict=True)
-        return np.concatenate([self.in_common(*traits) for traits in pairs], axis=1)
+        same, of_model, apart = zip(*(self.in_common(*traits) for traits in pairs), strict=True)
+        return Scopes(np.concatenate(same, axis=1), np.concatenate(of_model), np.concatenate(apart))
 
-    def in_common(self, labels: Labels, splits: Float, loads: Float) -> Float:
-        """Return what cases share with each run, 0 to 1: ``WIDE_TO_NARROW`` × cases × runs."""
+    def in_common(self, labels: Labels, splits: Float, loads: Float) -> Scopes:
+        """Return what cases share with each run."""
         version, model, formats, same_mode = (self.coded == self._coded(labels)).T
         split = (splits[:, None] == self.splits[None]).all(axis=2)
-        apart = np.abs(loads[:, None, :3] - self.loads[None, :, :3]).sum(axis=2)
         shape = split.shape
-        return np.stack(
-            [
-                np.ones(shape),
-                np.broadcast_to(version, shape),
-                np.broadcast_to(model, shape),
-                split & version & model & formats,
-                np.where(same_mode & model, np.exp(-self.prior.fades * apart), 0.0),
-            ]
-        ).astype(np.float64)
+        same = (
+            np.ones(shape),
+            np.broadcast_to(version, shape),
+            np.broadcast_to(model, shape),
+            split & version & model & formats,
+        )
+        return Scopes(
+            np.stack(same).astype(np.float64),
+            np.broadcast_to(same_mode & model, shape).astype(np.float64),
+            loads[:, None, :3] - self.loads[None, :, :3],
+        )
 
-    def _lent(self, labels: Labels, splits: Float, loads: Float, scopes: Float) -> Float:
-        """Return what each case without a run of its own borrows of the runs: cases × runs.
+    def _lent(self, labels: Labels, splits: Float, loads: Float, scopes: Scopes) -> list[Float]:
+        """Return what each case without a run of its own borrows: of each scale cases × runs.
 
         The deployment effect, in mean over the nearest deployments: of its model, device and
         engine, those of its tp first, then of its draft, formats and version. And the effect of
         their load where the whole load is more alike than that of a replica.
         """
-        version, model, formats, same_mode = (self.coded == self._coded(labels)).T
+        version, model, formats, _ = (self.coded == self._coded(labels)).T
         alike = _kin(splits)[:, None] == _kin(self.splits)[None]
         rank = 8 * alike[..., 0] + 4 * alike[..., 1:].all(axis=2) + 2 * formats + version
         rank = np.where(model, rank, -1)
-        measured = scopes[WIDE_TO_NARROW.index("deployment")].any(axis=1, keepdims=True)
+        measured = scopes.same[WIDE_TO_NARROW.index("deployment")].any(axis=1, keepdims=True)
         nearest = (rank == rank.max(axis=1, keepdims=True)) & (rank >= 0) & ~measured
         deployments = np.column_stack([self.coded[:, :3], self.splits])
         lenders = [max(len(np.unique(deployments[runs], axis=0)), 1) for runs in nearest]
         off = loads[:, None] - self.loads[None]
-        apart = np.abs(off[..., 0] + off[..., 3]) + np.abs(off[..., 1:3]).sum(axis=2)
-        load = np.where(model & same_mode & ~measured, np.exp(-self.prior.fades * apart), 0.0)
-        more = np.maximum(load - scopes[WIDE_TO_NARROW.index("load")], 0.0)
-        of = self.prior.shares
-        return np.asarray(of.deployment * nearest / np.array(lenders)[:, None] + of.load * more)
+        whole_loads = np.concatenate([off[..., :1] + off[..., 3:], off[..., 1:3]], axis=2)
+        lent = []
+        for scale in self.prior.scales:
+            borrowed = np.where(measured, 0.0, scale.alike(whole_loads)) - scale.alike(scopes.apart)
+            load = scopes.of_model * np.maximum(borrowed, 0.0)
+            deployment = nearest / np.array(lenders)[:, None]
+            lent.append(scale.shares.deployment * deployment + scale.shares.load * load)
+        return lent
 
     def scales(self, labels: Labels, splits: Float, loads: Float) -> Scales:
         """The scales of cases of a setting."""
         scopes = self.in_common(labels, splits, loads)
-        common = self.prior.shares.common(scopes)[:, self.row]
-        lent = self._lent(labels, splits, loads, scopes)[:, self.row]
         scaled = self.weights * self.priors
-        own_steps, own_prompts = common * scaled[:, 0], common * scaled[:, 1]
-        steps = own_steps + LENT[0] * lent * scaled[:, 0]
-        prompts = own_prompts + LENT[1] * lent * scaled[:, 1]
+        shared_with, told_by = [], []
+        for k, lent in enumerate(self._lent(labels, splits, loads, scopes)):
+            common = self.prior.scales[k].common(scopes)
+            shared_with.append(common[:, self.row] * scaled[:, k])
+            told_by.append(shared_with[k] + LENT[k] * lent[:, self.row] * scaled[:, k])
+        (own_steps, own_prompts), (steps, prompts) = shared_with, told_by
         solved, inverse = self.believed
         known_steps, known_prompts = steps @ inverse, prompts @ inverse
-        counts = [scopes[WIDE_TO_NARROW.index(name)] @ self.shows for name in SCOPES]
+        counts = [scopes.same[WIDE_TO_NARROW.index(name)] @ self.shows for name in SCOPES]
         return Scales(
             steps=np.exp(steps @ solved),
             prompts=np.exp(prompts @ solved),

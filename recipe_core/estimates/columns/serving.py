@@ -94,6 +94,8 @@ class Setting:
     techniques that no plan has as a format. ``compressed``: checkpoints that were made and measured
     here, of any model. ``making``: how the bundle makes the checkpoint, as far as the request
     says it; None where it makes none. ``effects``: what the user's own options of the engine do.
+    ``exact``: whether all requests are as long as the mean one. ``answers``: lengths of answers
+    over their mean, ascending, at even shares of requests; empty where no shape is stated.
     """
 
     model: ModelSpec
@@ -111,6 +113,8 @@ class Setting:
     compressed: tuple[MeasuredCompression, ...] = ()
     making: Making | None = None
     effects: Effects = NONE
+    exact: bool = False
+    answers: tuple[float, ...] = ()
 
     def stored_dtype(self, role: Role) -> str:
         """The number format in which tensors of a role lie in device memory.
@@ -200,6 +204,8 @@ OPTIONAL = (
     *KV_TIMES,
     "window_s",
     "length_spread",
+    "input_variance",
+    "output_variance",
     "told_context",
 )
 SINGLE = ("copies", "cp", "instances")
@@ -222,7 +228,8 @@ class Cases(Columns):
     that leave the engine together; recv_interval: decode steps from one look for new requests to
     the next. window_s: how long a request waits for others to fill a batch, at most; instances:
     copies of a model on a device that take batches in turn; length_spread: half-width of the
-    lengths of prompts, as a share of their mean. kv_wait_s: what a request waits for cached blocks
+    lengths of prompts, as a share of their mean; input_variance, output_variance: of shapes of
+    lengths, over the square of their mean. kv_wait_s: what a request waits for cached blocks
     before its prompt; kv_step_s: what moving its blocks adds to the steps that it shares.
     """
 
@@ -257,6 +264,8 @@ class Cases(Columns):
     kv_step_s: Float
     window_s: Float
     length_spread: Float
+    input_variance: Float
+    output_variance: Float
     instances: Int
     told_context: Float
 
@@ -294,6 +303,14 @@ class Cases(Columns):
     def accepted_tokens(self) -> Float:
         """Tokens of the longest request that the engine accepts, and has to hold."""
         return np.maximum(self.told_context, self.max_context)
+
+    @property
+    def held_tokens(self) -> Float:
+        """Tokens of an answer that a running request holds on average.
+
+        Long answers run longer: E[L²]/(2·E[L]), half of the mean where lengths do not vary.
+        """
+        return self.output_tokens / 2 * (1 + self.output_variance)
 
     @property
     def shares_experts(self) -> Bool:

@@ -14,7 +14,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
-from recipe_core.base.types import Count, Degree, KvDtype, Positive, Text, Tokens, WeightDtype
+from recipe_core.base.types import (
+    Count,
+    Degree,
+    KvDtype,
+    Positive,
+    Spread,
+    Text,
+    Tokens,
+    WeightDtype,
+)
 from recipe_core.hardware.cluster import in_nodes
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.training_workload import Attention
@@ -25,7 +34,7 @@ MAX_TABLE_BYTES = 64 << 20
 SHOWN = 8  # errors listed; a wrong column would fill the screen
 
 SPLIT = ("nodes", "per_node", "tp", "pp", "dp", "ep")
-LIMITS = ("max_num_seqs", "memory_fraction")
+LIMITS = ("max_num_seqs", "memory_fraction", "max_batched_tokens")
 FIGURES = ("ttft_ms", "tpot_ms", "request_latency_ms", "output_tokens_per_s", "total_tokens_per_s")
 Label = Annotated[str, Field(max_length=4096)]
 Row = TypeVar("Row", bound=BaseModel)
@@ -36,9 +45,10 @@ class Run(BaseModel):
 
     Throughput is of the whole deployment, latency the mean of a request. ``load`` is the
     concurrency (closed), the batch (static), the requests queued (offline) or those arriving per
-    second (open). ``source`` says whose figures they are, ``version`` which engine really ran.
-    ``scenario`` names runs that are scored apart from others of their mode, ``exclude`` is a reason
-    not to count a run in scores and fits.
+    second (open). ``length_spread``: that of prompts and answers, 0 where all are as long; without
+    it the source does not say. ``source`` says whose figures they are, ``version`` which engine
+    really ran. ``scenario`` names runs that are scored apart from others of their mode, ``exclude``
+    is a reason not to count a run in scores and fits.
     """
 
     model_config = ConfigDict(
@@ -59,10 +69,12 @@ class Run(BaseModel):
     kv_dtype: KvDtype = "auto"
     max_num_seqs: Count | None = None
     memory_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
+    max_batched_tokens: Count | None = None
     mode: Literal["closed", "open", "static", "offline"]
     scenario: Label = ""
     input_tokens: Tokens
     output_tokens: Tokens
+    length_spread: Spread | None = None
     load: Positive
     ttft_ms: Positive | None = None
     tpot_ms: Positive | None = None
@@ -93,7 +105,12 @@ class Run(BaseModel):
     def request(self) -> dict[str, Any]:
         """The request for an estimate of this run, as plain values."""
         load = self.load if self.mode == "open" else int(self.load)
-        lengths = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        lengths: dict[str, float] = {
+            "input_tokens": self.input_tokens,
+            "output_tokens": self.output_tokens,
+        }
+        if self.length_spread is not None and self.mode != "static":
+            lengths |= dict.fromkeys(("input_spread", "output_spread"), self.length_spread)
         names = ["engine", "tp", "pp", "dp", "ep", "weight_dtype", "kv_dtype"]
         names += [name for name in LIMITS if getattr(self, name) is not None]
         return {
@@ -147,6 +164,13 @@ def published_runs() -> tuple[Run, ...]:
 def listing_ids() -> frozenset[str]:
     """Sources that list example runs without the flags of their engines."""
     return frozenset(name for name, of in read_document(SOURCES).items() if of.get("listing"))
+
+
+@cache
+def sources_in_doubt() -> frozenset[str]:
+    """Sources whose rows may name another layout than the one that ran."""
+    sources = read_document(SOURCES)
+    return frozenset(name for name, of in sources.items() if "layouts_in_doubt" in of)
 
 
 def _check_columns(names: list[str], kind: type[BaseModel]) -> None:

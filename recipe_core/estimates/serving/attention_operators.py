@@ -139,9 +139,9 @@ def _shared_context(setting: Setting, cases: Cases, step: Step, wide: Float) -> 
 
 
 def _indexer_s(setting: Setting, step: Step, a: LatentAttention) -> Float:
-    """Seconds to score all past tokens with every index head, and of the projections for it.
+    """Seconds to score all past tokens with every index head, to select by it, and to project.
 
-    Scores are computed in fp8, on each rank alike.
+    Scores are computed in fp8, on each rank alike; the selection reads and writes them in fp32.
     """
     hidden, rows = float(setting.model.hidden), step.rows
     queries = float(a.index_heads * a.index_head_dim)
@@ -154,8 +154,17 @@ def _indexer_s(setting: Setting, step: Step, a: LatentAttention) -> Float:
     prompt = step.prefill_context * np.minimum(step.prefill_tokens, 1.0)
     moved = cached * a.index_bytes_per_token + prompt * a.index_bytes_per_token
     scores = step.queries * cached + step.prefill_tokens * step.prefill_context
-    device, flops = setting.cluster.device, 2 * queries * scores
-    return project + operator_s(device, "gemm", "fp8", flops, moved, label="Indexer, scores")
+    scored = operator_s(
+        setting.cluster.device, "gemm", "fp8", 2 * queries * scores, moved, label="Indexer, scores"
+    )
+    return project + _selection_s(setting, scores, rows * queries) + scored
+
+
+def _selection_s(setting: Setting, scores: Float, query_values: Float) -> Float:
+    """Seconds to weigh the scores of all heads and to select by them: written and read in fp32."""
+    moved = 2 * 4 * scores + 2 * query_values
+    device = setting.cluster.device
+    return operator_s(device, "elementwise", "fp32", scores, moved, 2.0, label="Indexer, selection")
 
 
 def _compressed_projections(
@@ -231,13 +240,9 @@ def _entry_scores(setting: Setting, step: Step, a: CompressedAttention) -> Float
         setting, "attention", step.rows, float(a.q_lora_rank), queries, "Indexer, queries"
     )
     device = setting.cluster.device
-    selected_bytes = 2 * 4 * scores + 2 * step.rows * queries
-    select = operator_s(
-        device, "elementwise", "fp32", scores, selected_bytes, 2.0, label="Indexer, selection"
-    )
     flops = 2 * queries * scores
     scored = operator_s(device, "gemm", "fp8", flops, moved, label="Indexer, scores")
-    return project + select + scored
+    return project + _selection_s(setting, scores, step.rows * queries) + scored
 
 
 def _state_update(setting: Setting, cases: Cases, step: Step, a: LinearAttention) -> Float:

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
 from recipe_core.estimates.bands import Band, BandFile, Uncertain, widen_band
@@ -16,12 +18,13 @@ from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned_support
 from recipe_core.hardware.cluster import host_speed, roofline
 from recipe_core.hardware.profile import Family
 
-# Groups of devices and engines, from the narrowest to all.
+# Groups of runs, from the narrowest to all.
 GROUPS = (
-    ("basis", "engine", "architecture"),
-    ("basis", "engine"),
-    ("basis", "vendor"),
-    ("basis",),
+    ("mode", "basis", "engine", "architecture"),
+    ("mode", "basis", "engine"),
+    ("mode", "basis", "vendor"),
+    ("mode", "basis"),
+    ("mode",),
     (),
 )
 # Standard deviation of the logarithm that errors of embeddings and scores have besides those of
@@ -69,10 +72,14 @@ def speed_grade(setting: Setting) -> Grade:
     return "fitted" if setting.weight_dtype in fitted_dtypes else "prior"
 
 
-def band_group(setting: Setting) -> dict[str, str]:
-    """The group of a setting by key; an engine that wraps another is of the other's family."""
+def band_group(setting: Setting, mode: str | None = None) -> dict[str, str]:
+    """The group of a setting by key; an engine that wraps another is of the other's family.
+
+    ``mode``: another than the setting's.
+    """
     device, engine = setting.cluster.device, setting.engine
     return {
+        "mode": mode or setting.mode,
         "basis": roofline_grade(setting),
         "engine": engine.wraps or engine.name,
         "architecture": device.architecture,
@@ -80,8 +87,11 @@ def band_group(setting: Setting) -> dict[str, str]:
     }
 
 
-def bands_of(setting: Setting) -> dict[str, Band]:
-    """The band of every measured figure, wider where the machine's own timings vary."""
+def bands_of(setting: Setting, mode: str | None = None) -> dict[str, Band]:
+    """The band of every measured figure, wider where the machine's own timings vary.
+
+    ``mode``: as if requests came in another way than the setting says.
+    """
     spread = host_speed(setting.cluster.device).spread
     if not setting.model.generates:
         spread = math.hypot(spread, POOLED_SPREAD)
@@ -92,7 +102,7 @@ def bands_of(setting: Setting) -> dict[str, Band]:
         spread = math.hypot(spread, UNCOUNTED_SPREAD)
     if speed_grade(setting) == "prior" and roofline_grade(setting) == "fitted":
         spread = math.hypot(spread, UNFITTED_SPREAD)
-    return _bands_of(tuple(band_group(setting).items()), spread)
+    return _bands_of(tuple(band_group(setting, mode).items()), spread)
 
 
 @cache
@@ -110,6 +120,18 @@ def serving_errors(setting: Setting) -> tuple[Float, Float]:
     """Covariances of the common and of the independent part of the errors of ``METRICS``."""
     by_metric = bands_of(setting)
     return serving_bands().errors(METRICS, [by_metric[metric] for metric in METRICS])
+
+
+def engine_errors(setting: Setting) -> tuple[Float, Float]:
+    """Covariances as ``serving_errors``, beside another engine on the same device."""
+    _, alone = serving_errors(setting)
+    return serving_bands().engine_errors(METRICS, alone), alone
+
+
+def engine_gap_shares() -> Float:
+    """The shares of estimated differences between engines that are measured, of ``METRICS``."""
+    gaps = serving_bands().engines
+    return np.array([gaps[name].measured_share if name in gaps else 1.0 for name in METRICS])
 
 
 def serving_uncertainty(setting: Setting, column: str) -> Uncertain | None:

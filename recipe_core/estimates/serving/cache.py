@@ -96,7 +96,8 @@ def reserved_tokens(setting: Setting, cases: Cases) -> Float:
     use, static = setting.engine.memory, setting.mode == "static"
     if use.whole_contexts and not static:
         return cases.accepted_tokens
-    return cases.input_tokens + cases.output_tokens / (1 if use.reserves and not static else 2)
+    held_tokens = cases.held_tokens
+    return cases.input_tokens + (2 * held_tokens if use.reserves and not static else held_tokens)
 
 
 def block_bytes(setting: Setting, layers: Counted, cases: Cases) -> Float:

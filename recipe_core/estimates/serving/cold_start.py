@@ -2,27 +2,26 @@
 
     start = node + image + process + weights + compilation + memory profile + graphs + warm-up
 
-Phases follow each other; each is a time or ``bytes / rate``, with the few numbers of
-``cold_start.yaml``:
+Phases follow each other; each is a time or ``bytes / rate``, by ``cold_start.yaml``:
 
 * node: provisioned, then its devices announced; only where a new one is needed.
 * image: ``bytes / pull rate``; a fixed time where it is streamed; nothing where it is there.
 * process: container, interpreter, imports, configuration; communicators by doublings of ranks.
 * download: ``bytes / nodes / (streams · download rate)``, to a drive before anything is read; a
   stream a file, eight at once, files of 5 GB.
-* weights: the engine's own loader maps files and waits for each page, then copies each rank's part:
-  ``bytes / nodes · (1 / place + 1 / stream) + bytes / ranks / copy``. Parallel loaders overlap
-  both: ``max(bytes / nodes / min(share · place, streams · stream), bytes / ranks / link)``. Streams
-  are slow where each read waits for a network, and fast on drives.
-* compilation, kernels that are built at first use, profile run, captured graphs, warm-up: measured
-  times, shorter or absent by engine, mode and cache.
+* weights: the engine's own loader maps files and reads them in one stream, then the host copies
+  each rank's part: ``bytes / nodes / min(place, stream) + bytes / ranks / copy``; from a warm page
+  cache only the copy takes time. Parallel loaders overlap both: ``max(bytes / nodes / min(share ·
+  place, streams · stream), bytes / ranks / link)``. Streams are slow where each read waits for a
+  network. ``disk``, a drive of which nothing is known, has the rate of starts that name none.
+* compilation, kernels that are built at first use, profile run, captured graphs (by their number),
+  warm-up: measured times, shorter or absent by engine, mode and cache.
 
-Source of the form: loaders' benchmarks and engines' logs (``cold_start.yaml``); its error on starts
-of sources that were not used is in docs/method/scaling.md. It leaves out a wait for capacity, rates
-that several starting replicas share, and the host's speed.
-
-A band holds 80 % of measured phases. Phases of one start vary apart, and all of a machine vary
-together (``machines``), so that a total's logarithm has the variance of both.
+Source of the form: loaders' benchmarks and engines' logs (``cold_start.yaml``); its errors are in
+docs/method/scaling.md. It leaves out a wait for capacity, rates that several starting replicas
+share, and the host's speed. A band holds 80 % of starts of sources that were left out of the fit.
+Phases of one start vary apart, and all of a machine together (``sooner``, ``later``: late starts
+are later than early ones are early): a total's logarithm has the variance of both.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.base.numbers import bounded_integer
+from recipe_core.base.provenance import Quantity
 from recipe_core.estimates.serving.start_numbers import (
     STREAMS,
     EngineStart,
     Kernels,
     Place,
-    Spread,
     StartNumbers,
     engine_start,
     place_by_name,
@@ -93,7 +92,7 @@ class Setup:
     ``link_bytes_per_s``: from a host to one device. ``kernels``: those that are built at first use:
     none, those of a format that the device multiplies (``native``), or of one that it does not
     (``other``). ``compiles`` and ``captures``: as the engine and the mode (eager) have it.
-    ``place``: where weights are read from.
+    ``place``: where weights are read from. ``graphs``: share of the usual batches that is captured.
     """
 
     engine: EngineStart
@@ -105,6 +104,7 @@ class Setup:
     kernels: Kernels = "none"
     compiles: bool = False
     captures: bool = True
+    graphs: float = 1.0
 
 
 def cold_start(
@@ -117,6 +117,7 @@ def cold_start(
     device: Device | None = None,
     weight_dtype: str | None = None,
     eager: bool = False,
+    graphs: float = 1.0,
 ) -> ColdStart:
     """A start by phases, with what each change of it would save.
 
@@ -129,6 +130,7 @@ def cold_start(
         device: its profile; without one the rates of an ordinary accelerator hold.
         weight_dtype: number format of the weights; kernels of some are built at first use.
         eager: whether code is neither compiled nor captured.
+        graphs: batches that are captured over those of the engine's default.
 
     Raises:
         InputError: for a place that does not exist, or numbers that cannot be.
@@ -139,6 +141,7 @@ def cold_start(
             f"weights_bytes {weights_bytes} is no size.", field="weights_bytes", hint=hint
         )
     setup = _cold_start_setup(engine, weights_bytes, devices, nodes, device, weight_dtype, eager)
+    setup = replace(setup, graphs=graphs)
     whole_start = evaluate_cold_start(start, setup)
     return replace(whole_start, savings=tuple(_savings(start, setup, whole_start.seconds)))
 
@@ -188,7 +191,7 @@ def link_bytes_per_s(device: Device | None) -> float:
 
 def weights_place(start: Start, nodes: int = 1) -> Place:
     """Return where a start reads weights: as stated, else the hub on a new node, a drive on one."""
-    return place_by_name(start.weights or ("hub" if start.node == "new" else "nvme"), nodes)
+    return place_by_name(start.weights or ("hub" if start.node == "new" else "disk"), nodes)
 
 
 def image_of(start: Start) -> str:
@@ -208,14 +211,17 @@ def evaluate_cold_start(
 
 
 def total_of(parts: tuple[Phase, ...], numbers: StartNumbers | None = None) -> ColdStart:
-    """The sum of phases, with the band of a lognormal of the same variance."""
+    """The sum of phases, with the band of a lognormal of the same variance to either side."""
     seconds = sum(part.seconds for part in parts)
     if not seconds:
         return ColdStart(parts, 0.0, 0.0, 0.0)
+    bands = (numbers or start_numbers()).bands
     variance = sum((part.seconds * math.log(part.high_s / part.seconds)) ** 2 for part in parts)
-    machines = math.log((numbers or start_numbers()).machines.value)
-    factor = math.exp(math.hypot(math.sqrt(variance) / seconds, machines))
-    return ColdStart(parts, seconds, seconds / factor, seconds * factor)
+    low, high = (
+        math.exp(math.hypot(math.sqrt(variance) / seconds, math.log(machines)))
+        for machines in (bands.sooner, bands.later)
+    )
+    return ColdStart(parts, seconds, seconds / low, seconds * high)
 
 
 def phases(start: Start, setup: Setup, numbers: StartNumbers | None = None) -> Iterator[Phase]:
@@ -232,7 +238,7 @@ def phases(start: Start, setup: Setup, numbers: StartNumbers | None = None) -> I
             yield from _process_phases(setup, of)
             yield from weights_phases(start, setup, of)
             yield from engine_phases(start, setup, of)
-            yield _phase("warm-up", 1.0, of.warm_up_s)
+            yield _phase(of, "warm-up", 1.0, of.warm_up_s)
     if start.extra_s:
         yield Phase("extra", start.extra_s, start.extra_s, start.extra_s, "stated in the request")
 
@@ -240,22 +246,22 @@ def phases(start: Start, setup: Setup, numbers: StartNumbers | None = None) -> I
 def _machine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
     """Node, devices and image."""
     if start.node == "new":
-        yield _phase("node", 1.0, of.node_s)
-        yield _phase("device plugin", 1.0, of.device_plugin_s)
+        yield _phase(of, "node", 1.0, of.node_s)
+        yield _phase(of, "device plugin", 1.0, of.device_plugin_s)
     image = image_of(start)
     if image == "pull":
         seconds = setup.engine.image_bytes / of.pull_bytes_per_s.value
-        yield _timed_phase("image", seconds, of.pull_bytes_per_s)
+        yield _timed_phase(of, "image", seconds, of.pull_bytes_per_s)
     elif image == "streamed":
-        yield _phase("image", 1.0, of.streamed_s)
-    yield _phase("container", 1.0, of.container_s)
+        yield _phase(of, "image", 1.0, of.streamed_s)
+    yield _phase(of, "container", 1.0, of.container_s)
 
 
 def _process_phases(setup: Setup, of: StartNumbers) -> Iterator[Phase]:
     """Interpreter, imports and configuration, and communicators of several ranks."""
-    yield _phase("process", setup.engine.process, of.process_s, setup.engine.status)
+    yield _phase(of, "process", setup.engine.process, of.process_s, setup.engine.status)
     if setup.devices > 1:
-        yield _phase("communicators", math.log2(setup.devices), of.ranks_s)
+        yield _phase(of, "communicators", math.log2(setup.devices), of.ranks_s)
 
 
 def weights_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
@@ -269,26 +275,31 @@ def weights_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Pha
         files = math.ceil(size / of.file_bytes.value)
         streams = min(files, of.download_streams.value)
         seconds = size / min(streams * of.download_bytes_per_s.value, source.bytes_per_s)
-        yield _timed_phase("download", seconds, of.download_bytes_per_s)
+        yield _timed_phase(of, "download", seconds, of.download_bytes_per_s)
         source = place_by_name("tmpfs")
-    seconds, spread = _read_s(start, replace(setup, place=source), of)
-    yield _timed_phase("weights", seconds, spread)
+    seconds, bound = _read_s(start, replace(setup, place=source), of)
+    band = "disk" if source.medium == "disk" else "weights"
+    yield _timed_phase(of, "weights", seconds, bound, band=band)
 
 
-def _read_s(start: Start, setup: Setup, of: StartNumbers) -> tuple[float, Spread]:
+def _read_s(start: Start, setup: Setup, of: StartNumbers) -> tuple[float, Quantity]:
     """Seconds from a place into all devices, and the number that bounds them."""
     source = setup.place
+    if source.medium == "disk":
+        source = replace(source, bytes_per_s=of.disk_bytes_per_s.value)
     per_node = setup.weights_bytes / setup.nodes
     per_rank = setup.weights_bytes / setup.devices
     stream = of.stream_bytes_per_s[STREAMS[source.medium]]
     streams = of.streams[start.loader].value
     if start.loader == "default":
         if not (setup.engine.prefetches and source.medium == "network"):
-            read_s = per_node * (1 / source.bytes_per_s + 1 / stream.value)
+            read_s = per_node / min(source.bytes_per_s, stream.value)
             copy_s = per_rank / of.copy_bytes_per_s.value
             return read_s + copy_s, stream if read_s > copy_s else of.copy_bytes_per_s
         streams = of.prefetch_streams.value
-    share = of.read_share.value * source.bytes_per_s
+    share = source.bytes_per_s
+    if source.medium in ("drive", "disk"):  # of others the rate is what they deliver
+        share *= of.read_share.value
     read_s = per_node / min(share, streams * stream.value)
     link_s = per_rank / setup.link_bytes_per_s
     return max(read_s, link_s), stream if streams * stream.value < share else of.read_share
@@ -299,16 +310,16 @@ def engine_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phas
     status = setup.engine.status
     if setup.engine.builds:
         per_rank = setup.weights_bytes / setup.devices / GB  # ranks build side by side
-        yield _phase("engine build", per_rank, of.build_s_per_gb, status)
+        yield _phase(of, "engine build", per_rank, of.build_s_per_gb, status)
     if setup.compiles:
         code = of.compile_cached_s if start.compile_cache else of.compile_s
-        yield _phase("compilation", 1.0, code, status)
+        yield _phase(of, "compilation", 1.0, code, status)
     if setup.kernels != "none" and not start.compile_cache:
-        yield _phase("kernels", 1.0, of.kernels_s[setup.kernels], status)
+        yield _phase(of, "kernels", 1.0, of.kernels_s[setup.kernels], status)
     if setup.engine.profiles:
-        yield _phase("memory profile", 1.0, of.profile_s, status)
+        yield _phase(of, "memory profile", 1.0, of.profile_s, status)
     if setup.captures:
-        yield _phase("graphs", 1.0, of.graphs_s, status)
+        yield _phase(of, "graphs", setup.graphs, of.graphs_s, status)
 
 
 def _wake_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase]:
@@ -316,26 +327,45 @@ def _wake_phases(start: Start, setup: Setup, of: StartNumbers) -> Iterator[Phase
     rate = of.wake_share.value * setup.link_bytes_per_s
     if start.wake == "sleep-1":
         seconds = of.wake_s.value + setup.weights_bytes / setup.devices / rate
-        yield _timed_phase("wake", seconds, of.wake_share)
+        yield _timed_phase(of, "wake", seconds, of.wake_share)
     else:
-        yield _phase("wake", 1.0, of.wake_s)
+        yield _phase(of, "wake", 1.0, of.wake_s)
         yield from weights_phases(start, setup, of)
 
 
 def _restore_phase(size: float, setup: Setup, of: StartNumbers) -> Phase:
     """A snapshot of the process: a fixed time and its bytes, by the place's rate at most."""
     rate = min(of.restore_bytes_per_s.value, setup.place.bytes_per_s)
-    return _timed_phase("restore", of.restore_s.value + size / rate, of.restore_bytes_per_s)
+    return _timed_phase(of, "restore", of.restore_s.value + size / rate, of.restore_bytes_per_s)
 
 
-def _phase(name: str, amount: float, spread: Spread, status: str = "measured") -> Phase:
-    return _timed_phase(name, amount * spread.value, spread, status)
+# Phases that share a band of ``cold_start.yaml``.
+_ALIKE = {
+    "machine": ("node", "device plugin", "image", "container"),
+    "process": ("process", "communicators", "warm-up"),
+    "engine": ("engine build", "compilation", "memory profile", "graphs"),
+}
+BAND_OF = {phase: band for band, phases_of in _ALIKE.items() for phase in phases_of}
 
 
-def _timed_phase(name: str, seconds: float, spread: Spread, status: str = "measured") -> Phase:
-    basis = spread.status if status != "assumed" else "assumed"
-    text = f"{basis}: {start_numbers().sources[spread.source].title}"
-    return Phase(name, seconds, seconds / spread.factor, seconds * spread.factor, text)
+def _phase(
+    of: StartNumbers, name: str, amount: float, quantity: Quantity, status: str = "measured"
+) -> Phase:
+    return _timed_phase(of, name, amount * quantity.value, quantity, status)
+
+
+def _timed_phase(
+    of: StartNumbers,
+    name: str,
+    seconds: float,
+    quantity: Quantity,
+    status: str = "measured",
+    band: str = "",
+) -> Phase:
+    basis = quantity.status if status != "assumed" else "assumed"
+    factor = of.bands.phases[band or BAND_OF.get(name, name)]
+    text = f"{basis}: {of.sources[quantity.source].title}"
+    return Phase(name, seconds, seconds / factor, seconds * factor, text)
 
 
 # What one change saves

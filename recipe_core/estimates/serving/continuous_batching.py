@@ -50,13 +50,17 @@ ASTRAY = 0.01
 MORE_NODES = 6
 # Decoding sequences of a loop that hardly decodes, where answers have one token.
 LEAST_DECODING = 1e-9
+# What prompts of others add to a step.
+INTERFERENCE = "prefill_interference"
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
     """Steady state of one replica with ``resident`` requests, ``decoding`` of which decode.
 
-    ``full_step_s``: a decode step in which as many as the replica can hold decode.
+    ``full_step_s``: a decode step in which as many as the replica can hold decode. ``slowing``: the
+    share of a step's time, prompts in it included, that grows as sequences do; None where no
+    requests come and go.
     """
 
     resident: Float
@@ -67,6 +71,7 @@ class Flow:
     step_s: Float
     prompt_s: Float
     full_step_s: Float
+    slowing: Float | None = None
 
     @property
     def tpot_s(self) -> Float:
@@ -94,7 +99,7 @@ def decode_step(cases: Cases, decoding: Float) -> Step:
     """One decode step of a micro-batch; it verifies drafts. Stages share a replica's sequences."""
     zero = np.zeros(len(cases))
     batch, queries = np.maximum(decoding / cases.pp, 1.0), 1 + cases.draft_tokens
-    context = cases.input_tokens + cases.output_tokens / 2
+    context = cases.input_tokens + cases.held_tokens
     return Step(zero, zero, batch, context, batch * queries, queries)
 
 
@@ -105,10 +110,13 @@ def idle_step(cases: Cases) -> Step:
 
 
 def prompt_chunks(cases: Cases, chunked: bool) -> tuple[Float, Float, Float]:
-    """Prompt tokens to compute, their chunks, and the context they attend to on average."""
+    """Prompt tokens to compute, their chunks, and the context they attend to on average.
+
+    A token of a long prompt attends to more, and long prompts have more tokens.
+    """
     tokens = np.maximum(cases.input_tokens * (1 - cases.prefix_hit), 1.0)
     chunks = np.ceil(tokens / cases.max_batched_tokens) if chunked else np.ones(len(cases))
-    return tokens, chunks, cases.input_tokens - tokens / 2
+    return tokens, chunks, (cases.input_tokens - tokens / 2) * (1 + cases.input_variance)
 
 
 def prompts_a_step(cases: Cases) -> Float:
@@ -407,7 +415,7 @@ class Loop:
             longer_s = np.where((decoding >= self.most) & (self.most < resident), longer_s, 0.0)
             queue_s, latency = queue_s + longer_s, latency + longer_s
         first = {name: prompt[name] + self.beside * decode.get(name, 0.0) for name in prompt}
-        per_step = {**decode, "prefill_interference": balance.interference_s}
+        per_step = {**decode, INTERFERENCE: balance.interference_s}
         return Flow(
             resident=resident,
             decoding=decoding,
@@ -423,7 +431,16 @@ class Loop:
             step_s=step_s,
             prompt_s=prompt_s,
             full_step_s=self.times[0, 0],
+            slowing=self._slowing(decoding, balance),
         )
+
+    def _slowing(self, decoding: Float, balance: _Balance) -> Float:
+        """The share of a step's time that grows as the sequences that decode."""
+        slope = self.slopes[0, 0]
+        for below, line in zip(self.nodes[1:], self.slopes[1:], strict=False):
+            slope = np.where(decoding < below, line[0], slope)
+        growing_s = np.maximum(slope, 0.0) * decoding + balance.interference_s
+        return np.asarray(np.clip(growing_s / balance.step_mean_s, 0.0, 1.0))
 
 
 # Full replicas: what arrives does not change them.

@@ -123,10 +123,12 @@ def elementwise_kernel_s(
     return operator_s(device, "elementwise", dtype, flops, moved_bytes, kernels, label=label)
 
 
-def kernel_time_factor(setting: Setting, kernel: Kernel, stored_dtype: str = "any") -> float:
-    """Time of the engine's kernel over that of the device's profile."""
+def kernel_time_factor(
+    setting: Setting, kernel: Kernel, stored_dtype: str = "any", share: float = 1.0
+) -> float:
+    """Time of the engine's kernel, to the power ``share``, over that of the device's profile."""
     architecture = setting.cluster.device.architecture
-    factor = setting.engine.kernel_time(architecture, kernel, stored_dtype)
+    factor: float = setting.engine.kernel_time(architecture, kernel, stored_dtype) ** share
     if kernel not in ("gemm", "moe") or stored_dtype in WIDE:
         return factor
     return factor * untuned_time(setting, "experts" if kernel == "moe" else "dense", stored_dtype)

@@ -29,7 +29,12 @@ from recipe_core.estimates.serving.continuous_batching import (
 )
 from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import has_collectives
-from recipe_core.estimates.serving.rates import Serving, active_replicas, resident_limit
+from recipe_core.estimates.serving.rates import (
+    Serving,
+    active_replicas,
+    is_burst,
+    resident_limit,
+)
 from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import roofline
 from recipe_core.models.towers import PARTS
@@ -51,6 +56,8 @@ SHARED = 1.5
 AHEAD = 0.1
 # Steps of a static batch's prompts of which one more is no longer worth a sentence.
 MANY_STEPS = 16
+# Probability of serving what arrives below which an estimate says it.
+SURE_TO_KEEP_UP = 0.95
 # What the cache holds over what is logged, from which an estimate says both.
 WORTH_SAYING = 1.05
 
@@ -223,6 +230,12 @@ def _queue_notes(e: Estimates, feasible: Bool) -> Iterator[Note]:
     does = "starts" if setting.mode == "static" else "starts and queues"
     waits = (cases.load > limit) & (setting.mode in ("closed", "offline"))
     yield note_where("queue", waits, limit=limit, load=cases.load)
+    if setting.mode == "open":
+        factor, chance = e.serving.load_factor, e.keeps_up
+        values = {"load": cases.load, "factor": factor, "chance": chance}
+        doubtful = feasible & (chance < SURE_TO_KEEP_UP)
+        yield note_where("busy", doubtful & (factor < 1), **values)
+        yield note_where("overloaded", doubtful & (factor >= 1), **values)
     yield note_where("outside", over & ~queues & (setting.engine.memory.pool == "static"))
     needed = memory.kv_needed_bytes / np.maximum(memory.sequence_bytes, 1.0) * cases.replicas
     values = {
@@ -302,6 +315,11 @@ def _running_notes(e: Estimates) -> Iterator[Note]:
         yield note_where("pooled")
     elif e.pools is None:  # the steps of two pools are of two kinds
         yield from _step_notes(setting, cases, served)
+        if setting.exact:
+            yield note_where("waves", (served.resident > 1) & (cases.draft_tokens == 0))
+        varies = cases.output_variance > 0
+        yield note_where("shaped", varies, held=cases.held_tokens, mean=cases.output_tokens)
+        yield note_where("burst", is_burst(setting), load=cases.load)
 
 
 def _link_note(cases: Cases, served: Serving) -> Note:

@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.arrays import Float, Int
 from recipe_core.estimates.columns.serving import Cases, Setting, largest_batch
 from recipe_core.estimates.serving.batch_window import (
     Batches,
@@ -133,7 +133,7 @@ def _serve_arrivals(setting: Setting, cases: Cases, fullest: Float, outside: Flo
     queue = busy * total(parts) / 2 + busy**3 / (2 * served * (1 - busy))
     latency = outside + queue + total(parts)
     rate: Float = np.asarray(served * cases.replicas * cases.pp)
-    return _pooled_result(cases, parts, prompts, outside, latency, rate, arriving >= capacity)
+    return _pooled_result(cases, parts, prompts, outside, latency, rate, arriving / capacity)
 
 
 def _drain_pooling(
@@ -166,7 +166,7 @@ def _pooled_result(
     outside: Float,
     latency: Float,
     requests_per_s: Float,
-    unstable: Bool | None = None,
+    load_factor: Float | None = None,
 ) -> Serving:
     """One result a request: it is the first token, and there is no other."""
     step_s = total(parts)
@@ -178,7 +178,8 @@ def _pooled_result(
         request_latency_s=latency,
         output_tokens_per_s=requests_per_s * cases.output_tokens,
         resident=prompts,
-        unstable=np.zeros(len(cases), dtype=bool) if unstable is None else unstable,
+        load_factor=zero if load_factor is None else load_factor,
+        slowing=zero,
         decode={"engine": zero},
         prefill={**parts, "engine_queue": waiting, "request": outside},
         decoding=zero,
@@ -206,10 +207,10 @@ def windowed_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
         batches = _run_in_chunks(
             circulating_batches, cases.load / replicas, outside, service, window
         )
-        unstable = np.zeros(len(cases), dtype=bool)
+        load_factor = np.zeros(len(cases))
     else:
         replicas = cases.replicas.astype(np.float64)
-        unstable = cases.load / replicas >= highest_rate
+        load_factor = cases.load / replicas / highest_rate
         rate = np.minimum(cases.load / replicas, NEAR_FULL * highest_rate)
         batches = _run_in_chunks(arriving_batches, rate, None, service, window)
     parts = _padded_parts(setting, cases, batches.shared)
@@ -224,7 +225,8 @@ def windowed_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
         request_latency_s=latency,
         output_tokens_per_s=batches.rate * replicas * cases.output_tokens,
         resident=batches.mean,
-        unstable=unstable,
+        load_factor=load_factor,
+        slowing=zero,
         decode={"engine": zero},
         prefill=prefill,
         decoding=zero,

@@ -2,7 +2,9 @@
 
 A prefill replica takes prompts as they come, up to a step's worth at once: a step of ``b`` prompts
 takes ``S(b)``. What arrives while it runs goes into the next, so ``b = λ·S(b)`` between one prompt
-and a full step of ``g``. With ``c = S(g)/g``, ``ρ = λ·c`` and ``U = min(λ·S(1), 1)`` a prompt waits
+and a full step of ``g``. ``r`` ranks of data-parallel attention step together, so that ``b`` is
+``1/r`` where one of them has a prompt, whose experts all share. With ``c = S(g)/g``, ``ρ = λ·c``
+and ``U = min(r·λ·S(1/r), 1)`` a prompt waits
 
     W = U·S(b)/2 + ρ²·c / 2(1 - ρ)
 
@@ -71,26 +73,45 @@ class Pools(Columns):
 
 @dataclass(frozen=True, slots=True)
 class PromptSteps:
-    """A replica of the prefill pool: the parts of a step of one prompt, and of a full ``group``."""
+    """A replica of the prefill pool: the parts of a step of one prompt, and of a full ``group``.
 
+    ``ranks`` of data-parallel attention that share experts step together; ``lone`` is a step in
+    which only one of them has a prompt.
+    """
+
+    lone: Parts
     single: Parts
     full: Parts
     group: Float
     stages: Float
+    ranks: Float
 
     def together(self, rate: Float) -> Float:
-        """Prompts in a step at ``rate`` per second; step time is linear between one and full."""
-        alone_s = total(self.single)
-        more_s = (total(self.full) - alone_s) / np.maximum(self.group - 1, 1e-9)
+        """Mean prompts in a step of a rank at ``rate`` per second: from one of all ranks to full.
+
+        Step time is linear between a lone prompt, one on each rank, and full steps.
+        """
+        lone_share = 1 / self.ranks
+        few = self._prompts(rate, lone_share, total(self.lone), 1.0, total(self.single))
+        many = self._prompts(rate, 1.0, total(self.single), self.group, total(self.full))
+        return np.where(few < 1, np.maximum(few, lone_share), np.clip(many, 1.0, self.group))
+
+    def _prompts(
+        self, rate: Float, low: Float | float, low_s: Float, high: Float | float, high_s: Float
+    ) -> Float:
+        """Prompts ``j = rate · t(j)`` of a line through two steps; infinite beyond its rate."""
+        more_s = (high_s - low_s) / np.maximum(high - low, 1e-9)
         headroom = 1 - rate / self.stages * more_s
-        prompts = rate / self.stages * (alone_s - more_s) / np.maximum(headroom, 1e-9)
-        return np.clip(np.where(headroom > 0, prompts, self.group), 1.0, self.group)
+        prompts = rate / self.stages * (low_s - low * more_s) / np.maximum(headroom, 1e-9)
+        return np.where(headroom > 0, prompts, np.inf)
 
     def parts(self, together: Float) -> Parts:
         """Seconds of a step of so many prompts, by part."""
-        share = (together - 1) / np.maximum(self.group - 1, 1e-9)
+        more = np.maximum(together - 1, 0.0) / np.maximum(self.group - 1, 1e-9)
+        less = np.maximum(1 - together, 0.0) / np.maximum(1 - 1 / self.ranks, 1e-9)
         return {
-            name: (1 - share) * self.single[name] + share * self.full[name] for name in self.single
+            name: less * self.lone[name] + (1 - less - more) * seconds + more * self.full[name]
+            for name, seconds in self.single.items()
         }
 
     @property
@@ -100,14 +121,15 @@ class PromptSteps:
 
     def wait_s(self, rate: Float) -> Float:
         """Seconds until a prompt's step begins at ``rate`` per second; infinite if overloaded."""
-        load, busy = rate * self.prompt_s, np.minimum(rate / self.stages * total(self.single), 1.0)
+        load = rate * self.prompt_s
+        busy = np.minimum(self.ranks * rate / self.stages * total(self.lone), 1.0)
         running = busy * total(self.parts(self.together(rate))) / self.stages / 2
         queue = load * load * self.prompt_s / (2 * np.maximum(1 - load, 1e-12))
         return np.where(load < 1, running + queue, np.inf)
 
     def bunch_s(self, prompts: Float) -> Float:
-        """Mean seconds from start to end of ``prompts`` that start at once."""
-        group = np.clip(prompts, 1.0, self.group)
+        """Mean seconds from start to end of ``prompts`` a rank that start at once."""
+        group = np.clip(prompts, 1 / self.ranks, self.group)
         step_s = total(self.parts(group))
         return step_s + np.maximum((prompts - group) / 2, 0.0) * step_s / group / self.stages
 
@@ -116,13 +138,23 @@ def pool_steps(setting: Setting, pool: Cases) -> PromptSteps:
     """Steps of a prefill pool, whose cases make one token."""
     tokens, chunks, context = prompt_chunks(pool, setting.engine.chunked_prefill)
     group, zero = prompts_a_step(pool), np.zeros(len(pool))
+    ranks = np.where(pool.shares_experts, pool.dp, 1).astype(float)
 
     def step_of(prompts: Float) -> Parts:
         step = Step(prompts * tokens / chunks, context, zero, zero, prompts / chunks)
         parts = engine_step(setting, pool, step)
         return {name: chunks * seconds for name, seconds in parts.items()}
 
-    return PromptSteps(step_of(zero + 1), step_of(group), group, pool.pp.astype(float))
+    single = step_of(zero + 1)
+    lone = single
+    if (ranks > 1).any():
+        # a rank's own work, and the experts' for a prompt that all ranks share
+        spread = step_of(1 / ranks)
+        lone = {name: spread[name] if name in _EXPERTS else of for name, of in single.items()}
+    return PromptSteps(lone, single, step_of(group), group, pool.pp.astype(float), ranks)
+
+
+_EXPERTS = ("experts", "all_to_all")
 
 
 def transfer_bytes(setting: Setting, cases: Cases) -> Float:
@@ -148,6 +180,16 @@ def transfer_s(setting: Setting, cases: Cases) -> Float:
     if cluster.rack_scale:
         reach = np.full(len(cases), cluster.fabric.domain or 1)
     return send_s(cluster, cases.devices > reach, transfer_bytes(setting, cases))
+
+
+def pool_request_s(setting: Setting, cases: Cases) -> Float:
+    """Seconds before a request is scheduled in a prefill pool: the engine's own.
+
+    What a generation's servers add to it while they decode (``kernels``, ``request``) is not of a
+    pool that does not, and would be counted twice: ``handoff_s`` is all that a pool adds.
+    """
+    scale = setting.engine.kernel_time(setting.cluster.device.architecture, "request")
+    return request_overhead_s(setting, cases) / scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +252,8 @@ class _Line:
         rivals = rate / senders * (1 - 1 / np.maximum(requests, 1.0))  # none waits for itself
         prompt, wait_s = prefill.parts(prefill.together(rate / senders)), prefill.wait_s(rivals)
         if self.bunched:
-            bunch_s = np.maximum(prefill.bunch_s(requests) - total(prompt), 0.0)
+            at_once = cases.load / cases.prefill_pool.replicas
+            bunch_s = np.maximum(prefill.bunch_s(at_once) - total(prompt), 0.0)
             wait_s = (1 - self.bunched) * wait_s + self.bunched * bunch_s
         wait_s = np.where(rate / senders * prefill.prompt_s < 1, wait_s, np.inf)
         link = rate / np.minimum(senders, receivers) * self.transfer_s
@@ -254,7 +297,7 @@ def solve_disaggregated(
         cases,
         prefill=pool_steps(setting, pool),
         transfer_s=transfer_s(setting, cases),
-        request_s=request_overhead_s(setting, cases),
+        request_s=pool_request_s(setting, cases),
         handoff_s=handoff.value if handoff else 0.0,
         bunched=overhead.bunched if setting.mode == "closed" else 0.0,
     )
@@ -302,7 +345,7 @@ def _pools_serving(line: _Line, state: _State, highest_per_s: Float, limit: Floa
         name: seconds / tokens_per_step(cases.draft_tokens, cases.acceptance)
         for name, seconds in state.step.items()
     }
-    unstable = cases.load >= highest_per_s if mode == "open" else None
+    load_factor = cases.load / highest_per_s if mode == "open" else None
     flow = Flow(
         resident=state.decoding,
         decoding=state.decoding,
@@ -313,4 +356,4 @@ def _pools_serving(line: _Line, state: _State, highest_per_s: Float, limit: Floa
         prompt_s=zero,  # prompts ride on no decode step
         full_step_s=step_s,
     )
-    return flow_serving(cases, flow, prefill, state.requests_per_s, unstable)
+    return flow_serving(cases, flow, prefill, state.requests_per_s, load_factor)

@@ -3,10 +3,11 @@
 A closed loop and random arrivals are steady states of continuous batching (`continuous_batching`);
 a static batch runs together; a full queue is a closed loop of all that a replica holds. A closed
 loop starts with all its requests at once: the share ``bunched`` of the prompts (a benchmark sends
-about ten times as many requests as run at once) waits for a batch of them instead. What an engine
-does every so many steps only comes on top (`to_client`). Both agree with
-the event simulation of ``simulate`` within a few percent. Requests beyond what the cache or the
-engine's limit holds wait in its queue. Left out here: variance of lengths, preemption, percentiles.
+about ten times as many requests as run at once) waits for a batch of them instead; where all
+lengths are exact so do later ones (`wave_share`). What an engine does every so many steps only
+comes on top (`to_client`). Both agree with the event simulation of ``simulate`` within a few
+percent. Requests beyond what the cache or the engine's limit holds wait in its queue. Of varying
+lengths only a stated shape counts. Left out here: preemption, percentiles.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from recipe_core.estimates.columns.columns import Columns
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.cache import reserved_tokens
 from recipe_core.estimates.serving.continuous_batching import (
+    INTERFERENCE,
     Flow,
+    Loop,
     awaited_blocks,
     closed_loop_flow,
     decode_step,
@@ -28,10 +31,15 @@ from recipe_core.estimates.serving.continuous_batching import (
     open_loop,
     prompt_chunks,
     prompts_a_step,
+    request_overhead_s,
 )
+from recipe_core.estimates.serving.drain import drain_of
 from recipe_core.estimates.serving.kernels import Parts, Step, total
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.speculative import engine_step, tokens_per_step
+
+# Of so many lengths of a shape one is looked at where requests are counted one by one.
+SAMPLES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,9 @@ class Serving(Columns):
 
     The parts of ``decode`` add up to ``tpot_s``, those of ``prefill`` to ``ttft_s``. ``decoding``:
     sequences of a replica that decode at once; ``step_s``: a step of theirs; ``prompt_s``: what a
-    prompt adds to the steps it shares.
+    prompt adds to the steps it shares. Of an open loop ``load_factor`` is what arrives as a share
+    of what a full replica serves, ``slowing`` the share of a step's time that grows as sequences
+    do; both are 0 elsewhere.
     """
 
     ttft_s: Float
@@ -48,12 +58,18 @@ class Serving(Columns):
     request_latency_s: Float
     output_tokens_per_s: Float
     resident: Float
-    unstable: Bool
+    load_factor: Float
+    slowing: Float
     decode: Parts
     prefill: Parts
     decoding: Float
     step_s: Float
     prompt_s: Float
+
+    @property
+    def unstable(self) -> Bool:
+        """Cases whose replicas serve less than arrives."""
+        return np.asarray(self.load_factor >= 1)
 
 
 def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
@@ -66,6 +82,11 @@ def resident_limit(setting: Setting, cases: Cases, memory: Memory) -> Float:
         return np.maximum(cases.max_num_seqs, 1.0)
     fitting = np.floor(memory.kv_cache_tokens / reserved_tokens(setting, cases))
     return np.maximum(np.minimum(fitting, cases.max_num_seqs), 1.0)
+
+
+def is_burst(setting: Setting) -> bool:
+    """Return whether a queue is worked off to its last answer, however long that is."""
+    return setting.mode == "offline" and bool(setting.answers)
 
 
 def active_replicas(cases: Cases) -> Float:
@@ -82,6 +103,8 @@ def solve_serving(setting: Setting, cases: Cases, memory: Memory) -> Serving:
         return to_client(setting, cases, _serve_open_loop(setting, cases, limit))
     replicas = active_replicas(cases)
     waiting_room = cases.load / replicas
+    if is_burst(setting):
+        return _serve_burst(setting, cases, solved_flow(setting, cases, limit))
     flow = _bunch_prompts(setting, cases, solved_flow(setting, cases, limit))
     waiting = np.maximum(waiting_room - flow.resident, 0)
     if setting.mode == "offline":
@@ -134,17 +157,23 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
 
 
 def flow_serving(
-    cases: Cases, flow: Flow, prefill: Parts, requests_per_s: Float, unstable: Bool | None = None
+    cases: Cases,
+    flow: Flow,
+    prefill: Parts,
+    requests_per_s: Float,
+    load_factor: Float | None = None,
 ) -> Serving:
     """Return how a flow through each replica serves, with ``prefill`` as clients see it."""
-    ttft_s, tpot_s = total(prefill), flow.tpot_s
+    ttft_s, tpot_s, zero = total(prefill), flow.tpot_s, np.zeros(len(cases))
+    is_open = load_factor is not None and flow.slowing is not None
     return Serving(
         ttft_s=ttft_s,
         tpot_s=tpot_s,
         request_latency_s=ttft_s + (cases.output_tokens - 1) * tpot_s,
         output_tokens_per_s=requests_per_s * cases.output_tokens,
         resident=flow.resident,
-        unstable=np.zeros(len(cases), dtype=bool) if unstable is None else unstable,
+        load_factor=zero if load_factor is None else load_factor,
+        slowing=np.asarray(flow.slowing) if is_open else zero,
         decode=flow.decode,
         prefill=prefill,
         decoding=flow.decoding,
@@ -170,6 +199,39 @@ def batch_steps(setting: Setting, cases: Cases, batch: Float) -> tuple[Step, Ste
     return decode_step(cases, batch), chunk, chunks
 
 
+def wave_share(setting: Setting, cases: Cases, flow: Flow) -> Float:
+    """Share of a loop's later prompts that wait as its first do, where lengths are exact.
+
+    The first R prompts run in N steps, so that requests end, and send again, one step after the
+    other. Where prompts do not ride on decode steps, nothing decodes in these N and all end
+    together: 1. Where they do, a step ends the requests of one step and takes their next prompts,
+    which waited for those of M steps: its own, the one under way, and those that decode until what
+    ends first comes back (none where requests wait in the engine's queue). Prompt j of N waits
+    ``min(j, M)`` steps instead of one, and meets ``N - j + max(j - M, 0)`` steps of others while
+    it decodes instead of N - 1; at the start these are j and N - j. So both means lie between a
+    steady state and the start at ``(M - 1)·(2N - M)/(N·(N - 1))``. Drafts that are accepted by
+    chance end requests at different times: 0.
+    """
+    if not setting.engine.mixes_prompts:
+        return np.where(cases.draft_tokens > 0, 0.0, 1.0)
+    steps = flow.resident / prompts_a_step(cases) / cases.pp
+    away_s = request_overhead_s(setting, cases) + cases.kv_wait_s
+    away = np.where(cases.load / active_replicas(cases) > flow.resident, 0.0, away_s)
+    waited = np.minimum(1 + np.ceil(away / flow.full_step_s), steps)
+    share = (waited - 1) * (2 * steps - waited) / np.maximum(steps * (steps - 1), 1e-9)
+    return np.where(cases.draft_tokens > 0, 0.0, np.where(steps > 1, share, 1.0))
+
+
+def bunched_share(setting: Setting, cases: Cases, flow: Flow) -> Float | float:
+    """Share of the prompts of a loop that wait for a batch of them: fitted, and by waves."""
+    share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    if is_burst(setting):
+        return flow.resident * active_replicas(cases) / cases.load
+    if not (setting.exact and setting.mode == "closed"):
+        return share
+    return share + (1 - share) * wave_share(setting, cases, flow)
+
+
 def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     """The flow when a share of the prompts starts at once, as the first of a closed loop do.
 
@@ -178,7 +240,7 @@ def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     all decode together, each delayed by the prompts after its own only: ``(R - g)/2·p`` over its
     tokens, where prompts that are spread over time delay each by all others.
     """
-    share = setting.engine.overhead(setting.cluster.device.runtime).bunched
+    share = bunched_share(setting, cases, flow)
     zero = np.zeros(len(cases))
     chunk, chunks, group = bunch_step(setting, cases, flow.resident)
     step = engine_step(setting, cases, chunk)
@@ -203,6 +265,57 @@ def _bunch_prompts(setting: Setting, cases: Cases, flow: Flow) -> Flow:
     return replace(flow, prefill=prefill, decode=decode, requests_per_s=rate)
 
 
+def _serve_burst(setting: Setting, cases: Cases, flow: Flow) -> Serving:
+    """All requests at once and their answers of many lengths, until the longest is done.
+
+    The first that run share their prompts' steps; prompts of the others come on top of steps
+    that decode, and their requests wait for half of the time until the queue is empty.
+    """
+    replicas = active_replicas(cases)
+    count, resident = cases.load / replicas, flow.resident
+    started = _bunch_prompts(setting, cases, flow)
+    chunk, chunks, group = bunch_step(setting, cases, resident)
+    prompt_s = chunks * total(engine_step(setting, cases, chunk)) / group / cases.pp
+    first_s = resident * (prompt_s + cases.kv_step_s / cases.pp)
+    later_s = np.maximum(count - resident, 0.0) * flow.prompt_s / cases.pp
+    drain = drain_of(setting.answers, count, resident)
+    loop = Loop(setting, cases, np.maximum(resident, 1.0), np.ones(len(cases)))
+    steps = drain.spans * loop.steps
+    step_s = np.stack([loop.interpolated(decoding)[0] for decoding in drain.decoding])
+    full_s, drained_s = (steps * step_s)[0], (steps * step_s)[1:].sum(axis=0)
+    seconds = flow.prefill["request"] + first_s + later_s + full_s + drained_s
+    # of all tokens, which come in steps of many sequences and of few
+    tokens = steps * drain.decoding
+    pace = (tokens * step_s).sum(axis=0) / tokens.sum(axis=0) / flow.full_step_s
+    together = {name: part for name, part in started.decode.items() if name != INTERFERENCE}
+    faster = pace * flow.full_step_s / np.maximum(total(together) * loop.yields, 1e-12)
+    decode = {name: part * faster for name, part in together.items()}
+    first, later = resident / count, np.maximum(1 - resident / count, 0.0)
+    token_s, mixed = total(decode), resident / group
+    behind_s = _behind_s(setting, first_s, mixed, token_s * loop.yields, loop.steps) / loop.yields
+    decode[INTERFERENCE] = first * behind_s + later * flow.decode[INTERFERENCE]
+    queue_s = later * (first_s + (later_s + full_s) / 2)
+    prefill = {**started.prefill, "engine_queue": queue_s}
+    burst = replace(started, decode=decode)
+    return flow_serving(cases, burst, prefill, cases.load / seconds)
+
+
+def _behind_s(
+    setting: Setting, prompts_s: Float, mixed: Float, step_s: Float, steps: Float
+) -> Float:
+    """Return what prompts behind a request's own add to each token, in the mean over requests.
+
+    A short answer has few tokens to share a delay. Of ``mixed`` steps with prompts those after its
+    own delay it, as far as it lasts; where prompts do not ride on decode steps, all of their time.
+    """
+    lengths = np.maximum(np.asarray(setting.answers)[SAMPLES // 2 :: SAMPLES, None] * steps, 1.0)
+    if not setting.engine.mixes_prompts:
+        return np.asarray(prompts_s / 2 * (1 / lengths).mean(axis=0))
+    met = np.where(lengths < mixed, lengths - lengths**2 / (2 * mixed), mixed / 2)
+    longer_s = np.maximum(prompts_s / np.maximum(mixed, 1.0) - step_s, 0.0)
+    return np.asarray(longer_s * (met / lengths).mean(axis=0))
+
+
 def solved_flow(setting: Setting, cases: Cases, limit: Float) -> Flow:
     """The steady state of a closed loop in a replica that holds at most ``limit``."""
     return closed_loop_flow(setting, cases, np.minimum(cases.load / active_replicas(cases), limit))
@@ -218,7 +331,7 @@ def _serve_open_loop(setting: Setting, cases: Cases, limit: Float) -> Serving:
     arriving = cases.load / cases.replicas
     capacity, flow = arriving_flow(setting, cases, limit)
     requests_per_s = np.minimum(cases.load, cases.replicas * capacity)
-    return flow_serving(cases, flow, flow.prefill, requests_per_s, arriving >= capacity)
+    return flow_serving(cases, flow, flow.prefill, requests_per_s, arriving / capacity)
 
 
 def _serve_static_batch(setting: Setting, cases: Cases) -> Serving:

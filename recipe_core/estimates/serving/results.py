@@ -236,6 +236,16 @@ class Causes(Part):
 
 
 @dataclass(frozen=True, slots=True)
+class Arrivals(Part):
+    """Requests that arrive, beside what the layout serves at most."""
+
+    load_factor: Amount
+    """Arrivals over the requests per second that a full server is estimated to serve."""
+    keeps_up_probability: Share
+    """The probability that it serves what arrives, by the errors of such estimates."""
+
+
+@dataclass(frozen=True, slots=True)
 class Pool(Part):
     """One of two pools of devices."""
 
@@ -299,6 +309,8 @@ class ServingEstimate(EstimateBase):
     """What each figure, the price and the power rest on."""
     breakdown_s: ServingParts | None = None
     """Parts of the times, in seconds."""
+    arrivals: Arrivals | None = None
+    """How full the servers are, where requests arrive at a rate."""
     pools: PoolFigures | None = None
     """The two pools, where prompts have their own."""
     prefix_cache: PrefixCache | None = None

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Float, Int
-from recipe_core.base.intervals import BAND, Ends, Level
-from recipe_core.estimates.bands import narrow_interval
+from recipe_core.base.intervals import BAND, LEVELS, Ends, Level
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.prediction import (
     FOLLOWING,
@@ -32,6 +30,7 @@ from recipe_core.estimates.serving.kv_verdict import kv_tiers, prefix_caches
 from recipe_core.estimates.serving.memory import Memory, stage_columns
 from recipe_core.estimates.serving.notes import estimate_notes
 from recipe_core.estimates.serving.results import (
+    Arrivals,
     Causes,
     Pool,
     PoolFigures,
@@ -143,6 +142,11 @@ def _running_case_parts(
         ],
         "breakdown_s": _time_parts(ServingParts, e.serving.decode, e.serving.prefill, len(e)),
     }
+    if e.setting.mode == "open":
+        load_factor, keeps_up = e.serving.load_factor, e.keeps_up
+        columns["arrivals"] = build_parts(
+            Arrivals, load_factor=load_factor, keeps_up_probability=keeps_up
+        )
     if e.cached is not None:
         columns["prefix_cache"] = prefix_caches(e)
         columns["kv_tiers"] = kv_tiers(e, estimate)
@@ -157,26 +161,27 @@ def _running_case_parts(
 def _serving_intervals(
     e: Estimates, figures: Iterable[dict[str, Any]]
 ) -> Iterator[dict[str, dict[Level, Ends]]]:
-    """The intervals of every figure, narrower where own runs tell of it.
+    """The intervals of every figure: narrower by own runs, wider by the queue of an open loop.
 
     Cost and energy per token follow the throughput's. Of a request alone the time per token is the
     throughput inverted, so that its intervals hold those of the throughput.
     """
-    by_metric = bands_of(e.setting)
-    inverse = by_metric["output_tokens_per_s"].inverse()
-
-    @cache
-    def factors(name: str) -> tuple[tuple[Level, Ends], ...]:
-        of = inverse if name in FOLLOWING else by_metric[_banded_metric(name)].factors
-        return tuple(of.items())
+    by_metric, stretches = bands_of(e.setting), e.stretches()
+    same = {name: list(band.factors.items()) for name, band in by_metric.items()}
+    of_cases = {
+        name: [stretch.ends(by_metric[name].factors)[side].tolist() for side in (0, 1)]
+        for name, stretch in stretches.items()
+        if name in by_metric
+    }
 
     def of_row(name: str, row: int) -> Iterator[tuple[Level, Ends]]:
-        if e.corrected is None:
-            yield from factors(name)
-            return
         banded = "output_tokens_per_s" if name in FOLLOWING else _banded_metric(name)
-        for level, ends in factors(name):
-            yield level, narrow_interval(ends, float(e.corrected.width_shares[banded][row]))
+        ends = same[banded]
+        if banded in of_cases:
+            low, high = of_cases[banded]
+            ends = list(zip(LEVELS, zip(low[row], high[row], strict=True), strict=True))
+        for level, (low_end, high_end) in ends:
+            yield level, (1 / high_end, 1 / low_end) if name in FOLLOWING else (low_end, high_end)
 
     for row, (values, alone) in enumerate(zip(figures, (e.cases.load == 1).tolist(), strict=True)):
         if values.get("requests_per_s") is not None:  # there is no token after the first

@@ -48,11 +48,24 @@ NODES = (24, 4, 16, 4)
 class Spread:
     """Half-width of uniform lengths, as a share of the mean; 0 is exact.
 
-    ``vllm bench serve --random-range-ratio`` draws lengths in this way.
+    ``vllm bench serve --random-range-ratio`` draws lengths in this way. ``inputs``, ``outputs``:
+    lengths over their mean that are drawn instead, ascending, where they have a shape.
     """
 
     input: float = 0.0
     output: float = 0.0
+    inputs: tuple[float, ...] = ()
+    outputs: tuple[float, ...] = ()
+
+    @property
+    def longest_input(self) -> float:
+        """The longest prompt, over the mean."""
+        return self.inputs[-1] if self.inputs else 1 + self.input
+
+    @property
+    def longest_output(self) -> float:
+        """The longest answer, over the mean."""
+        return self.outputs[-1] if self.outputs else 1 + self.output
 
 
 EXACT = Spread()
@@ -242,13 +255,36 @@ class _Traffic:
     def _requests(self, count: int) -> tuple[Requests, list[float]]:
         """So many requests, and the seconds from sending each to the scheduler."""
         cases, row = self.cases, self.row
-        inputs = self._lengths(float(cases.input_tokens[row]), self.spread.input, count)
-        outputs = self._lengths(float(cases.output_tokens[row]), self.spread.output, count)
+        mean_input, mean_output = float(cases.input_tokens[row]), float(cases.output_tokens[row])
+        longest = int(cases.accepted_tokens[row])
+        if self.spread.inputs:
+            inputs = self._shaped(mean_input, self.spread.inputs, count, longest - 1)
+        else:
+            inputs = self._lengths(mean_input, self.spread.input, count)
+        if self.spread.outputs:
+            outputs = self._shaped(mean_output, self.spread.outputs, count, longest)
+            outputs = [min(n, longest - prompt) for n, prompt in zip(outputs, inputs, strict=True)]
+        else:
+            outputs = self._lengths(mean_output, self.spread.output, count)
         served = self.mode != "static"  # a batch is measured without a server
         fixed_s, token_s = request_overheads(self.setting)
         awaited_s, hit = float(cases.kv_wait_s[row]), float(cases.prefix_hit[row])
-        delays = [served * (fixed_s + token_s * tokens) + awaited_s for tokens in inputs]
+        # a queue keeps its order, whatever the lengths
+        read = [mean_input] * count if self.mode == "offline" and self.spread.inputs else inputs
+        delays = [served * (fixed_s + token_s * tokens) + awaited_s for tokens in read]
         return Requests(inputs, outputs, [int(tokens * hit) for tokens in inputs]), delays
+
+    def _shaped(
+        self, mean: float, relative: tuple[float, ...], count: int, longest: int
+    ) -> list[int]:
+        """Lengths drawn from a shape, none longer than requests may be.
+
+        One from each of ``count`` even parts of it, in any order, so that means are met.
+        """
+        places = (self.rng.permutation(count) + self.rng.random(count)) / count
+        drawn = np.asarray(relative)[(places * len(relative)).astype(np.int64)]
+        lengths: list[int] = np.clip(np.rint(mean * drawn), 1, longest).astype(np.int64).tolist()
+        return lengths
 
     def _lengths(self, mean: float, spread: float, count: int) -> list[int]:
         low, high = round(mean * (1 - spread)), round(mean * (1 + spread))
@@ -306,8 +342,12 @@ def scheduler_rules(setting: Setting, cases: Cases, row: int, pool_tokens: float
 
 def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTimes]:
     """The grids of all cases, computed in one call."""
-    longest_input = cases.input_tokens * (1 + spread.input)
-    longest = longest_input + cases.output_tokens * (1 + spread.output)
+    longest_input = cases.input_tokens * spread.longest_input
+    longest = longest_input + cases.output_tokens * spread.longest_output
+    if spread.inputs or spread.outputs:
+        longest_input = np.minimum(longest_input, cases.accepted_tokens)
+        longest = np.minimum(longest, cases.accepted_tokens)
+    shortest = spread.inputs[0] if spread.inputs else 1 - spread.input
     step_tokens = cases.max_batched_tokens
     if not setting.engine.chunked_prefill:  # a whole prompt runs in one step
         step_tokens = np.maximum(step_tokens, longest_input)
@@ -318,7 +358,7 @@ def _step_times(setting: Setting, cases: Cases, spread: Spread) -> list[StepTime
         geometric_nodes(step_tokens, NODES[0]),
         np.linspace(0, longest_input, NODES[1], axis=1),
         geometric_nodes(slots / cases.pp, NODES[2]),
-        np.linspace(cases.input_tokens * (1 - spread.input), longest, NODES[3], axis=1),
+        np.linspace(cases.input_tokens * shortest, longest, NODES[3], axis=1),
     ]
     seconds = tabulate_steps(setting, cases, axes)
     return [

@@ -1,4 +1,4 @@
-"""``cold_start.yaml``: the few rates and times that cold starts are made of, with their bands."""
+"""``cold_start.yaml``: the few rates and times that cold starts are made of, and their bands."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from recipe_core.hardware.profile import Runtime
 FILE = DataFile(Path(__file__).with_name("cold_start.yaml"), "options.start")
 FIELD = "options.start.weights"
 
-Medium = Literal["drive", "volume", "network", "object", "memory"]
+Medium = Literal["drive", "disk", "volume", "network", "object", "memory"]
 Stream = Literal["drive", "network", "object", "memory"]
 Kernels = Literal["none", "native", "other"]
 Loader = Literal["default", "streamer", "fastsafetensors", "instanttensor"]
@@ -29,6 +29,7 @@ ANY = "any"
 # What a stream of reads waits for: a volume is reached over a network too.
 STREAMS: Mapping[Medium, Stream] = {
     "drive": "drive",
+    "disk": "drive",
     "volume": "network",
     "network": "network",
     "object": "object",
@@ -43,10 +44,22 @@ MEDIA: Mapping[str, Medium] = {
 }
 
 
-class Spread(Quantity):
-    """A number and its 80 % band: from ``value / factor`` to ``value · factor``."""
+Factor = Annotated[float, Field(ge=1, le=1000)]
 
-    factor: Annotated[float, Field(ge=1, le=100)]
+
+class StartBands(DataRow):
+    """80 % bands as factors of the middle, from starts of sources that no number was fitted on.
+
+    ``phases``: of phases that vary alike, from ``value / factor`` to ``value · factor``; ``disk``:
+    of weights on a drive of which nothing is known. ``sooner`` and ``later``: by what whole starts
+    of different machines differ beyond their phases, to either side.
+    """
+
+    source: str
+    status: Status
+    phases: dict[str, Factor]
+    sooner: Factor
+    later: Factor
 
 
 class PlaceData(DataRow):
@@ -81,37 +94,37 @@ class EngineStart(DataRow):
 class StartNumbers(Sourced):
     """All numbers of cold starts; see the file for what each was read or fitted from."""
 
-    node_s: Spread
-    device_plugin_s: Spread
-    pull_bytes_per_s: Spread
-    streamed_s: Spread
-    container_s: Spread
-    process_s: Spread
-    ranks_s: Spread
-    download_bytes_per_s: Spread
+    node_s: Quantity
+    device_plugin_s: Quantity
+    pull_bytes_per_s: Quantity
+    streamed_s: Quantity
+    container_s: Quantity
+    process_s: Quantity
+    ranks_s: Quantity
+    download_bytes_per_s: Quantity
     download_streams: Quantity
     file_bytes: Quantity
-    stream_bytes_per_s: dict[Stream, Spread]
-    copy_bytes_per_s: Spread
-    read_share: Spread
+    stream_bytes_per_s: dict[Stream, Quantity]
+    copy_bytes_per_s: Quantity
+    disk_bytes_per_s: Quantity
+    read_share: Quantity
     streams: dict[Loader, Quantity]
     prefetch_streams: Quantity
     link_bytes_per_s: dict[str, Quantity]
     captures_on: tuple[Runtime, ...]
-    compile_s: Spread
-    compile_cached_s: Spread
+    compile_s: Quantity
+    compile_cached_s: Quantity
     built_at_first_use: tuple[WeightDtype, ...]
-    kernels_s: dict[Literal["native", "other"], Spread]
-    profile_s: Spread
-    graphs_s: Spread
-    build_s_per_gb: Spread
-    warm_up_s: Spread
-    wake_s: Spread
-    wake_share: Spread
-    restore_s: Spread
-    restore_bytes_per_s: Spread
-    machines: Quantity
-    """Factor by which whole starts of different machines differ beyond their phases (80 %)."""
+    kernels_s: dict[Literal["native", "other"], Quantity]
+    profile_s: Quantity
+    graphs_s: Quantity
+    build_s_per_gb: Quantity
+    warm_up_s: Quantity
+    wake_s: Quantity
+    wake_share: Quantity
+    restore_s: Quantity
+    restore_bytes_per_s: Quantity
+    bands: StartBands
     places: dict[str, PlaceData]
     engines: dict[str, EngineStart]
 

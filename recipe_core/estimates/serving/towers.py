@@ -34,9 +34,17 @@ def graph_bytes(setting: Setting, cases: Cases) -> Float:
     graphs = _graph_memory(setting)
     if graphs is None:
         return np.zeros(len(cases))
-    largest = graphs.batch_on(setting.cluster.device.architecture)
-    sizes = captured_sizes(np.minimum(2 * cases.max_num_seqs, largest))
-    return graphs.bytes * sizes / captured_sizes(np.full(len(cases), float(largest)))
+    return graphs.bytes * captured_share(setting, cases.max_num_seqs)
+
+
+def captured_share(setting: Setting, max_num_seqs: Float) -> Float:
+    """Share of the engine's batches that is captured for so many sequences; 1 where not known."""
+    graphs = _graph_memory(setting)
+    if graphs is None:
+        return np.ones(len(max_num_seqs))
+    largest = float(graphs.batch_on(setting.cluster.device.architecture))
+    sizes: Float = captured_sizes(np.minimum(2 * max_num_seqs, largest))
+    return sizes / captured_sizes(np.full(len(max_num_seqs), largest))
 
 
 @dataclass(frozen=True, slots=True)

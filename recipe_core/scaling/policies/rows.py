@@ -110,7 +110,7 @@ def same_parameter(scalings: Sequence[Scaling], name: str) -> float:
 
 
 # Fields of a scaling that every policy honours, or that rules of their own hold.
-_COMMON = ("policy", "min_replicas", "max_replicas", "triggers")
+_COMMON = ("policy", "min_replicas", "max_replicas", "begin_replicas", "triggers")
 
 
 def check_scaling(scaling: Scaling) -> None:

@@ -213,12 +213,23 @@ def build_load(over_time: OverTime, workload: ServingWorkload) -> Load:
 
 
 def workload_lengths(workload: ServingWorkload) -> Lengths:
-    """Lengths of a workload: prompts and answers independent, each even over its spread."""
-    inputs = _spread_lengths(workload.input_tokens, workload.input_spread)
-    outputs = _spread_lengths(workload.output_tokens, workload.output_spread)
+    """Lengths of a workload: prompts and answers independent, each by its spread or shape."""
+    inputs, outputs = (
+        _shaped_lengths(mean, shape) if shape else _spread_lengths(mean, spread)
+        for mean, spread, shape in (
+            (workload.input_tokens, workload.input_spread, workload.relative_lengths("input")),
+            (workload.output_tokens, workload.output_spread, workload.relative_lengths("output")),
+        )
+    )
     grid = np.meshgrid(inputs, outputs, indexing="ij")
     count = len(inputs) * len(outputs)
     return Lengths(grid[0].ravel(), grid[1].ravel(), np.full(count, 1 / count))
+
+
+def _shaped_lengths(mean: int, relative: tuple[float, ...]) -> Float:
+    """Means of equal parts of a shape around a mean, one token at least."""
+    parts = np.array_split(np.asarray(relative), POINTS)
+    return np.asarray([max(mean * float(part.mean()), 1.0) for part in parts])
 
 
 def _spread_lengths(mean: int, spread: float | None) -> Float:

@@ -90,6 +90,9 @@ class ServedCase:
     def numbers(self) -> dict[str, float]:
         """Numbers of the case that lines are made of."""
         request_s, token_s = request_overheads(self.setting)
+        if self.case.disaggregated.any():  # a hand-over holds what a generation of devices adds
+            overhead = self.setting.engine.overhead(self.setting.cluster.device.runtime)
+            request_s, token_s = overhead.request_s, overhead.input_token_s
         return {
             "steps": self.steps,
             "prompts": self.prompts,

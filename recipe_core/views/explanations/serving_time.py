@@ -18,6 +18,7 @@ from recipe_core.base.units import share_text
 from recipe_core.estimates.columns.serving import Setting
 from recipe_core.estimates.ledger import Kernel, only_number, recorded_sums, recording
 from recipe_core.estimates.serving.continuous_batching import (
+    INTERFERENCE,
     Flow,
     Loop,
     decode_step,
@@ -31,10 +32,13 @@ from recipe_core.estimates.serving.rates import (
     arriving_flow,
     batch_steps,
     bunch_step,
+    bunched_share,
+    is_burst,
     resident_limit,
     solved_flow,
 )
 from recipe_core.estimates.serving.results import TIME_TITLES
+from recipe_core.estimates.serving.speculative import tokens_per_step
 from recipe_core.plans.plan import Plan
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.explanations.operators import (
@@ -107,21 +111,29 @@ def _pool_times(case: ServedCase) -> Times:
     with recording():
         steps = pool_steps(case.setting, pool)
     alone, full = recorded_sums(steps.single), recorded_sums(steps.full)
+    smaller_title, larger_title = (
+        "Step of one prompt",
+        f"Step of {plain_number(only_number(steps.group))} prompts",
+    )
+    if only_number(steps.ranks) > 1:
+        lone, smaller_title = recorded_sums(steps.lone), "Step of one prompt on each rank"
+        if _prompt_seconds(case, decode, alone) < step_seconds(alone):
+            alone, full, larger_title = lone, alone, smaller_title
+            smaller_title = "Step of one prompt on all ranks"
     share, runs = _full_share(case, decode, alone, full), run_factor(case.prompts)
-    single = worded_factor("1 - share of full steps", 1 - share)
-    several = worded_factor("share of full steps", share)
+    single = worded_factor("1 - share of the larger steps", 1 - share)
+    several = worded_factor("share of the larger steps", share)
     shares = [
         step_share("a prompt's step", alone, single, runs),
-        step_share("a full step", full, several, runs),
+        step_share("a larger step", full, several, runs),
         step_share("the first decode step", decode, runs),
     ]
     tables = {
         f"Decode step, {exact(only_number(decoding))} sequences of a replica": decode,
-        "Step of one prompt in the prefill pool": alone,
+        f"{smaller_title} in the prefill pool": alone,
     }
     if share:
-        group = plain_number(only_number(steps.group))
-        tables[f"Step of {group} prompts in the prefill pool"] = full
+        tables[f"{larger_title} in the prefill pool"] = full
     waits = [*case.ttft_lines("pools", step_seconds(decode)), *case.ttft_lines("server")]
     return collect_times(
         case,
@@ -135,14 +147,19 @@ def _pool_times(case: ServedCase) -> Times:
 
 def _full_share(case: ServedCase, decode: Parts, alone: Parts, full: Parts) -> float:
     """Share of a prompt's time that is a full step's, between one prompt's and that."""
-    names = [name for name in {**alone, **full} if name in case.prefill]
-    prompt_s = sum(case.prefill[name] for name in names) / case.prompts
-    prompt_s -= sum(of.seconds for name, of in decode.items() if name in case.prefill)
+    prompt_s = _prompt_seconds(case, decode, {**alone, **full})
     alone_s, full_s = step_seconds(alone), step_seconds(full)
     if abs(full_s - alone_s) <= SMALL * alone_s:
         return 0.0
     share = (prompt_s - alone_s) / (full_s - alone_s)
     return 0.0 if share < 1e-6 else min(share, 1.0)
+
+
+def _prompt_seconds(case: ServedCase, decode: Parts, prompt: Parts) -> float:
+    """Seconds of a prompt's step, without those of the first decode step."""
+    prompt_s = sum(case.prefill[name] for name in prompt if name in case.prefill) / case.prompts
+    first_s = sum(of.seconds for name, of in decode.items() if name in case.prefill)
+    return float(prompt_s - first_s)
 
 
 # Continuous batching
@@ -194,6 +211,10 @@ def _loop_times(case: ServedCase) -> Times:
     numbers = f"({efficiency_text(1 - b)} + {share})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
+    if is_burst(case.setting):
+        pace_s = _token_step_s(case)
+        formula = "mean step of all tokens, the last answers' too ÷ step"
+        bunched = [(formula, f"{time_text(pace_s)} ÷ {time_text(step_s)}", pace_s / step_s)]
     token = step_lines(case.decode, [decode_share(case, state.decode, *bunched)])
     first = [*_prompt_lines(state), *case.ttft_lines("waits", _wait_numbers(state))]
     first += case.ttft_lines("server")
@@ -201,6 +222,13 @@ def _loop_times(case: ServedCase) -> Times:
     if utilisation := _utilisation(state.mixed):
         lines[REACHED] = [utilisation]
     return collect_times(case, tables, lines)
+
+
+def _token_step_s(case: ServedCase) -> float:
+    """The decode step of a burst, in the mean over all tokens."""
+    token_s = sum(part for name, part in case.decode.items() if name != INTERFERENCE)
+    yields = only_number(tokens_per_step(case.case.draft_tokens, case.case.acceptance))
+    return token_s * yields / case.steps
 
 
 def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
@@ -222,13 +250,13 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
         f"Decode step, {exact(only_number(step.sequences))} sequences": steps[0]
     }
     tables[_prompt_title(only_number(prompts), only_number(mixed.prefill_tokens), mixes)] = steps[1]
-    if setting.mode != "open" and case.overhead.bunched > 0:
+    b = only_number(bunched_share(setting, case.case, flow)) if setting.mode != "open" else 0.0
+    if b > 0:
         chunk, chunks, group = bunch_step(setting, case.case, flow.resident)
         bunch = case.record_step(chunk)
         tables[
             f"Step of {efficiency_text(only_number(chunk.sampled))} prompts that start together"
         ] = bunch
-        b = case.overhead.bunched
         state = replace(
             state, bunch=bunch, chunks=only_number(chunks), group=only_number(group), b=b
         )
@@ -268,7 +296,7 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
 
 
 def _interference(state: _State) -> Iterator[Line]:
-    name, case, loop = "prefill_interference", state.case, state.loop
+    name, case, loop = INTERFERENCE, state.case, state.loop
     value_s = case.decode.get(name, 0.0)
     if value_s <= 0:
         return
@@ -279,6 +307,9 @@ def _interference(state: _State) -> Iterator[Line]:
         f"{plain_number(only_number(case.case.pp))}"
     )
     behind_s = min(state.ahead_s / tokens, only_number(state.flow.decode[name]))
+    if is_burst(case.setting):  # what is not of a steady state, over the share of those prompts
+        later_s = (1 - state.b) * only_number(state.flow.decode[name])
+        behind_s = (value_s / case.steps - later_s) / state.b
     numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
