@@ -173,6 +173,9 @@ def _serving_score_moves(table: Plan, rows: Int) -> Float:
             moves[:, METRICS.index(column)] += sign * weight
         elif column in FOLLOWING:
             moves[:, METRICS.index("output_tokens_per_s")] -= weight
+    if table.request.workload.mode == "open":  # what keeps up serves what arrives, fast or slow
+        keeps_up = table.columns["load_factor"][rows] < 1
+        moves[keeps_up, METRICS.index("output_tokens_per_s")] = 0.0
     return moves
 
 
