@@ -283,7 +283,7 @@ def test_the_command_line_counts_them(tmp_path):
     command = ["validate", str(path), "--bands"]
     answer = json.loads(recipe(*command, "--json").stdout)
     assert answer["levels"] == {"inside_50": 0.5, "inside_80": 0.8, "inside_95": 0.95}
-    assert set(answer) == {"levels", "all", "figures", "vendors", "engines"}
+    assert set(answer) == {"levels", "all", "figures", "vendors", "engines", "modes"}
     assert "in 80 %" in recipe(*command).stdout
     refused = recipe(*command, "--by", "model")
     assert (refused.returncode, "two questions" in refused.stderr) == (2, True)
