@@ -104,7 +104,7 @@ def read() -> Data:
     )
     times = engine.get("kernels", {}).get(architecture, {}).get("times", {})
     families = ("gemm", "attention_prefill", "attention_decode", "elementwise")
-    overheads = {"launch_s": 0.0, "late_steps": 0.0, "bunched": 0.1, **engine["overheads"][runtime]}
+    overheads = {"launch_s": 0.0, "late_steps": 0.5, "bunched": 0.1, **engine["overheads"][runtime]}
     return Data(
         model=model_shape(config),
         usable=usable,

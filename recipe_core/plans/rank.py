@@ -204,13 +204,15 @@ def beats_elsewhere(
     """The probability that a row is better than one of another plan of the same objective.
 
     As ``beats``; None where only one of the two has a price, and the goals count it. ``gain``: by
-    how much the logarithm of its score is better; None: as the plans count it.
+    how much the logarithm of its score is better where both are sized to their estimates; None: as
+    the plans count it.
     """
     if counts_cost(table) and is_row_priced(table, row) != is_row_priced(beside, row_beside):
         return None
     plain = log_score(beside, [row_beside]) - log_score(table, [row])
     gains = plain if gain is None else np.array([gain])
-    score = _gain_scores(table, np.array([row]), gains, beside, row_beside)
+    sized = gain is not None
+    score = _gain_scores(table, np.array([row]), gains, beside, row_beside, sized=sized)
     return float(normal_probability(score)[0])
 
 
@@ -246,15 +248,18 @@ def _better_scores(table: Plan, rows: Int, beside: int) -> Float:
     return _gain_scores(table, rows, np.where(equal, 0.0, gain), table, beside)
 
 
-def _gain_scores(table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: int) -> Float:
+def _gain_scores(
+    table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: int, *, sized: bool = False
+) -> Float:
     """Normal scores of rows whose logarithmic scores are better by ``gain`` than another's."""
     ranking, setting = table.spec.ranking, beside.setting(row_beside)
     device, *engine = ranking.software(setting)
-    moves = ranking.moves(beside, np.array([row_beside]))[0]
+    moves = ranking.moves(beside, np.array([row_beside]), sized=sized)[0]
     out = np.zeros(len(rows))
     for block, places, _ in table.split_rows(rows):
         own_device, *own_engine = ranking.software(block.setting)
-        own_moves, gains, errors = ranking.moves(table, rows[places]), gain[places], ranking.errors
+        own_moves = ranking.moves(table, rows[places], sized=sized)
+        gains, errors = gain[places], ranking.errors
         same_device, same_engine = own_device == device, own_engine == engine
         if same_device and not same_engine and ranking.engine_errors and ranking.gap_shares:
             errors = ranking.engine_errors

@@ -161,7 +161,7 @@ def _serving_simplicity(table: Plan) -> tuple[Any, ...]:
     return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
 
 
-def _serving_score_moves(table: Plan, rows: Int) -> Float:
+def _serving_score_moves(table: Plan, rows: Int, *, sized: bool = False) -> Float:
     moves = np.zeros((len(rows), len(METRICS)))
     first = table.columns["ttft_s"][rows] / table.columns["request_latency_s"][rows]
     for goal, weight in table.request.objective.goals.items():
@@ -173,7 +173,8 @@ def _serving_score_moves(table: Plan, rows: Int) -> Float:
             moves[:, METRICS.index(column)] += sign * weight
         elif column in FOLLOWING:
             moves[:, METRICS.index("output_tokens_per_s")] -= weight
-    if table.request.workload.mode == "open":  # what keeps up serves what arrives, fast or slow
+    # what keeps up serves what arrives, fast or slow
+    if table.request.workload.mode == "open" and not sized:
         keeps_up = table.columns["load_factor"][rows] < 1
         moves[keeps_up, METRICS.index("output_tokens_per_s")] = 0.0
     return moves

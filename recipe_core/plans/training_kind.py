@@ -206,7 +206,7 @@ def _training_simplicity(table: Plan) -> tuple[Any, ...]:
     return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
 
 
-def _training_score_moves(table: Plan, rows: Int) -> Float:
+def _training_score_moves(table: Plan, rows: Int, *, sized: bool = False) -> Float:  # noqa: ARG001 - alike
     # throughput, cost and energy follow the time of a step; a number of devices is certain
     goals = table.request.objective.goals.items()
     weight = sum(weight for goal, weight in goals if table.spec.goals[goal][0] != "gpus")
