@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from fit.solve import Points, peak_of
 from fit.tables import DTYPES, WEIGHT_BYTES, operator, split
-
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.profile import Device
 
@@ -156,9 +155,9 @@ def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
     )
     rows = rows.assign(dtype=rows.moe_dtype.map(DTYPES), seconds=rows.latency / 1e3)
     rows = _fastest(_work(rows, loads.routed, loads.touched), device_profile(device))
-    whole = rows.moe_ep_size == 1
-    share = whole.groupby(rows.dtype).transform("mean")
-    rows["weight"] = np.where(share.isin([0, 1]), 1.0, 0.5 / np.where(whole, share, 1 - share))
+    has_all = rows.moe_ep_size == 1
+    share = has_all.groupby(rows.dtype).transform("mean")
+    rows["weight"] = np.where(share.isin([0, 1]), 1.0, 0.5 / np.where(has_all, share, 1 - share))
     return split(device, "moe", rows, SHAPE)
 
 
@@ -171,13 +170,13 @@ def _fastest(rows: pd.DataFrame, device: Device) -> pd.DataFrame:
     peaks = rows.dtype.map({dtype: peak_of(device, "moe", dtype) for dtype in rows.dtype.unique()})
     moved_s = (rows.bytes + rows.row_bytes) / device.memory_bandwidth_bytes_per_s.value
     rows = rows.assign(
-        taken=rows.seconds / (rows.flops / peaks + moved_s + START_S),
+        slowness=rows.seconds / (rows.flops / peaks + moved_s + START_S),
         tokens=np.log2(rows.num_tokens) // 2,
     )
     work = ["dtype", *SHAPE[:6], "tokens"]
-    taken = rows.groupby([*work, "kernel_source"]).taken.median().reset_index()
-    fastest = taken.loc[taken.groupby(work).taken.idxmin()]
-    return rows.drop(columns="taken").merge(fastest[[*work, "kernel_source"]])
+    by_kernel = rows.groupby([*work, "kernel_source"]).slowness.median().reset_index()
+    fastest = by_kernel.loc[by_kernel.groupby(work).slowness.idxmin()]
+    return rows.merge(fastest[[*work, "kernel_source"]])
 
 
 def moe_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
