@@ -286,7 +286,8 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
     ]
     links = links.assign(bytes=links.size_bytes, seconds=links.value / 1e6, op_name="all_reduce")
     joined = _joined("mi355x", "xgmi-mi350")
-    per_rank_s = joined.fabric.direct.latency_per_rank_s.value if joined.fabric.direct else 1e-7
+    per_rank = joined.fabric.links("direct").latency_per_rank_s
+    per_rank_s = per_rank.value if per_rank else 1e-7
     yield (
         "xgmi-mi350",
         "direct",
