@@ -149,12 +149,23 @@ def awaited_blocks(cases: Cases) -> Parts:
     return {"kv_load": cases.kv_wait_s} if cases.kv_wait_s.any() else {}
 
 
+def met_prompts(setting: Setting, arriving: Float) -> Float:
+    """Return how many prompts a step with prompts has on average, at ``arriving`` a decode step.
+
+    They come at random, and a step without any is none of these: ``x/(1 - e^-x)`` [Poisson]. Where
+    prompts do not ride on decode steps, those that come during one's step have the next step.
+    """
+    some = np.maximum(arriving, 1e-9)
+    some = some if setting.engine.mixes_prompts else some / (1 + some)
+    return np.asarray(some / -np.expm1(-some))
+
+
 def prompt_step(
     setting: Setting, cases: Cases, beside: Step, arriving: Float
 ) -> tuple[Step, Float]:
     """The step ``beside`` with prompts added, and how many, at ``arriving`` per decode step."""
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
+    prompts = np.clip(met_prompts(setting, arriving * chunks), 1.0, prompts_a_step(cases)) / chunks
     return replace(
         beside,
         prefill_tokens=prompts * tokens,
@@ -251,7 +262,8 @@ class Loop:
 
     def prompts_together(self, arriving: Float) -> Float:
         """Prompts that share a step, at ``arriving`` per decode step."""
-        return np.clip(arriving * self.chunks, 1.0, self.per_step) / self.chunks
+        met = met_prompts(self.setting, arriving * self.chunks)
+        return np.clip(met, 1.0, self.per_step) / self.chunks
 
     def parts(self, decoding: Float, arriving: Float | None = None) -> tuple[Parts, Parts]:
         """A decode step, and what one prompt adds to its steps (takes alone if never mixed).
@@ -444,7 +456,7 @@ class Loop:
 
 
 # Full replicas: what arrives does not change them.
-_FULL: Recall[tuple[Loop, Float]] = Recall(65_536, without="load", priced=False)
+_FULL: Recall[tuple[Loop, Flow]] = Recall(65_536, without="load", priced=False)
 
 
 def _put_rows(parts: Parts, rows: Int, new: Parts) -> Parts:
@@ -466,13 +478,38 @@ def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> 
     The steady state serves ``arriving`` requests per second, at most those of a full replica.
     """
 
-    def make_full() -> tuple[Loop, Float]:
+    def make_full() -> tuple[Loop, Flow]:
         loop = Loop(setting, cases, limit, _others_share(limit))
-        return loop, _full_flow(loop).requests_per_s
+        return loop, _full_flow(loop)
 
-    full, capacity = _FULL.value(make_full, setting, cases, limit)
-    loop = full.sharing(np.ones(len(cases)))
-    return capacity, loop.flow(*loop.settle(np.minimum(arriving, capacity)))
+    loop, full = _FULL.value(make_full, setting, cases, limit)
+    capacity = full.requests_per_s
+    served = np.minimum(arriving, capacity)
+    loop = loop.sharing(np.ones(len(cases)))
+    return capacity, _crowd(loop.flow(*loop.settle(served)), served / capacity, full.decoding)
+
+
+def _crowd(flow: Flow, busy: Float, most: Float) -> Flow:
+    """Return the flow where arrivals at random make some times crowded, which last longer.
+
+    What delays the others lets more come, in a step's time the share ``h`` at once (prompts) and
+    ``n`` in all (about half way from how steps grow here to how they do in a full replica), the
+    rest of it while a request decodes: a Hawkes process [1971]. So a request meets, beyond the
+    mean, ``(1/(1-h)² - 1)/2 + (1/(1-n)² - 1/(1-h)²)/2 · (1 - e^(-2(1-n)/(1-h)))`` others, with the
+    kernel of the second part taken as exponential; at most as many as decode in a full replica.
+    """
+    prompts = flow.decode[INTERFERENCE] / np.maximum(flow.tpot_s, 1e-12)
+    left = np.maximum(1 - (np.asarray(flow.slowing) + busy) / 2, 1e-6)
+    rest = np.maximum(1 - prompts, left)
+    lasting = (1 / left**2 - 1 / rest**2) / 2 * -np.expm1(-2 * left / rest)
+    more = np.minimum((1 / rest**2 - 1) / 2 + lasting, np.maximum(most - flow.decoding, 0.0))
+    longer = 1 + more / flow.decoding
+    return replace(
+        flow,
+        decode={name: seconds * longer for name, seconds in flow.decode.items()},
+        decoding=flow.decoding + more,
+        resident=flow.resident + more,
+    )
 
 
 def _others_share(resident: Float) -> Float:

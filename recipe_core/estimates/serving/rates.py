@@ -174,9 +174,9 @@ def rank_wait_s(cases: Cases, served: Serving, most_steps: float, step_s: Float)
     """
     servers = np.where(cases.shares_experts, cases.copies, cases.replicas)
     arriving = served.output_tokens_per_s / cases.output_tokens / servers * step_s
-    told = most_steps * arriving
+    came = most_steps * arriving
     all_have_one = (cases.replicas / servers - 1) / 2 / np.maximum(arriving, 1e-12)
-    steps = np.minimum(all_have_one, most_steps * (1 + told / 2) / (1 + told))
+    steps = np.minimum(all_have_one, most_steps * (1 + came / 2) / (1 + came))
     return np.asarray(np.where(most_steps > 0, steps, 0.0) * step_s)
 
 
