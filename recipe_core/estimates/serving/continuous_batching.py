@@ -35,7 +35,7 @@ from recipe_core.base.solvers import find_root
 from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.kernels import Parts, Step, total
-from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
+from recipe_core.estimates.serving.speculative import engine_step, engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
 
 # Shares of the resident requests at which steps are computed, largest first.
@@ -50,6 +50,8 @@ ASTRAY = 0.01
 MORE_NODES = 6
 # Decoding sequences of a loop that hardly decodes, where answers have one token.
 LEAST_DECODING = 1e-9
+# Normal scores, and their weights, whose sums are the means of a normal (Gauss and Hermite).
+SCORES, SHARES = np.sqrt(3) * np.array([-1.0, 0.0, 1.0]), np.array([1.0, 4.0, 1.0]) / 6
 # What prompts of others add to a step.
 INTERFERENCE = "prefill_interference"
 
@@ -275,11 +277,29 @@ class Loop:
         arriving = decoding / self.steps if arriving is None else arriving
         with_prompts, prompts = prompt_step(self.setting, self.cases, beside, arriving)
         decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
+        if self.cases.input_variance.any():
+            both = self._mean_step(with_prompts, prompts)
         if not mixes:
             prompt = {name: seconds / prompts for name, seconds in both.items()}
         else:
             prompt = {name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both}
         return decode, prompt | moved_blocks(self.cases)
+
+    def _mean_step(self, step: Step, prompts: Float) -> Parts:
+        """A step with prompts, over the lengths that they have together: short ones fill no step.
+
+        Taken as lognormal; their variance falls with the prompts of a step.
+        """
+        sigma = np.sqrt(np.log1p(self.cases.input_variance / np.maximum(prompts, 1.0)))
+        longer = np.exp(np.multiply.outer(SCORES, sigma))
+        longer = longer / np.tensordot(SHARES, longer, 1)
+        parts: Parts = {}
+        for share, length in zip(SHARES, longer, strict=True):
+            tokens, context = step.prefill_tokens * length, step.prefill_context * length
+            each = replace(step, prefill_tokens=tokens, prefill_context=context)
+            for name, seconds in engine_step(self.setting, self.cases, each).items():
+                parts[name] = parts.get(name, 0.0) + share * seconds
+        return parts
 
     def interpolated(self, decoding: Float) -> tuple[Float, Float]:
         """Seconds of a decode step and of a prompt, interpolated between the nodes."""
@@ -297,7 +317,8 @@ class Loop:
         ride_s = self.beside * self.chunks * step_s + prompt_s
         unqueued_s = self.share / 2 * step_mean_s + ride_s
         coming = self.share * rate
-        waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
+        rest_share = (1 - self.cases.input_variance) / 2  # of a prompt that one meets under way
+        waiting_s = coming * (unqueued_s - ride_s * rest_share / self.per_step)
         ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
         rest_s, most_s = self._bounds(decoding, prompt_s, coming, waiting_s)
