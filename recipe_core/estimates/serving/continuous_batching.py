@@ -62,7 +62,8 @@ class Flow:
 
     ``full_step_s``: a decode step in which as many as the replica can hold decode. ``slowing``: the
     share of a step's time, prompts in it included, that grows as sequences do; None where no
-    requests come and go.
+    requests come and go. ``crowding``: how much longer than in a steady state tokens take where
+    requests come at random.
     """
 
     resident: Float
@@ -74,6 +75,7 @@ class Flow:
     prompt_s: Float
     full_step_s: Float
     slowing: Float | None = None
+    crowding: Float | float = 1.0
 
     @property
     def tpot_s(self) -> Float:
@@ -528,8 +530,8 @@ def _crowd(flow: Flow, busy: Float, most: Float) -> Flow:
     return replace(
         flow,
         decode={name: seconds * longer for name, seconds in flow.decode.items()},
-        decoding=flow.decoding + more,
         resident=flow.resident + more,
+        crowding=longer,
     )
 
 

@@ -211,6 +211,9 @@ def _loop_times(case: ServedCase) -> Times:
     numbers = f"({efficiency_text(1 - b)} + {share})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
+    if case.setting.mode == "open":
+        crowding = only_number(np.asarray(state.flow.crowding))
+        bunched = [worded_factor("requests that come at random crowd", crowding)]
     if is_burst(case.setting):
         pace_s = _token_step_s(case)
         formula = "mean step of all tokens, the last answers' too ÷ step"
@@ -310,7 +313,8 @@ def _interference(state: _State) -> Iterator[Line]:
     if is_burst(case.setting):  # what is not of a steady state, over the share of those prompts
         later_s = (1 - state.b) * only_number(state.flow.decode[name])
         behind_s = (value_s / case.steps - later_s) / state.b
-    numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
+    factor = case.steps * case.later_share * only_number(np.asarray(state.flow.crowding))
+    numbers = product(state.blended(solved, time_text(behind_s)), factor)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
         "what a prompt adds ÷ PP; of prompts that start together (b) only those behind"
