@@ -178,6 +178,24 @@ def prompt_step(
     ), prompts
 
 
+def steps_by_length(cases: Cases, step: Step, prompts: Float) -> list[tuple[float, Step]]:
+    """Return a step whose prompts have a shape, by how long they are together, with its shares.
+
+    Lengths are taken as lognormal; their variance falls with the prompts of a step. Short ones do
+    not fill it.
+    """
+    if not cases.input_variance.any():
+        return [(1.0, step)]
+    sigma = np.sqrt(np.log1p(cases.input_variance / np.maximum(prompts, 1.0)))
+    longer = np.exp(np.multiply.outer(SCORES, sigma))
+    longer = longer / np.tensordot(SHARES, longer, 1)
+    tokens, context = step.prefill_tokens * longer, step.prefill_context * longer
+    return [
+        (float(share), replace(step, prefill_tokens=tokens[k], prefill_context=context[k]))
+        for k, share in enumerate(SHARES)
+    ]
+
+
 # What a loop knows of each case, besides its nodes.
 _COLUMNS = (
     "capacity",
@@ -280,28 +298,15 @@ class Loop:
         with_prompts, prompts = prompt_step(self.setting, self.cases, beside, arriving)
         decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
         if self.cases.input_variance.any():
-            both = self._mean_step(with_prompts, prompts)
+            both = {}
+            for share, each in steps_by_length(self.cases, with_prompts, prompts):
+                for name, seconds in engine_step(self.setting, self.cases, each).items():
+                    both[name] = both.get(name, 0.0) + share * seconds
         if not mixes:
             prompt = {name: seconds / prompts for name, seconds in both.items()}
         else:
             prompt = {name: np.maximum((both[name] - decode[name]) / prompts, 0.0) for name in both}
         return decode, prompt | moved_blocks(self.cases)
-
-    def _mean_step(self, step: Step, prompts: Float) -> Parts:
-        """A step with prompts, over the lengths that they have together: short ones fill no step.
-
-        Taken as lognormal; their variance falls with the prompts of a step.
-        """
-        sigma = np.sqrt(np.log1p(self.cases.input_variance / np.maximum(prompts, 1.0)))
-        longer = np.exp(np.multiply.outer(SCORES, sigma))
-        longer = longer / np.tensordot(SHARES, longer, 1)
-        parts: Parts = {}
-        for share, length in zip(SHARES, longer, strict=True):
-            tokens, context = step.prefill_tokens * length, step.prefill_context * length
-            each = replace(step, prefill_tokens=tokens, prefill_context=context)
-            for name, seconds in engine_step(self.setting, self.cases, each).items():
-                parts[name] = parts.get(name, 0.0) + share * seconds
-        return parts
 
     def interpolated(self, decoding: Float) -> tuple[Float, Float]:
         """Seconds of a decode step and of a prompt, interpolated between the nodes."""
@@ -517,15 +522,16 @@ def _crowd(flow: Flow, busy: Float, most: Float) -> Flow:
 
     What delays the others lets more come, in a step's time the share ``h`` at once (prompts) and
     ``n`` in all (about half way from how steps grow here to how they do in a full replica), the
-    rest of it while a request decodes: a Hawkes process [1971]. So a request meets, beyond the
-    mean, ``(1/(1-h)² - 1)/2 + (1/(1-n)² - 1/(1-h)²)/2 · (1 - e^(-2(1-n)/(1-h)))`` others, with the
-    kernel of the second part taken as exponential; at most as many as decode in a full replica.
+    rest of it while a request decodes: a Hawkes process [1971]. Beyond the mean a request meets
+    ``(1/(1-h)² - 1)/2 - h + (1/(1-n)² - 1/(1-h)²)/2 · (1 - e^(-2(1-n)/(1-h)))`` others, with the
+    kernel of the last part taken as exponential; at most as many as decode in a full replica.
     """
     prompts = flow.decode[INTERFERENCE] / np.maximum(flow.tpot_s, 1e-12)
     left = np.maximum(1 - (np.asarray(flow.slowing) + busy) / 2, 1e-6)
     rest = np.maximum(1 - prompts, left)
     lasting = (1 / left**2 - 1 / rest**2) / 2 * -np.expm1(-2 * left / rest)
-    more = np.minimum((1 / rest**2 - 1) / 2 + lasting, np.maximum(most - flow.decoding, 0.0))
+    more = (1 / rest**2 - 1) / 2 - (1 - rest) + lasting
+    more = np.minimum(np.maximum(more, 0.0), np.maximum(most - flow.decoding, 0.0))
     longer = 1 + more / flow.decoding
     return replace(
         flow,
