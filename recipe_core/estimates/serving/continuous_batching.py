@@ -299,8 +299,8 @@ class Loop:
         decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
         if self.cases.input_variance.any():
             both = {}
-            for share, each in steps_by_length(self.cases, with_prompts, prompts):
-                for name, seconds in engine_step(self.setting, self.cases, each).items():
+            for share, as_long in steps_by_length(self.cases, with_prompts, prompts):
+                for name, seconds in engine_step(self.setting, self.cases, as_long).items():
                     both[name] = both.get(name, 0.0) + share * seconds
         if not mixes:
             prompt = {name: seconds / prompts for name, seconds in both.items()}
@@ -517,7 +517,7 @@ def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> 
     return capacity, _crowd(loop.flow(*loop.settle(served)), served / capacity, full.decoding)
 
 
-def _crowd(flow: Flow, busy: Float, most: Float) -> Flow:
+def _crowd(flow: Flow, busy: Float, full_decoding: Float) -> Flow:
     """Return the flow where arrivals at random make some times crowded, which last longer.
 
     What delays the others lets more come, in a step's time the share ``h`` at once (prompts) and
@@ -531,7 +531,7 @@ def _crowd(flow: Flow, busy: Float, most: Float) -> Flow:
     rest = np.maximum(1 - prompts, left)
     lasting = (1 / left**2 - 1 / rest**2) / 2 * -np.expm1(-2 * left / rest)
     more = (1 / rest**2 - 1) / 2 - (1 - rest) + lasting
-    more = np.minimum(np.maximum(more, 0.0), np.maximum(most - flow.decoding, 0.0))
+    more = np.minimum(np.maximum(more, 0.0), np.maximum(full_decoding - flow.decoding, 0.0))
     longer = 1 + more / flow.decoding
     return replace(
         flow,

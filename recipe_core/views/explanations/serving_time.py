@@ -251,14 +251,14 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
     beside = step if mixes else idle_step(case.case)
     mixed, prompts = prompt_step(setting, case.case, beside, flow.decoding / loop.steps)
     apart = steps_by_length(case.case, mixed, prompts)
-    lengths = [(share, case.record_step(each)) for share, each in apart]
+    lengths = [(share, case.record_step(as_long)) for share, as_long in apart]
     steps = (case.record_step(step), lengths[len(lengths) // 2][1])
     state = _State(case, flow, loop, only_number(prompts), *steps, {}, lengths)
     tables: dict[str, Parts] = {
         f"Decode step, {exact(only_number(step.sequences))} sequences": steps[0]
     }
-    for (_, each), (_, parts) in zip(apart, lengths, strict=True):
-        title = _prompt_title(only_number(prompts), only_number(each.prefill_tokens), mixes)
+    for (_, as_long), (_, parts) in zip(apart, lengths, strict=True):
+        title = _prompt_title(only_number(prompts), only_number(as_long.prefill_tokens), mixes)
         tables[title] = parts
     b = only_number(bunched_share(setting, case.case, flow)) if setting.mode != "open" else 0.0
     if b > 0:
