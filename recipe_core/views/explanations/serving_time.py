@@ -8,7 +8,7 @@ first token (docs/method/physics.md, "Continuous batching", "From a step to the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,7 +182,7 @@ class _State:
     decode: Parts
     mixed: Parts
     bunch: Parts
-    lengths: list[tuple[float, Parts]]
+    lengths: Sequence[tuple[float, Parts]]
     chunks: float = 1.0
     group: float = 1.0
     b: float = 0.0
