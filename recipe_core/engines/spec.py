@@ -180,11 +180,13 @@ class Intervals(Cited):
 
     ``options``: those it has. ``first_token_waits``: whether the first token too is held until
     ``stream_interval`` tokens are there, or leaves at once. ``throughput``: what a launch for
-    throughput is given where the request states nothing.
+    throughput is given where the request states nothing. ``rank_wait_steps``: how many steps a
+    prompt waits at most, while all decode, until every rank of data-parallel attention has one.
     """
 
     options: Annotated[tuple[Interval, ...], Field(min_length=1)]
     first_token_waits: bool
+    rank_wait_steps: NonNegative = 0.0
     throughput: tuple[UsualIntervals, ...] = ()
 
     def usual(

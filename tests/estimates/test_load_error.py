@@ -52,7 +52,7 @@ def test_a_slower_step_grows_with_the_queue_as_the_steady_state_at_a_higher_rate
     rates = capacity(**candidate) * np.array([0.05, 0.3, 0.5, 0.7])
     plain, faster = at_rates(rates, **candidate), at_rates(rates * factor, **candidate)
     solved = factor * faster.serving.tpot_s / plain.serving.tpot_s
-    assert slowed_steps(plain.serving, factor) == pytest.approx(solved, rel=0.05)
+    assert slowed_steps(plain.serving, factor) == pytest.approx(solved, rel=0.07)
 
 
 def test_an_error_weighs_the_more_the_fuller_a_server_is():
