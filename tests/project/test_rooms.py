@@ -30,7 +30,7 @@ BUDGETS = {
     "sizing": 2_920,
     "scaling": 9_200,
     "commands": 3_680,
-    "recipe": 3_920,
+    "recipe": 3_930,
     "targets": 8_040,
     "bundle": 2_260,
     "calibration": 8_780,
