@@ -82,8 +82,9 @@ def _builder_differences(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
         profile = _compare_pin(
             f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest
         )
-        own = not isinstance(recipe_request(recipe).hardware.device, str)  # the recipe holds it
-        yield profile if own or profile.level == "same" else replace(profile, level="renewed")
+        if profile.level == "differs" and isinstance(recipe_request(recipe).hardware.device, str):
+            profile = replace(profile, level="renewed")  # a shipped one, not the recipe's own
+        yield profile
     yield from _renewed_figures(recipe.estimate, decision.estimate)
     if lock.image:
         image_now = now.image.pinned if now.image else None

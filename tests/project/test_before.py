@@ -286,6 +286,10 @@ def test_a_bundle_built_again_starts_the_same_processes(path, tmp_path):
     assert now.startup_timeout_s >= plan.startup_timeout_s  # grows with the weights
     later = ("startup_timeout_s", "needs", "choices", "supervision", "support")
     joined = {name: getattr(now, name) for name in later}
+    before_lengths = (now.workload.input_spread, now.workload.output_spread)
+    assert before_lengths == ((0.1, 0.1) if now.kind == "serving" else (0.0, 0.0))  # as is usual
+    joined["workload"] = replace(plan.workload, input_spread=before_lengths[0])
+    joined["workload"] = replace(joined["workload"], output_spread=before_lengths[1])
     joined["api"] = replace(plan.api, key_variable=now.api.key_variable)
     assert now == replace(plan, engine=engine, **joined)
 
