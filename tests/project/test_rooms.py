@@ -21,7 +21,7 @@ BUDGETS = {
     "models": 5_420,
     "hardware": 4_780,
     "engines": 3_040,
-    "request": 4_880,
+    "request": 4_955,
     "accuracy": 2_860,
     "estimates": 19_980,
     "plans": 8_950,
