@@ -237,7 +237,7 @@ def tied_rows(table: Plan, rows: Int) -> Bool:
     alike = table.feasible[rows] & (rows != best) & _alike_priced(table, rows, best)
     alike &= table.queues[rows] == table.queues[best]
     alike &= table.uncertain[rows] == table.uncertain[best]
-    return alike & (_better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED))
+    return np.asarray(alike & (_better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED)))
 
 
 def count_ties(table: Plan) -> int:

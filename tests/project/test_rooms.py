@@ -24,7 +24,7 @@ BUDGETS = {
     "request": 4_955,
     "accuracy": 2_860,
     "estimates": 19_980,
-    "plans": 8_950,
+    "plans": 8_960,
     "launch": 6_100,
     "compression": 2_920,
     "sizing": 2_920,
