@@ -110,6 +110,9 @@ TIE_DIGITS = 4
 # of the two is better.
 TIED = 0.4
 
+# How a tie is said beside a figure.
+NO_DIFFERENCE = "no measurable difference"
+
 EVERY = slice(None)
 
 
@@ -216,19 +219,32 @@ def beats_elsewhere(
     return float(normal_probability(score)[0])
 
 
-def count_ties(table: Plan) -> int:
-    """Return how many rows tie with the best: measured, each may as well be better (``TIED``).
+def ties_elsewhere(table: Plan, row: int, beside: Plan, row_beside: int) -> bool:
+    """Return whether nobody can tell which of two feasible rows of two plans measures better.
 
     A row that queues ties with none that holds its load, one that may not start with none that
     does.
     """
+    states = ("feasible", "queues", "uncertain")
+    alike = all(getattr(table, name)[row] == getattr(beside, name)[row_beside] for name in states)
+    chance = beats_elsewhere(table, row, beside, row_beside) if alike else None
+    return chance is not None and bool(table.feasible[row]) and is_tie(chance)
+
+
+def tied_rows(table: Plan, rows: Int) -> Bool:
+    """Mark rows that tie with the best: measured, each may as well be better (``TIED``)."""
     if not len(table.order):
-        return 0
-    best, rows = int(table.order[0]), table.order[1:]
-    tied = _better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED)
-    alike = _alike_priced(table, rows, best) & (table.queues[rows] == table.queues[best])
+        return np.zeros(len(rows), dtype=np.bool_)
+    best = int(table.order[0])
+    alike = table.feasible[rows] & (rows != best) & _alike_priced(table, rows, best)
+    alike &= table.queues[rows] == table.queues[best]
     alike &= table.uncertain[rows] == table.uncertain[best]
-    return int((tied & alike).sum())
+    return np.asarray(alike & (_better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED)))
+
+
+def count_ties(table: Plan) -> int:
+    """Return how many rows tie with the best."""
+    return int(tied_rows(table, table.order).sum())
 
 
 def _alike_priced(table: Plan, rows: Int, beside: int) -> Bool:
