@@ -278,8 +278,8 @@ def left_out_regrets(truth: Path, table: pd.DataFrame) -> list[dict[str, Any]]:
     figures = compare_with_estimates(as_runs(published(truth))).figures
     metrics = figures.figure.map({figure: metric for figure, (metric, _) in QUANTITIES.items()})
     ratio = unseen.reindex(pd.MultiIndex.from_arrays([figures.id, metrics])).to_numpy()
-    known = figures.assign(estimated=figures.measured * ratio)[np.isfinite(ratio)]
-    return group_regrets(regret_choices(known), ("choice",)).round(4).to_dict(orient="records")
+    figures = figures.assign(estimated=figures.measured * ratio)[np.isfinite(ratio)]
+    return group_regrets(regret_choices(figures), ("choice",)).round(4).to_dict(orient="records")
 
 
 def printed(title: str, of: dict[str, Any]) -> None:

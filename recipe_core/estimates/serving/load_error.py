@@ -99,9 +99,9 @@ class RateStretch(Stretch):
         What arrives in the time that is measured varies a little besides.
         """
         low, high = Stretch.ends(self, factors)
-        part, most = (f(self.load_factor, 1.0)[:, None] for f in (np.minimum, np.maximum))
-        part = np.maximum(part, 1e-9)
-        low, high = (np.log(np.minimum(end / part, most)) for end in (low, high))
+        served = np.clip(self.load_factor, 1e-9, 1.0)[:, None]
+        arriving = np.maximum(self.load_factor, 1.0)[:, None]
+        low, high = (np.log(np.minimum(end / served, arriving)) for end in (low, high))
         varied = np.array([quantile_score(level) for level in LEVELS]) * ARRIVALS_SPREAD
         return np.exp(-np.hypot(low, varied)), np.exp(np.hypot(high, varied))
 
