@@ -156,7 +156,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
 
 
 def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_nothing_runs():
-    choices = find_alternatives(case("cost"))
+    choices = find_alternatives(planned(LIMITED | {"workload.concurrency": "48"}))
     assert choices[0].to_json()["set"] == dict(choices[0].fields)
     by_kind = {choice.kind: choice for choice in choices}
     assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
@@ -251,7 +251,8 @@ def test_what_is_worse_is_a_runner_up_only_and_says_by_how_much():
 
 
 def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
-    doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35", "objective.confidence": "0.5"})
+    stated = LIMITED | {"objective.limits.tpot_ms": "33", "workload.concurrency": "48"}
+    doubtful = planned(stated | {"objective.confidence": "0.5"})
     best = doubtful.best_row
     assert doubtful.chances[best] < beside.SURE
     kept = doubtful.order[doubtful.holds[doubtful.order]]
@@ -363,9 +364,9 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
 @over(
     "tpot_ms ttft_ms near said",
     [
-        (30, 380, "TP 4", "objective.confidence: 0.59 (TP 4 × DP 2)."),
-        (34, 390, "TP 2 × DP 4", "objective.confidence: 0.67 (TP 4 × DP 2)."),
-        (26, 600, "TP 4", "objective.confidence: 0.62 (TP 8)."),
+        (30, 380, "TP 4", "objective.confidence: 0.58 (TP 8)."),
+        (34, 390, "TP 2 × DP 4", "objective.confidence: 0.66 (TP 4 × DP 2)."),
+        (26, 600, "TP 4 × PP 2", "objective.confidence: 0.59 (TP 8)."),
     ],
 )
 def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(
