@@ -266,7 +266,7 @@ def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]
 
 
 def left_out_regrets(truth: Path, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """What choices cost by estimates of fits without a run's source, or without its model.
+    """Count what choices cost by estimates of fits without a run's source, or without its model.
 
     ``table``: as ``serving_rows`` returns it. The latter where one source alone tells an engine.
     """

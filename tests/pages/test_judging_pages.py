@@ -80,7 +80,7 @@ def test_both_memory_figures_are_explained_beside_each_other() -> None:
 def test_a_command_is_rewritten_by_few_words_and_opens_as_the_plan_of_what_it_states() -> None:
     command = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960 --max-num-seqs 256 -q fp8"
     app = put(opened("check.py", **{"hardware.per_node": "4"}), "command", command)
-    assert codes(app) == ["- -tp 2\n+ -tp 4", command.replace("-tp 2", "-tp 4")]
+    assert codes(app) == ["+ --data-parallel-size 2", f"{command} --data-parallel-size 2"]
     assert_says(app, "vLLM 0.32", "A better layout")
     assert "vllm 0" not in words(app)
     press(app, "to-builder")
@@ -238,7 +238,7 @@ def test_dropped_runs_are_previewed_and_kept_where_nobody_else_may_call(
     counting = sum(entry.counts for entry in Overlay.at(place).add(runs, dry=True).entries)
     assert 0 < counting < 12
     app = dropped(opened("evidence.py"), "mine.csv", text)
-    said = f"{counting} of 12 new runs would count. The answer stays as it is: TP 4 × DP 2, "
+    said = f"{counting} of 12 new runs would count. The answer stays as it is: TP 8, "
     assert said in words(app)
     assert "keeps no runs" in words(app)
     assert "keep-runs" not in {button.key for button in app.button}

@@ -86,7 +86,7 @@ def load_stretches(served: Serving, cases: Cases) -> dict[str, Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class RateStretch(Stretch):
-    """How the intervals of an open loop's throughput differ from those of a full server's.
+    """Intervals of an open loop's throughput beside those of a full server's.
 
     ``load_factor``: arrivals over what a full server is estimated to serve.
     """
