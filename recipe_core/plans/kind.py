@@ -51,7 +51,8 @@ class Ranking:
     """The ranking of a kind's rows, and how their errors move the score.
 
     precedence: columns that order rows before their score does. simplicity: columns that order rows
-    of equal score, simpler first; the last one counts first. errors: covariances of measured
+    of equal score, simpler first; the last one counts first. unmeasured: rows of a kind that no run
+    showed, which come first only where they are clearly better. errors: covariances of measured
     figures' errors in a setting, the common part and the rest. moves: by how much the logarithm of
     the score of some rows moves with each figure's: rows × figures, in the order of ``errors``;
     ``sized`` where the number of devices follows from the estimate, too.
@@ -63,6 +64,7 @@ class Ranking:
 
     precedence: Callable[[Plan], tuple[Any, ...]]
     simplicity: Callable[[Plan], tuple[Any, ...]]
+    unmeasured: Callable[[Plan], Any]
     errors: Callable[[Any], tuple[Float, Float]]
     moves: ScoreMoves
     software: Callable[[Any], tuple[str, ...]]

@@ -106,6 +106,8 @@ def pareto_front(*columns: Float, among: Bool) -> Bool:
 
 # Splits whose goal agrees to so many significant digits are equally good.
 TIE_DIGITS = 4
+# Least gain, as a logarithm, with which a split of a kind that nobody measured comes first.
+UNMEASURED_GAIN = 0.02
 # Probability of beating the best split from which a split ties with it: estimates do not tell which
 # of the two is better.
 TIED = 0.4
@@ -185,7 +187,21 @@ def rank_rows(table: Plan) -> Int:
     keys.append(round_significant(table.score[rows], TIE_DIGITS))
     first = (*ranking.precedence(table), lacks_price(table))
     keys += [np.asarray(key)[rows] for key in first]
-    return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
+    order = np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
+    return _put_measured_first(table, order, [np.asarray(key) for key in first])
+
+
+def _put_measured_first(table: Plan, order: Int, precedence: Sequence[Any]) -> Int:
+    """The order, led by a row of a measured kind where the first one is not clearly better."""
+    unmeasured = np.asarray(table.spec.ranking.unmeasured(table))
+    if not len(order) or not unmeasured[order[0]]:
+        return order
+    gain = log_score(table, order) - log_score(table, order[:1])
+    alike = (gain < UNMEASURED_GAIN) & ~unmeasured[order]
+    for key in precedence:
+        alike &= key[order] == key[order[0]]
+    place = int(np.argmax(alike))
+    return np.concatenate([order[[place]], np.delete(order, place)])
 
 
 def beats(table: Plan, rows: Sequence[int] | Int, beside: int) -> list[float | None]:

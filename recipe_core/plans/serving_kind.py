@@ -296,6 +296,8 @@ SERVING = Kind(
     ranking=Ranking(
         precedence=_serving_precedence,
         simplicity=_serving_simplicity,
+        # stages wait for each other where requests come and go: estimates assume that they do not
+        unmeasured=lambda table: table.columns["pp"] > 1,
         errors=serving_errors,
         moves=_serving_score_moves,
         software=lambda s: (s.cluster.device.name, s.engine.name, s.engine.version),

@@ -276,6 +276,7 @@ TRAINING = Kind(
             np.where(table.uncertain, 1 - table.columns["start_probability"], 0.0),
         ),
         simplicity=_training_simplicity,
+        unmeasured=lambda table: np.zeros(len(table), dtype=np.bool_),
         errors=training_errors,
         moves=_training_score_moves,
         software=lambda setting: (setting.cluster.device.name, setting.engine),

@@ -238,7 +238,7 @@ def test_dropped_runs_are_previewed_and_kept_where_nobody_else_may_call(
     counting = sum(entry.counts for entry in Overlay.at(place).add(runs, dry=True).entries)
     assert 0 < counting < 12
     app = dropped(opened("evidence.py"), "mine.csv", text)
-    said = f"{counting} of 12 new runs would count. The answer stays as it is: TP 8, "
+    said = f"{counting} of 12 new runs would count. The answer stays as it is: TP 4 × DP 2, "
     assert said in words(app)
     assert "keeps no runs" in words(app)
     assert "keep-runs" not in {button.key for button in app.button}

@@ -24,7 +24,7 @@ BUDGETS = {
     "request": 4_960,
     "accuracy": 2_860,
     "estimates": 20_120,
-    "plans": 8_980,
+    "plans": 9_000,
     "launch": 6_100,
     "compression": 2_920,
     "sizing": 2_920,

@@ -80,12 +80,12 @@ def test_the_best_says_devices_figures_and_how_sure_it_is():
     assert "within the limits, 80 % sure" in words.split_counts_text(sure)
     held = "holds 5 s to first token and 60 ms per token with "
     assert words.limits_text(sure, sure.best_row).startswith(held)
-    asked = planned(COST, tpot_ms="35")
+    asked = planned(COST | {"workload.concurrency": "48"}, tpot_ms="33")
     assert asked.best_row != row
     assert plan_verdict(asked).doubtful is False
     refused = find_row(asked, row_key(limited, row))
     short = f"with {chance * 100:.0f} %, short of 80 %"
-    assert words.limits_text(asked, refused) == f"holds 35 ms per token {short}"
+    assert words.limits_text(asked, refused) == f"holds 33 ms per token {short}"
 
 
 def test_a_start_is_said_with_its_memory_and_probability_for_runs_and_where_it_is_in_doubt():
