@@ -174,7 +174,7 @@ def _serving_score_moves(table: Plan, rows: Int, *, sized: bool = False) -> Floa
         elif column in FOLLOWING:
             moves[:, METRICS.index("output_tokens_per_s")] -= weight
     # what keeps up serves what arrives, fast or slow
-    if table.request.workload.mode == "open" and not sized:
+    if table.blocks[0].setting.mode == "open" and not sized:
         keeps_up = table.columns["load_factor"][rows] < 1
         moves[keeps_up, METRICS.index("output_tokens_per_s")] = 0.0
     return moves
