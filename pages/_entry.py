@@ -3,6 +3,7 @@
 It lies inside ``pages/``: Streamlit takes over such a folder beside its main script.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import streamlit as st
 from recipe_core.doors.serve import first_page_sent, load_first_page, load_pages
 
 HERE = Path(__file__).parent
-if str(HERE) not in sys.path:  # an ASGI server adds the folder of app.py, not this one
-    sys.path.insert(0, str(HERE))
+# An ASGI server adds the folder of app.py, not this one. Streamlit adds this one to a run and takes
+# it out when that ends, under the runs that go on; this spelling it does not find.
+MODULES = f"{HERE}{os.sep}"
+if MODULES not in sys.path:
+    sys.path.insert(0, MODULES)
 
 st.set_page_config(page_title="Recipe Builder", page_icon=str(HERE / "icon.png"), layout="wide")
 PAGES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import _columns as columns_of
+import _common as common
 import _export as export
 import _session as session
 import streamlit as st
@@ -13,7 +14,7 @@ from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.splits import is_known
 from recipe_core.views import tables
-from recipe_core.views.plans import HOLDS
+from recipe_core.views.plans import HOLDS, ties_text
 from recipe_core.views.tables import SHOWN_ROWS, Filters
 
 
@@ -53,6 +54,8 @@ def draw_ranked_splits(plan: Plan) -> None:
         column_config=columns_of.column_config(plan),
         alt=f"The {len(frame)} best layouts that run, best first",
     )
+    if ties := ties_text(plan):
+        st.caption(common.escape(f"{ties}."))
     if len(passing) > len(frame):
         st.caption(f"The first {len(frame):,} of {len(passing):,} layouts; the export has all.")
     elif len(passing) < len(plan.order):

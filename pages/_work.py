@@ -54,27 +54,8 @@ def calculated(
     client = st.session_state.setdefault("client", secrets.token_hex(8))
     try:
         with place.container(), st.spinner(task):
-            ahead, simulated = st.empty(), st.container()
-            bars: list[Any] = []
+            ahead, show = st.empty(), simulation_bar(st.container(), simulated_noun)
             looked = clock()
-
-            def begin() -> None:
-                bars.append(simulated.progress(0.0))
-                simulated.button(
-                    "Use means instead",
-                    key="no-percentile",
-                    icon=":material/close:",
-                    on_click=session.apply_changes,
-                    args=(BY_MEANS,),
-                )
-
-            def show(done: int, steps: int) -> None:
-                if not simulated_noun:
-                    return
-                if not bars:
-                    begin()
-                text = f"Simulating requests: {done} of {steps} {simulated_noun}"
-                bars[0].progress(min(done / steps, 1.0), text=text)
 
             def look_at_queue() -> bool:
                 nonlocal looked
@@ -94,6 +75,34 @@ def calculated(
         raise
     place.empty()
     return value
+
+
+def simulation_bar(place: Any, noun: str) -> Callable[[int, int], None]:
+    """Return what shows how far a simulation is, with a way to do without it, once it begins.
+
+    ``noun``: what is counted; empty where nothing is to be shown.
+    """
+    bars: list[Any] = []
+
+    def begin() -> None:
+        bars.append(place.progress(0.0))
+        place.button(
+            "Use means instead",
+            key="no-percentile",
+            icon=":material/close:",
+            on_click=session.apply_changes,
+            args=(BY_MEANS,),
+        )
+
+    def show(done: int, steps: int) -> None:
+        if not noun:
+            return
+        if not bars:
+            begin()
+        text = f"Simulating requests: {done} of {steps} {noun}"
+        bars[0].progress(min(done / steps, 1.0), text=text)
+
+    return show
 
 
 def limit_page_time() -> AbstractContextManager[Any]:

@@ -15,6 +15,11 @@ from recipe_core.plans import launch_rules
 from recipe_core.request.edit import change
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import MEDIA, MediaItems
+from recipe_core.request.variation import (
+    offered_variations,
+    variation_changes,
+    variation_name,
+)
 from recipe_core.views.glossary import field_help
 
 MODES = {
@@ -157,6 +162,29 @@ def searchable(request: PlanRequest) -> bool:
         return change(request, {"workload.concurrency": None}).workload.concurrency is None
     except RecipeError:
         return False
+
+
+def draw_variation() -> None:
+    """Ask how lengths vary around the typical request, where they may and texts are generated."""
+    workload = session.request().workload
+    if workload.mode == "static" or workload.output_tokens == 1:
+        return
+    common.draw_choice(
+        st.selectbox,
+        "Lengths vary",
+        "_variation",
+        variation_name(workload),
+        lambda name: variation_changes(name) if name else None,
+        options=offered_variations(workload),
+        help=VARIATION_HELP,
+        width=320,
+    )
+
+
+VARIATION_HELP = (
+    "Few very long answers hold a queue up and take more of the cache. Equal lengths let users at "
+    "once start and end in waves. A trace that you upload under Over time brings its own lengths."
+)
 
 
 def several_loads() -> None:

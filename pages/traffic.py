@@ -41,15 +41,17 @@ METRICS = metrics_of("training" if training else "closed")
 
 def serving_details() -> None:
     """Ask how lengths vary, prefix cache hits, and other loads."""
-    exact = workload.mode == "static"
+    exact, shapes = workload.mode == "static", (workload.input_lengths, workload.output_lengths)
+    asking.draw_variation()
     with numbers.group_boxes("details"), st.grid(4, min_column_width=140):
         for field, label in (
             ("input_spread", "Prompt variation"),
             ("output_spread", "Answer variation"),
         ):
-            asking.draw_optional_number(
-                label, field, "fixed" if exact else "default (±10 %)", disabled=exact
-            )
+            if not any(shapes):
+                asking.draw_optional_number(
+                    label, field, "fixed" if exact else "default (±10 %)", disabled=exact
+                )
         asking.draw_workload_number("Prefix cache hit rate", "prefix_hit")
     with numbers.group_boxes("loads"):
         asking.several_loads()

@@ -25,6 +25,7 @@ import publish_training
 from long_tables import move_long_tables
 
 from recipe_core.base.documents import read_document
+from recipe_core.base.units import share_text
 from recipe_core.calibration.validation.comparison import (
     CELL,
     Comparison,
@@ -274,7 +275,7 @@ def intervals() -> str:
     parts = []
     for kind, title in (("serving", "Serving"), ("training", "Training")):
         for name, records in report[kind].items():
-            if name != "comparisons":
+            if name not in ("comparisons", "regret"):
                 parts.append(f"{title}, {name}:\n\n{serving_markdown(pd.DataFrame(records))}")
     pairs_of = serving_markdown(pd.DataFrame(report["serving"]["comparisons"]))
     tables = "\n\n".join(parts)
@@ -427,6 +428,15 @@ By source:
 REGRETS = ("vendors", "compared", "worst", "prices")
 
 
+def left_out_regrets() -> str:
+    """Say what choices cost by estimates of fits that have not seen the source."""
+    rows = json.loads(INTERVALS.read_text())["serving"]["regret"]
+    ends = [
+        (row["choice"], share_text(row["median"], 1), share_text(row["p90"], 1)) for row in rows
+    ]
+    return ", ".join(f"{choice} {median} / {p90}" for choice, median, p90 in ends)
+
+
 def regret_section(f: pd.DataFrame) -> str:
     """Say what choosing by estimates costs beyond the best measured choice."""
     tables = regret_tables(f)
@@ -436,8 +446,8 @@ def regret_section(f: pd.DataFrame) -> str:
 
 `recipe validate --regret` counts the shipped runs, or a table of your own
 ([how](../guide/plan.md#what-does-the-choice-cost)). Median / 90th percentile, sweeps alike, in
-sample; with each source left out of an earlier fit layouts cost 0.0 % / 4.6 %, devices and
-layouts 0.0 % / 3.8 %. Layouts of InferenceX are in doubt: its runs take no part. Of AMD's nine
+sample; by estimates of fits without a run's source (`scripts/fit_bands.py`)
+{left_out_regrets()}. Layouts of InferenceX are in doubt: its runs take no part. Of AMD's nine
 sweeps four are of one nightly build, whose 4 devices are slower than half of its 8. TensorRT-LLM
 0.14 holds fewer sequences than estimated where weights leave little memory, and gains less from TP
 8.

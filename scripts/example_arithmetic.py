@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import ceil, floor
+from math import ceil, expm1, floor
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ def read() -> Data:
     )
     times = engine.get("kernels", {}).get(architecture, {}).get("times", {})
     families = ("gemm", "attention_prefill", "attention_decode", "elementwise")
-    overheads = {"launch_s": 0.0, "late_steps": 0.0, "bunched": 0.1, **engine["overheads"][runtime]}
+    overheads = {"launch_s": 0.0, "late_steps": 0.5, "bunched": 0.1, **engine["overheads"][runtime]}
     return Data(
         model=model_shape(config),
         usable=usable,
@@ -376,7 +376,8 @@ class Loop:
 
     def together(self, arriving: float) -> float:
         """Prompts in a step at ``arriving`` per decode step."""
-        return min(max(arriving, 1.0), self.per_step)
+        met = arriving / -expm1(-arriving) if arriving > 1e-9 else 1.0
+        return min(max(met, 1.0), self.per_step)
 
     def times(self, decoding: float, arriving: float | None = None) -> tuple[float, float]:
         """Seconds of a decode step, and what a prompt adds to the step that it shares."""

@@ -5,11 +5,12 @@
 Fits the engines' numbers again without each source, and without each fold of models
 (scripts/fit_serving.py), estimates the runs left out both times and once more with the shipped
 numbers, and makes intervals of how far off these three estimates are (``scripts/interval_fit.py``
-has the method). Open loops take part in no fit, and what a queue makes of their errors is taken
-back first (load_error.py). Training is done the same way, by source (scripts/fit_training.py);
+has the method). What a queue makes of the errors of open loops is taken back first
+(load_error.py). Training is done the same way, by source (scripts/fit_training.py);
 sources of fewer than ``FEW`` runs keep the estimates of the fit that is shipped.
 
-Prints how often measured runs of sources left out are inside. ``--write`` writes both files,
+Prints how often measured runs of sources left out are inside, and what choices by such estimates
+cost beyond the best measured ones. ``--write`` writes both files,
 docs/reference/accuracy/intervals.json with the same tables for the accuracy page, and
 docs/images/intervals.svg.
 ``--residuals`` keeps the estimates of runs left out in FOLDER, as CSV, and takes them from there
@@ -45,8 +46,10 @@ from recipe_core.base.intervals import LEVELS
 from recipe_core.calibration.validation.comparison import (
     QUANTITIES,
     compare_training,
+    compare_with_estimates,
     group_training_runs,
 )
+from recipe_core.calibration.validation.regret import group_regrets, regret_choices
 from recipe_core.calibration.validation.validate import interval_coverage
 from recipe_core.estimates.bands import BandFile
 from recipe_core.estimates.measured.runs import SPLIT, listing_ids
@@ -117,7 +120,10 @@ def serving_rows(truth: Path) -> pd.DataFrame:
     ]
     problem = Problem(runs)
     estimates = pd.concat(list(estimates_left_out(problem)))
-    estimates = estimates[estimates.figure.ne("total_tokens_per_s")]
+    # what arrives at a server with room says nothing of how much it serves
+    is_open = np.array([run.mode == "open" for run in estimates.run])
+    arriving = is_open & estimates.figure.eq("output_tokens_per_s")
+    estimates = estimates[estimates.figure.ne("total_tokens_per_s") & ~arriving]
     run = estimates.run
     names = {figure: QUANTITIES[figure][0] for figure in estimates.figure.unique()}
     table = estimates[["source", "device", "model", "measured", "estimated", "left_out"]].assign(
@@ -259,6 +265,23 @@ def tables(rows: pd.DataFrame, groups: Groups, file: BandFile) -> dict[str, Any]
     return out
 
 
+def left_out_regrets(truth: Path, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Count what choices cost by estimates of fits without a run's source, or without its model.
+
+    ``table``: as ``serving_rows`` returns it. The latter where one source alone tells an engine.
+    """
+    ratios = {
+        kind: part.set_index(["run", "metric"]).eval("estimated / measured")
+        for kind, part in table.groupby("left_out")
+    }
+    unseen = ratios["source"].combine_first(ratios["models"])
+    figures = compare_with_estimates(as_runs(published(truth))).figures
+    metrics = figures.figure.map({figure: metric for figure, (metric, _) in QUANTITIES.items()})
+    ratio = unseen.reindex(pd.MultiIndex.from_arrays([figures.id, metrics])).to_numpy()
+    figures = figures.assign(estimated=figures.measured * ratio)[np.isfinite(ratio)]
+    return group_regrets(regret_choices(figures), ("choice",)).round(4).to_dict(orient="records")
+
+
 def printed(title: str, of: dict[str, Any]) -> None:
     """The tables as text."""
     for name, records in of.items():
@@ -360,6 +383,8 @@ def main() -> None:
         if name == "training":
             file = with_sampled(file)
         report[name] = tables(rows, module.GROUPS, file)
+        if name == "serving":
+            report[name]["regret"] = left_out_regrets(truth, table)
         printed(name, report[name])
         if arguments.write:
             write_bands(PHYSICS / name / "bands.yaml", file)

@@ -68,16 +68,12 @@ PRIOR = {
     "expert_row_s": 10e-9,
     "request_s": 10e-3,
     "input_token_s": 2e-6,
-    "late_steps": 0.5,
 }
 SCALES, STEP = (0.3, 0.15), 0.05  # first forgiving, so that a fit does not settle where it starts
 ROUNDS, ROUNDS_LEFT_OUT = 16, 4
 # What a squared step of a logarithm costs, in squared errors of all runs. The second is the ratio
 # of the variances of a cell's error (0.12²) and of a kernel's time (0.3²), over 250 cells.
 PULL, KERNEL_PULL = 3e-5, 6e-4
-# The same of steps until a token is seen: launch scripts that send tokens in tens tell the fit of
-# eight, which no engine takes by itself.
-LATE_PULL = 1e-2
 WORTH_KEEPING = 0.02  # a kernel's time that differs by less from the profile's is the profile's
 LEAST_MODELS = 2  # that tell a kernel's time: one model's might be the model's own
 # What a figure counts: throughput under load says the same as the time per token, and the time to
@@ -114,8 +110,6 @@ class Parameter:
 
     @property
     def pull(self) -> float:
-        if self.name == "late_steps":
-            return LATE_PULL
         return KERNEL_PULL if self.dtype and self.name != "request" else PULL
 
     def shipped(self, engine: Engine) -> float:

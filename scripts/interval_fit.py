@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 
 from recipe_core.base.arrays import Float
-from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Level
+from recipe_core.base.intervals import BAND, LEVELS, Level, quantile_score
 from recipe_core.calibration.validation.comparison import CELL
 from recipe_core.estimates.bands import (
     KEYS,
@@ -165,8 +165,8 @@ def level_stretches(of_others: pd.DataFrame) -> Float:
     other units, those of a normal distribution.
     """
     if not len(of_others):
-        scores = [NORMAL.inv_cdf((1 + int(level) / 100) / 2) for level in LEVELS]
-        return np.array(scores) / NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
+        scores = [quantile_score(level) for level in LEVELS]
+        return np.array(scores) / quantile_score(BAND)
     weights = of_others.weight.to_numpy()
     cells = float(weights.sum())
     shares = [min(1.0, int(level) / 100 * (1 + 1 / cells)) for level in LEVELS]
@@ -370,7 +370,7 @@ def fit_bands(rows: pd.DataFrame, groups: Groups, source: str) -> BandFile:
                 stretch = stretches.get(values.get("mode"), stretches[None])
                 low, high = interval_ends(centre, down, up, stretch, observed)
                 at = LEVELS.index(BAND)
-                score = NORMAL.inv_cdf((1 + int(BAND) / 100) / 2)
+                score = quantile_score(BAND)
                 sigma = float(high[at] - low[at]) / (2 * score)
                 out.append(
                     Band(

@@ -354,10 +354,11 @@ def fitted_links() -> Row:
     fits = []
     for path in sorted((PROFILES / "fabrics").glob("*.yaml")):
         file = read_document(path)
-        figures = (*file.values(), *(file.get("direct") or {}).values())
+        blocks = (file.get("direct") or {}, file.get("switch") or {})
+        figures = (*file.values(), *(figure for block in blocks for figure in block.values()))
         fits += [path.stem for figure in figures if is_fitted(figure)]
     where = f"`hw_profiles/fabrics/*.yaml`: {len(set(fits))} fabrics, up to 3 numbers for the"
-    return "links", f"{where} library and 3 for direct kernels", len(fits)
+    return "links", f"{where} library, 3 for direct kernels, 2 for a switch", len(fits)
 
 
 def fitted_engines() -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import cache
 from statistics import NormalDist
 from typing import Literal
 
@@ -22,11 +23,17 @@ Intervals = Mapping[Level, Ends]
 NORMAL = NormalDist()
 
 
+@cache
+def quantile_score(level: Level) -> float:
+    """Normal score of the upper end of a level's interval."""
+    return NORMAL.inv_cdf((1 + int(level) / 100) / 2)
+
+
 def _score_points(intervals: Intervals) -> tuple[Float, Float]:
     """The ends of the intervals as logarithms, rising, and the normal score of each."""
     points: dict[float, list[float]] = {}
     for level in LEVELS:
-        score = NORMAL.inv_cdf((1 + int(level) / 100) / 2)
+        score = quantile_score(level)
         for end, sign in zip(intervals[level], (-1, 1), strict=True):
             points.setdefault(math.log(end), []).append(sign * score)
     at = sorted((x, sum(scores) / len(scores)) for x, scores in points.items())
@@ -54,7 +61,7 @@ def scores_between(low: Float, high: Float, limits: Float) -> Float:
 
     ``low`` and ``high``: ends by level (cases × levels); ``limits``: cases × …, all above 0.
     """
-    sides = [NORMAL.inv_cdf((1 + int(level) / 100) / 2) for level in LEVELS]
+    sides = [quantile_score(level) for level in LEVELS]
     scores = np.array([*(-score for score in reversed(sides)), *sides])
     # ends that coincide are kept apart by less than anybody can measure
     ends = np.log(np.concatenate([low[:, ::-1], high], axis=1)) + 1e-9 * np.arange(len(scores))

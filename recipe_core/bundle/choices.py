@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from recipe_core.base.documents import to_json
 from recipe_core.base.errors import RecipeError
 from recipe_core.bundle.compress import compression_document, served_model
@@ -27,10 +29,12 @@ from recipe_core.launch.process import Launch, Process, engine_words
 from recipe_core.launch.start import limit_s
 from recipe_core.payload.launcher.needs import RUNTIMES
 from recipe_core.payload.launcher.plan import FIRST, VARIANT
+from recipe_core.plans.serving_settings import workload_spread
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.build import decision_device_facts, recipe_request
 from recipe_core.recipe.decision import Decision, decide
 from recipe_core.recipe.fallbacks import fallback_title, usual_hardware
+from recipe_core.recipe.figures import is_pooled_estimate
 from recipe_core.recipe.resolve import machine_of, request_elsewhere
 from recipe_core.recipe.variants import Range, Variant
 from recipe_core.request.edit import change
@@ -275,7 +279,7 @@ def launch_document(
             recipe.parameters.storage_mb_per_s,
         ),
         "api": _api_document(decision, recipe, started),
-        "workload": _load_document(workload) if recipe.kind == "serving" else workload,
+        "workload": _load_document(recipe) if recipe.kind == "serving" else workload,
         "supervision": decision.request.options.supervision.for_launcher(),
         **compression_document(decision, recipe.parameters),
         **_kernel_document(decision),
@@ -367,9 +371,25 @@ def _engine_document(decision: Decision, started: Launch) -> dict[str, Any]:
     }
 
 
-def _load_document(workload: dict[str, Any]) -> dict[str, Any]:
+# Even shares of requests of which a bundle states the length.
+_LENGTHS = 64
+
+
+def _load_document(recipe: Recipe) -> dict[str, Any]:
     """The part of a workload that a load generator needs, defaults included."""
     lengths = ("input_tokens", "output_tokens")
     load = ("concurrency", "request_rate", "batch", "requests")
-    values = ServingWorkload.model_validate(workload)
-    return {name: getattr(values, name) for name in ("mode", *lengths, *load)}
+    values = ServingWorkload.model_validate(recipe.request["workload"])
+    out = {name: getattr(values, name) for name in ("mode", *lengths, *load)}
+    varied = workload_spread(values)
+    if values.mode == "static" or is_pooled_estimate(recipe.estimate):  # exact, unless stated
+        varied = replace(varied, input=values.input_spread or 0.0, output=0.0)
+    for side, spread in (("input", varied.input), ("output", varied.output)):
+        relative = np.asarray(values.relative_lengths(side))
+        if relative.size and np.ptp(relative) > 0:
+            means = relative.reshape(_LENGTHS, -1).mean(axis=1) * out[f"{side}_tokens"]
+            out[f"{side}_lengths"] = np.maximum(np.rint(means), 1).astype(int).tolist()
+            out["max_context"] = recipe.max_context
+        elif spread and not relative.size:
+            out[f"{side}_spread"] = spread
+    return out

@@ -30,7 +30,7 @@ from recipe_core.estimates.measured.runs import (
 from recipe_core.hardware.request import with_profiles
 from recipe_core.recipe.figures import Claim, claim_of
 from recipe_core.recipe.schema import Recipe
-from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.serving_workload import LOADS, SIDES
 
 # Own runs: what they taught already; a file, or several; or rows of a table; ``"none"``.
 MeasuredSource = Corrections | Path | str | Iterable[Run | str | Path]
@@ -259,8 +259,32 @@ def _measured_workload(recipe: Recipe, claim: Claim) -> dict[str, Any]:
         for name in ("input_tokens", "output_tokens")
     }
     load = LOADS.get(mode, "concurrency")
-    context = max(claim.max_context or 0, sum(lengths.values()))
-    return {"mode": mode, **lengths, load: measured.get(load), "max_context": context}
+    varied = _measured_variation(planned, measured) if mode != "static" else {}
+    longest = sum(
+        round(tokens * (1 + varied.get(name.replace("tokens", "spread"), 0.0)))
+        for name, tokens in lengths.items()
+    )
+    context = max(claim.max_context or 0, longest)
+    return {"mode": mode, **lengths, **varied, load: measured.get(load), "max_context": context}
+
+
+def _measured_variation(planned: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """State how lengths varied as a request does; empty of runs that do not say.
+
+    Shapes that have means of their own (quantiles, traces) count as lognormal ones of the variation
+    that was sent.
+    """
+    out: dict[str, Any] = {}
+    for side in SIDES:
+        spread, cv = measured.get(f"{side}_spread"), measured.get(f"{side}_cv")
+        shape = planned.get(f"{side}_lengths") or {}
+        if spread is not None:
+            out[f"{side}_spread"] = float(spread)
+        elif cv:
+            alike = shape.get("shape") in ("exponential", "lognormal")
+            sent = {"shape": "lognormal", "cv": float(cv)}
+            out[f"{side}_lengths"] = shape if alike else sent
+    return out
 
 
 def parse_run_rows(values: Any, limit: int) -> list[Run]:

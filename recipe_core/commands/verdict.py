@@ -28,6 +28,7 @@ from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text
 from recipe_core.plans.plans import plan_candidate, plan_cases, plan_splits
 from recipe_core.plans.problem import ServingProblem
+from recipe_core.plans.rank import ties_elsewhere
 from recipe_core.plans.serving_candidates import every_split
 from recipe_core.plans.serving_kind import count_cache_tokens
 from recipe_core.plans.serving_settings import served_context
@@ -46,7 +47,8 @@ def judge_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
         "changes"}``; ``verdict`` is the row's state: ``holds``, ``queues``, ``uncertain`` (``ok``
         is None, and the reason says with which probability it starts) or ``cannot run``;
         ``confidence`` is the probability that it keeps the limits (None without limits, or where
-        it cannot run), ``better`` is None where the checked split is the best of the whole plan.
+        it cannot run), ``better`` is None where the checked split is the best of the whole plan;
+        its ``tie`` says that nobody can tell which of the two would measure better.
 
     Raises:
         InputError: for a request that cannot be planned.
@@ -59,6 +61,7 @@ def judge_request(request: PlanRequest, *, folders: bool = True) -> dict[str, An
         better = {
             "candidate": full.best.candidate,
             "estimate": row_estimate_json(full, full.best.row),
+            "tie": ties_elsewhere(full, full.best.row, checked, row),
         }
     sure = float(checked.chances[row]) if stated_limits(checked) and checked.runs[row] else None
     doubts = [doubt] if (doubt := doubt_text(checked, row)) else []

@@ -120,12 +120,12 @@ class Overheads(Cited):
     step. ``launch_s``: what the host needs to launch one kernel of a step with prompts, which no
     captured graph covers (such a step takes at least that long for all). ``expert_row_s``: per
     token and expert that it is routed to, in a layer on one rank, outside the products.
-    ``request_s`` and
-    ``input_token_s``: per request, before it is scheduled. ``late_steps``: steps from a request's
-    prompt to its first token at the client, while others decode (schedulers work a step or more
-    ahead of what they send). ``bunched``: the share of a closed loop's prompts that come all at
+    ``request_s`` and ``input_token_s``: per request, before it is scheduled. Of no engine, and
+    assumed: ``late_steps``, steps from a request's prompt to its first token at the client, while
+    others decode (schedulers work ahead of what they send; fits are misled by launch scripts that
+    send tokens in tens), and ``bunched``, the share of a closed loop's prompts that come all at
     once: clients of benchmarks start them together and send ten times as many as run at once
-    (InferenceMAX), so that no engine has a number of its own.
+    (InferenceMAX).
     """
 
     step_s: NonNegative
@@ -135,7 +135,7 @@ class Overheads(Cited):
     expert_row_s: NonNegative = 0.0
     request_s: NonNegative
     input_token_s: NonNegative
-    late_steps: NonNegative = 0.0
+    late_steps: NonNegative = 0.5
     bunched: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
@@ -180,11 +180,13 @@ class Intervals(Cited):
 
     ``options``: those it has. ``first_token_waits``: whether the first token too is held until
     ``stream_interval`` tokens are there, or leaves at once. ``throughput``: what a launch for
-    throughput is given where the request states nothing.
+    throughput is given where the request states nothing. ``rank_wait_steps``: how many steps a
+    prompt waits at most, while all decode, until every rank of data-parallel attention has one.
     """
 
     options: Annotated[tuple[Interval, ...], Field(min_length=1)]
     first_token_waits: bool
+    rank_wait_steps: NonNegative = 0.0
     throughput: tuple[UsualIntervals, ...] = ()
 
     def usual(

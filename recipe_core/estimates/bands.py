@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.data_files import DataRow
-from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Intervals, Level
+from recipe_core.base.intervals import BAND, LEVELS, Ends, Intervals, Level, quantile_score
 from recipe_core.estimates.columns.columns import Columns
 
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -83,7 +83,12 @@ class Band(DataRow):
 
     def inverse(self) -> dict[Level, Ends]:
         """Factors of a figure that falls as this one rises, such as cost with throughput."""
-        return {level: (1 / high, 1 / low) for level, (low, high) in self.factors.items()}
+        return invert_factors(self.factors)
+
+
+def invert_factors(factors: Intervals) -> dict[Level, Ends]:
+    """Factors of what falls as the figure of these rises."""
+    return {level: (1 / high, 1 / low) for level, (low, high) in factors.items()}
 
 
 def narrow_interval(ends: Ends, share: Any) -> tuple[Any, Any]:
@@ -136,13 +141,10 @@ class Uncertain:
 
     def ends(self, stretch: Stretch) -> tuple[Float, Float]:
         """Lower and upper ends over the estimate (cases × levels) where intervals are stretched."""
-        if self.sign < 0:  # these are the metric's, the other way round
-            stretch = Stretch(stretch.share, stretch.above, stretch.below)
-        return stretch.ends(self.factors)
-
-
-# Normal scores of the upper ends of the levels.
-_SCORES = {level: NORMAL.inv_cdf(0.5 + int(level) / 200) for level in LEVELS}
+        if self.sign > 0:
+            return stretch.ends(self.factors)
+        low, high = stretch.ends(invert_factors(self.factors))  # the metric's
+        return 1 / high, 1 / low
 
 
 def widen_band(band: Band, spread: float) -> Band:
@@ -153,7 +155,7 @@ def widen_band(band: Band, spread: float) -> Band:
     """
 
     def end(factor: float, level: Level) -> float:
-        return math.hypot(math.log(factor), _SCORES[level] * spread)
+        return math.hypot(math.log(factor), quantile_score(level) * spread)
 
     factors = {
         level: (math.exp(-end(low, level)), math.exp(end(high, level)))

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from recipe_core.base.arrays import Float
-from recipe_core.hardware.profile import Device, Fabric, Family, Roofline
+from recipe_core.hardware.profile import Device, Fabric, Family, Roofline, Way
 
 _RECORDING: ContextVar[bool] = ContextVar("recording", default=False)
 
@@ -66,8 +66,8 @@ class Transfer(Entry):
     """A collective or a message: its ``starts``, then ``moved_bytes`` at bandwidth · efficiency.
 
     ``starts``: seconds, and how many of them. ``data_bytes`` is what it is about, ``moved_bytes``
-    what the busiest link carries of it. ``fabric``: the link that sets the pace; ``direct``: by
-    kernels that do without the library.
+    what the busiest link carries of it. ``fabric``: the link that sets the pace; ``way``: by the
+    library, by kernels that do without it, or by the switch.
     """
 
     algorithm: str = ""
@@ -78,7 +78,7 @@ class Transfer(Entry):
     bandwidth_bytes_per_s: float = 1.0
     efficiency: float = 1.0
     fabric: Fabric | None = None
-    direct: bool = False
+    way: Way = "library"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -27,7 +27,7 @@ from recipe_core.base.units import share_text
 from recipe_core.estimates.columns.serving import Cases
 from recipe_core.estimates.ledger import Transfer, only_number, record_entry
 from recipe_core.hardware.cluster import Cluster
-from recipe_core.hardware.profile import DirectLinks, Fabric
+from recipe_core.hardware.profile import DirectLinks, Fabric, Way
 
 if TYPE_CHECKING:  # importing what training needs takes serving time
     from recipe_core.estimates.columns.training import TrainingCases
@@ -181,7 +181,7 @@ def _collective_transfer(
     data_bytes: Float,
     starts: Starts,
     busy_s: tuple[Float, Float],
-    direct: bool = False,
+    way: Way = "library",
 ) -> Transfer:
     """The ledger's entry of a collective: ``busy_s`` inside and outside an island, which overlap.
 
@@ -190,12 +190,12 @@ def _collective_transfer(
     inside_s, outside_s = only_number(busy_s[0]), only_number(busy_s[1])
     if outside_s > inside_s:
         fabric, ranks = cluster.network, members.remote
-    elif cluster.beyond is not None and not direct and bool(_wide(cluster, members.local).any()):
+    elif way == "library" and cluster.beyond and bool(_wide(cluster, members.local).any()):
         fabric, ranks = cluster.beyond, members.local
     else:
         fabric, ranks = cluster.fabric, members.local
-    links = fabric.direct if direct and fabric.direct is not None else fabric
-    bandwidth, efficiency = only_number(_bandwidth(fabric, ranks)), links.efficiency.value
+    efficiency = fabric.links(way).efficiency.value
+    bandwidth = only_number(_bandwidth(fabric, ranks))
     return Transfer(
         label,
         seconds,
@@ -207,39 +207,46 @@ def _collective_transfer(
         bandwidth_bytes_per_s=bandwidth,
         efficiency=efficiency,
         fabric=fabric,
-        direct=direct,
+        way=way,
     )
 
 
 def all_reduce_s(cluster: Cluster, members: Group, data_bytes: Float) -> Float:
-    """Seconds to sum ``data_bytes`` over all ranks, by direct kernels where one domain has them."""
+    """Seconds to sum ``data_bytes`` over all ranks, the fastest way where one domain joins them.
+
+    Direct kernels send everything to all (one shot) or a share to each rank and back (two). A
+    switch that sums itself takes each rank's message once and returns the sum once.
+    """
     library = _library(cluster, members, data_bytes, 2.0, "All-reduce")
-    direct, ranks = cluster.fabric.direct, members.local
+    fabric, ranks = cluster.fabric, members.local
+    direct, switch = fabric.direct, fabric.switch
     if direct is None:
         return library
-    start = _round_start_s(direct, ranks)
-    shot_s = (ranks - 1) / (_bandwidth(cluster.fabric, ranks) * direct.efficiency.value)
 
-    def shots(number: int, start_s: Float, busy_s: Float) -> Float:
+    def kernels_s(links: DirectLinks, way: Way, name: str, starts: int, moved: Float) -> Float:
+        busy_s = moved * data_bytes / (_bandwidth(fabric, ranks) * links.efficiency.value)
         return record_entry(
-            start_s + busy_s,
+            starts * _round_start_s(links, ranks) + busy_s,
             lambda seconds: _collective_transfer(
                 cluster,
                 members,
                 seconds,
                 label="All-reduce",
-                algorithm=f"direct kernels, {'one shot' if number == 1 else 'two shots'}",
+                algorithm=name,
                 data_bytes=data_bytes,
-                starts=tuple((each_s, number * n) for each_s, n in _starts(direct, ranks)),
+                starts=tuple((each_s, starts * n) for each_s, n in _starts(links, ranks)),
                 busy_s=(busy_s, np.zeros(1)),
-                direct=True,
+                way=way,
             ),
         )
 
     best = np.minimum(
-        shots(1, start, shot_s * data_bytes),
-        shots(2, 2 * start, 2 / ranks * shot_s * data_bytes),
+        kernels_s(direct, "direct", "direct kernels, one shot", 1, ranks - 1),
+        kernels_s(direct, "direct", "direct kernels, two shots", 2, 2 / ranks * (ranks - 1)),
     )
+    if switch is not None:
+        once = np.minimum(ranks - 1, 1.0)
+        best = np.minimum(best, kernels_s(switch, "switch", "sums in the switch", 1, once))
     largest = direct.largest_bytes.value if direct.largest_bytes else np.inf
     by_library = (members.remote > 1) | _wide(cluster, ranks) | (data_bytes > largest)
     return np.where(by_library, library, best)
@@ -348,7 +355,7 @@ def low_latency_s(
                 )
             ),
             busy_s=(inside_s, outside_s),
-            direct=True,
+            way="direct",
         ),
     )
 

@@ -272,6 +272,9 @@ class Device(Sourced):
         return self
 
 
+Way = Literal["library", "direct", "switch"]
+
+
 class DirectLinks(DataRow):
     """Kernels that read or write the memory of other devices directly, without the library.
 
@@ -284,7 +287,7 @@ class DirectLinks(DataRow):
 
     efficiency: Quantity
     latency_s: Quantity
-    latency_per_rank_s: Quantity
+    latency_per_rank_s: Quantity | None = None
     largest_bytes: Quantity | None = None
 
 
@@ -294,7 +297,8 @@ class Fabric(Sourced):
     ``efficiency``, ``latency_s`` and ``latency_per_rank_s`` are those of the collective library
     (NCCL, RCCL); a collective of p passes (2 for an all-reduce, else 1) takes ``latency_s + p · (n
     - 1) · latency_per_rank_s + moved bytes / (bandwidth · efficiency)``. ``direct``: kernels that
-    do without the library; None where there are none. ``domain``: devices that reach each other
+    do without the library; ``switch``: all-reduces that the switch sums (NVLink SHARP); None where
+    there are none. ``domain``: devices that reach each other
     through it (8 on an HGX board, 72 in an NVL72 rack, 256 in a TPU v5e pod, 2
     under a bridge); None for a network.
     ``spans_nodes``: whether a domain reaches over several nodes (a rack), so that only its size
@@ -316,6 +320,11 @@ class Fabric(Sourced):
     latency_s: Quantity
     latency_per_rank_s: Quantity | None = None
     direct: DirectLinks | None = None
+    switch: DirectLinks | None = None
+
+    def links(self, way: Way) -> Fabric | DirectLinks:
+        """Return the numbers of a way to communicate; the library's where it is not had."""
+        return {"library": self, "direct": self.direct, "switch": self.switch}[way] or self
 
     @model_validator(mode="after")
     def _scope(self) -> Fabric:

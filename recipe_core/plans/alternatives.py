@@ -23,7 +23,7 @@ from recipe_core.hardware.cluster import short_title
 from recipe_core.plans.limits import limits_phrase, stated_limits
 from recipe_core.plans.plan_json import device_word, measure_text
 from recipe_core.plans.problem import MAX_DEVICES
-from recipe_core.plans.rank import is_row_priced, log_score
+from recipe_core.plans.rank import NO_DIFFERENCE, is_row_priced, log_score, ties_elsewhere
 from recipe_core.plans.remedies import Change
 from recipe_core.plans.serving_remedies import catalog_formats, online_formats
 from recipe_core.plans.splits import row_key
@@ -70,6 +70,7 @@ class Alternative(Change):
         gained: the figure that improves instead of the goal's, and by which share; empty where the
             goal's does, and for a runner-up that improves nothing.
         accuracy: what its formats keep of the accuracy of the model's base; None where they stay.
+        tie: whether nobody can tell which of it and the best split measures better by the goal.
     """
 
     kind: Kind
@@ -79,6 +80,7 @@ class Alternative(Change):
     gain: float
     gained: str = ""
     accuracy: Retained | None = None
+    tie: bool = False
 
     @property
     def accuracy_text(self) -> str:
@@ -98,9 +100,10 @@ class Alternative(Change):
     def label(self) -> str:
         """``fp8 weights: $1.71, −15 %, 99.6 % accuracy``.
 
-        With what is gained where the goal's figure is not.
+        With what is gained where the goal's figure is not; of a tie that it is one.
         """
-        share, recovery = share_change_text(self.change), self.accuracy
+        share = NO_DIFFERENCE if self.tie else share_change_text(self.change)
+        recovery = self.accuracy
         if self.gained:
             return f"{self.title}: {self.gained}, {self.figure} ({share})"
         accuracy = (
@@ -310,6 +313,7 @@ def _compare_choice(
         gain=gain,
         gained=gained,
         accuracy=accuracy_of(after.setting(row)) if kind in FORMATS else None,
+        tie=ties_elsewhere(after, row, plan, best),
     )
 
 

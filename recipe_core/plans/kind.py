@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -39,14 +39,23 @@ class Shown:
     phrased: tuple[str, ...]
 
 
+class ScoreMoves(Protocol):
+    """The ``moves`` of a ranking."""
+
+    def __call__(self, table: Plan, rows: Int, *, sized: bool = False) -> Float:
+        """Return the moves of rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranking:
     """The ranking of a kind's rows, and how their errors move the score.
 
     precedence: columns that order rows before their score does. simplicity: columns that order rows
-    of equal score, simpler first; the last one counts first. errors: covariances of measured
+    of equal score, simpler first; the last one counts first. unmeasured: rows of a kind that no run
+    showed, which come first only where they are clearly better. errors: covariances of measured
     figures' errors in a setting, the common part and the rest. moves: by how much the logarithm of
-    the score of some rows moves with each figure's: rows × figures, in the order of ``errors``.
+    the score of some rows moves with each figure's: rows × figures, in the order of ``errors``;
+    ``sized`` where the number of devices follows from the estimate, too.
     software: of a setting, to which the common part belongs: device, engine and version.
     engine_errors: as errors, of a setting beside another engine on the same device. gap_shares:
     by figure, the share of an estimated difference between engines on one layout that is measured.
@@ -55,8 +64,9 @@ class Ranking:
 
     precedence: Callable[[Plan], tuple[Any, ...]]
     simplicity: Callable[[Plan], tuple[Any, ...]]
+    unmeasured: Callable[[Plan], Any]
     errors: Callable[[Any], tuple[Float, Float]]
-    moves: Callable[[Plan, Int], Float]
+    moves: ScoreMoves
     software: Callable[[Any], tuple[str, ...]]
     engine_errors: Callable[[Any], tuple[Float, Float]] | None = None
     gap_shares: Callable[[], Float] | None = None

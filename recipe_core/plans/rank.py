@@ -106,9 +106,14 @@ def pareto_front(*columns: Float, among: Bool) -> Bool:
 
 # Splits whose goal agrees to so many significant digits are equally good.
 TIE_DIGITS = 4
+# Least gain, as a logarithm, with which a split of a kind that nobody measured comes first.
+UNMEASURED_GAIN = 0.02
 # Probability of beating the best split from which a split ties with it: estimates do not tell which
 # of the two is better.
 TIED = 0.4
+
+# How a tie is said beside a figure.
+NO_DIFFERENCE = "no measurable difference"
 
 EVERY = slice(None)
 
@@ -182,7 +187,21 @@ def rank_rows(table: Plan) -> Int:
     keys.append(round_significant(table.score[rows], TIE_DIGITS))
     first = (*ranking.precedence(table), lacks_price(table))
     keys += [np.asarray(key)[rows] for key in first]
-    return np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
+    order = np.asarray(rows[np.lexsort(keys)], dtype=np.int64)
+    return _put_measured_first(table, order, [np.asarray(key) for key in first])
+
+
+def _put_measured_first(table: Plan, order: Int, precedence: Sequence[Any]) -> Int:
+    """The order, led by a row of a measured kind where the first one is not clearly better."""
+    unmeasured = np.asarray(table.spec.ranking.unmeasured(table))
+    if not len(order) or not unmeasured[order[0]]:
+        return order
+    gain = log_score(table, order) - log_score(table, order[:1])
+    alike = (gain < UNMEASURED_GAIN) & ~unmeasured[order]
+    for key in precedence:
+        alike &= key[order] == key[order[0]]
+    place = int(np.argmax(alike))
+    return np.concatenate([order[[place]], np.delete(order, place)])
 
 
 def beats(table: Plan, rows: Sequence[int] | Int, beside: int) -> list[float | None]:
@@ -204,29 +223,44 @@ def beats_elsewhere(
     """The probability that a row is better than one of another plan of the same objective.
 
     As ``beats``; None where only one of the two has a price, and the goals count it. ``gain``: by
-    how much the logarithm of its score is better; None: as the plans count it.
+    how much the logarithm of its score is better where both are sized to their estimates; None: as
+    the plans count it.
     """
     if counts_cost(table) and is_row_priced(table, row) != is_row_priced(beside, row_beside):
         return None
     plain = log_score(beside, [row_beside]) - log_score(table, [row])
     gains = plain if gain is None else np.array([gain])
-    score = _gain_scores(table, np.array([row]), gains, beside, row_beside)
+    sized = gain is not None
+    score = _gain_scores(table, np.array([row]), gains, beside, row_beside, sized=sized)
     return float(normal_probability(score)[0])
 
 
-def count_ties(table: Plan) -> int:
-    """Return how many rows tie with the best: measured, each may as well be better (``TIED``).
+def ties_elsewhere(table: Plan, row: int, beside: Plan, row_beside: int) -> bool:
+    """Return whether nobody can tell which of two feasible rows of two plans measures better.
 
     A row that queues ties with none that holds its load, one that may not start with none that
     does.
     """
+    states = ("feasible", "queues", "uncertain")
+    alike = all(getattr(table, name)[row] == getattr(beside, name)[row_beside] for name in states)
+    chance = beats_elsewhere(table, row, beside, row_beside) if alike else None
+    return chance is not None and bool(table.feasible[row]) and is_tie(chance)
+
+
+def tied_rows(table: Plan, rows: Int) -> Bool:
+    """Mark rows that tie with the best: measured, each may as well be better (``TIED``)."""
     if not len(table.order):
-        return 0
-    best, rows = int(table.order[0]), table.order[1:]
-    tied = _better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED)
-    alike = _alike_priced(table, rows, best) & (table.queues[rows] == table.queues[best])
+        return np.zeros(len(rows), dtype=np.bool_)
+    best = int(table.order[0])
+    alike = table.feasible[rows] & (rows != best) & _alike_priced(table, rows, best)
+    alike &= table.queues[rows] == table.queues[best]
     alike &= table.uncertain[rows] == table.uncertain[best]
-    return int((tied & alike).sum())
+    return np.asarray(alike & (_better_scores(table, rows, best) >= NORMAL.inv_cdf(TIED)))
+
+
+def count_ties(table: Plan) -> int:
+    """Return how many rows tie with the best."""
+    return int(tied_rows(table, table.order).sum())
 
 
 def _alike_priced(table: Plan, rows: Int, beside: int) -> Bool:
@@ -246,15 +280,18 @@ def _better_scores(table: Plan, rows: Int, beside: int) -> Float:
     return _gain_scores(table, rows, np.where(equal, 0.0, gain), table, beside)
 
 
-def _gain_scores(table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: int) -> Float:
+def _gain_scores(
+    table: Plan, rows: Int, gain: Float, beside: Plan, row_beside: int, *, sized: bool = False
+) -> Float:
     """Normal scores of rows whose logarithmic scores are better by ``gain`` than another's."""
     ranking, setting = table.spec.ranking, beside.setting(row_beside)
     device, *engine = ranking.software(setting)
-    moves = ranking.moves(beside, np.array([row_beside]))[0]
+    moves = ranking.moves(beside, np.array([row_beside]), sized=sized)[0]
     out = np.zeros(len(rows))
     for block, places, _ in table.split_rows(rows):
         own_device, *own_engine = ranking.software(block.setting)
-        own_moves, gains, errors = ranking.moves(table, rows[places]), gain[places], ranking.errors
+        own_moves = ranking.moves(table, rows[places], sized=sized)
+        gains, errors = gain[places], ranking.errors
         same_device, same_engine = own_device == device, own_engine == engine
         if same_device and not same_engine and ranking.engine_errors and ranking.gap_shares:
             errors = ranking.engine_errors

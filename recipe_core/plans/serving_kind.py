@@ -161,7 +161,7 @@ def _serving_simplicity(table: Plan) -> tuple[Any, ...]:
     return (c["max_batched_tokens"], c["cp"], c["ep"], c["tp"], c["pp"], output, c["gpus"])
 
 
-def _serving_score_moves(table: Plan, rows: Int) -> Float:
+def _serving_score_moves(table: Plan, rows: Int, *, sized: bool = False) -> Float:
     moves = np.zeros((len(rows), len(METRICS)))
     first = table.columns["ttft_s"][rows] / table.columns["request_latency_s"][rows]
     for goal, weight in table.request.objective.goals.items():
@@ -173,6 +173,10 @@ def _serving_score_moves(table: Plan, rows: Int) -> Float:
             moves[:, METRICS.index(column)] += sign * weight
         elif column in FOLLOWING:
             moves[:, METRICS.index("output_tokens_per_s")] -= weight
+    # what keeps up serves what arrives, fast or slow
+    if table.blocks[0].setting.mode == "open" and not sized:
+        keeps_up = table.columns["load_factor"][rows] < 1
+        moves[keeps_up, METRICS.index("output_tokens_per_s")] = 0.0
     return moves
 
 
@@ -292,6 +296,8 @@ SERVING = Kind(
     ranking=Ranking(
         precedence=_serving_precedence,
         simplicity=_serving_simplicity,
+        # stages wait for each other where requests come and go: estimates assume that they do not
+        unmeasured=lambda table: table.columns["pp"] > 1,
         errors=serving_errors,
         moves=_serving_score_moves,
         software=lambda s: (s.cluster.device.name, s.engine.name, s.engine.version),

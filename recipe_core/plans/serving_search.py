@@ -373,8 +373,20 @@ def _find_best_loads(
         return out, None
     first = Plan(spec, means, _judge_within_limits(spec, means, out, at_most))
     rows = np.sort(first.order[:LOADED])
+    return _keep_percentiles(spec, problem, candidate, out, rows), rows
+
+
+def _keep_percentiles(
+    spec: Kind,
+    problem: ServingProblem,
+    candidate: CandidateRequest,
+    pairs: Sequence[tuple[Setting, Cases]],
+    rows: Int,
+) -> list[tuple[Setting, Cases]]:
+    """All cases, under loads with which the percentiles of some rows keep their limits."""
+    by_limits, out = admits_by_limits(problem.request, candidate), list(pairs)
     starts = np.cumsum([0, *(len(columns) for _, columns in out)])
-    for k, (shared, columns) in enumerate(out):
+    for k, (shared, columns) in enumerate(pairs):
         inside = rows[(rows >= starts[k]) & (rows < starts[k + 1])] - starts[k]
         if not len(inside):
             continue
@@ -394,7 +406,7 @@ def _find_best_loads(
         keeping[inside] = ~np.isnan(bisection) & by_limits
         columns = admit_requests(replace(columns, load=load), keeping)
         out[k] = shared, with_intervals(problem, shared, candidate, columns)
-    return out, rows
+    return out
 
 
 def find_kept_load(table: Plan, row: int) -> float | None:

@@ -206,7 +206,7 @@ def _training_simplicity(table: Plan) -> tuple[Any, ...]:
     return (*(c[name] for name in cut), -c["tokens_per_s"], c["gpus"])
 
 
-def _training_score_moves(table: Plan, rows: Int) -> Float:
+def _training_score_moves(table: Plan, rows: Int, *, sized: bool = False) -> Float:  # noqa: ARG001 - alike
     # throughput, cost and energy follow the time of a step; a number of devices is certain
     goals = table.request.objective.goals.items()
     weight = sum(weight for goal, weight in goals if table.spec.goals[goal][0] != "gpus")
@@ -276,6 +276,7 @@ TRAINING = Kind(
             np.where(table.uncertain, 1 - table.columns["start_probability"], 0.0),
         ),
         simplicity=_training_simplicity,
+        unmeasured=lambda table: np.zeros(len(table), dtype=np.bool_),
         errors=training_errors,
         moves=_training_score_moves,
         software=lambda setting: (setting.cluster.device.name, setting.engine),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -31,14 +31,17 @@ from recipe_core.recipe.schema import Recipe
 from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.schema import PlanRequest
 
-Level = Literal["same", "differs", "absent"]
+Level = Literal["same", "differs", "absent", "renewed"]
+# Relative difference up to which a figure is the same.
+UNMOVED = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One thing that is pinned: what the lock says, and what this machine has (``actual``).
 
-    ``absent``: this machine has nothing to compare with.
+    ``absent``: this machine has nothing to compare with. ``renewed``: this version has another
+    number of its own, a fit or a price; what the bundle starts is as it was.
     """
 
     name: str
@@ -76,12 +79,24 @@ def _builder_differences(recipe: Recipe, lock: Lock) -> Iterator[Difference]:
         "model architecture", lock.model.architecture_digest, now.model.architecture_digest
     )
     if lock.device and now.device:
-        yield _compare_pin(
+        profile = _compare_pin(
             f"profile of {lock.device.name}", lock.device.profile_digest, now.device.profile_digest
         )
+        if profile.level == "differs" and isinstance(recipe_request(recipe).hardware.device, str):
+            profile = replace(profile, level="renewed")  # a shipped one, not the recipe's own
+        yield profile
+    yield from _renewed_figures(recipe.estimate, decision.estimate)
     if lock.image:
         image_now = now.image.pinned if now.image else None
         yield _compare_pin("image", lock.image.pinned, image_now)
+
+
+def _renewed_figures(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """Yield figures that this version estimates otherwise, each with its change."""
+    for row in _figure_changes(before, now):
+        if row["before"] is not None and _has_moved(row):
+            after = f"{_diff_value_text(row['after'])}{_ratio_text(row)}"
+            yield Difference(row["figure"], _diff_value_text(row["before"]), after, "renewed")
 
 
 def _host_differences(lock: Lock, folder: Path | None) -> Iterator[Difference]:
@@ -288,21 +303,24 @@ def diff_text(differences: dict[str, Any]) -> str:
     lines = [f"{differences['before']} → {differences['after']}"]
     for rows in differences["changed"].values():
         lines += [f"  {row['field']}: {_value_change_text(row)}" for row in rows]
-    moved = [
-        row
-        for row in differences["estimate"]
-        if row["ratio"] is None or abs(row["ratio"] - 1) >= 0.0005
-    ]
+    moved = [row for row in differences["estimate"] if _has_moved(row)]
     lines += ["estimate:" if moved else "estimate: no difference", *map(_figure_change_text, moved)]
     return "\n".join(lines)
 
 
+def _has_moved(row: Mapping[str, Any]) -> bool:
+    return row["ratio"] is None or abs(row["ratio"] - 1) >= UNMOVED
+
+
 def _figure_change_text(row: dict[str, Any]) -> str:
-    ratio = ""
-    if row["ratio"] is not None:
-        band = ", within the band" if row["in_band"] else ""
-        ratio = f" ({share_text(row['ratio'] - 1, 1, signed=True)}{band})"
-    return f"  {row['figure']}: {_value_change_text(row)}{ratio}"
+    return f"  {row['figure']}: {_value_change_text(row)}{_ratio_text(row)}"
+
+
+def _ratio_text(row: Mapping[str, Any]) -> str:
+    if row["ratio"] is None:
+        return ""
+    band = ", within the band" if row["in_band"] else ""
+    return f" ({share_text(row['ratio'] - 1, 1, signed=True)}{band})"
 
 
 def _value_change_text(row: dict[str, Any]) -> str:

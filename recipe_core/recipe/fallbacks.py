@@ -168,14 +168,17 @@ def _other_formats(decision: Decision) -> tuple[list[str], list[str]]:
 def _half_the_context(request: PlanRequest, decision: Decision) -> dict[str, Any]:
     """Half the context, with lengths halved where they would not fit into it.
 
-    Nothing where that is too short.
+    Nothing where that is too short, or where lengths in tokens have means that do not fit.
     """
     workload, longest = request.workload, decision.max_context
     if not isinstance(workload, ServingWorkload) or longest is None or longest < 2 * NARROWEST:
         return {}
     half = longest // 2
-    if workload.longest_tokens <= half:
+    if workload.model_copy(update={"max_context": half}).longest_tokens <= half:
         return {"workload.max_context": half}
+    shapes = (workload.input_lengths, workload.output_lengths)
+    if any(shape and (shape.quantiles or shape.shape == "trace") for shape in shapes):
+        return {}
     lengths = {
         name: max(getattr(workload, name) // 2, 1) for name in ("input_tokens", "output_tokens")
     }

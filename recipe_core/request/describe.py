@@ -13,6 +13,7 @@ from recipe_core.request.presets import aims, request_aim
 from recipe_core.request.schema import PlanRequest
 from recipe_core.request.serving_workload import ServingWorkload
 from recipe_core.request.training_workload import TrainingWorkload
+from recipe_core.request.variation import variation_text
 
 # Methods of training, as people call them.
 METHODS = {
@@ -78,7 +79,7 @@ def lengths_text(workload: ServingWorkload | TrainingWorkload) -> str:
     if isinstance(workload, ServingWorkload):
         longest = workload.max_context or workload.usual_longest
         lengths = f"{workload.input_tokens:,} tokens in, {workload.output_tokens:,} out"
-        return f"Typical request: {lengths}; the longest: {longest:,}"
+        return f"Typical request: {lengths}{variation_text(workload)}; the longest: {longest:,}"
     if (work := workload.rollout) is None:
         batch = f"{workload.global_batch:,} sequences"
         return f"Each step: {batch} of {workload.sequence_length:,} tokens"

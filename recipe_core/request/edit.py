@@ -32,7 +32,7 @@ from recipe_core.request.metrics import goals_of, kind_limits, run_limits
 from recipe_core.request.presets import longest_positions, preset_file, preset_of, presets
 from recipe_core.request.rollout import REINFORCED
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.serving_workload import LOADS, MEDIA, MediaItems, ServingWorkload
+from recipe_core.request.serving_workload import LOADS, MEDIA, SIDES, MediaItems, ServingWorkload
 from recipe_core.request.split_key import key_cluster, key_load, key_split
 
 _ENDS = {"ge": "minimum", "gt": "above", "le": "maximum", "lt": "below"}
@@ -144,6 +144,7 @@ def _keep_consistent(
         _keep_method(fields, changes)
     if "model" in changes:
         _keep_media(fields)
+    _keep_lengths(fields, changes)
     _search_load(fields, request, changes)
     if fields.get("workload.max_context") and "workload.max_context" not in changes:
         _keep_longest(fields, request)
@@ -163,6 +164,24 @@ def _keep_longest(fields: dict[str, Any], request: PlanRequest) -> None:
         mean, spread = (fields.get(f"workload.{name}_{part}") or 0 for part in ("tokens", "spread"))
         needed += round(mean * (1 + spread))
     fields["workload.max_context"] = longest if longest >= needed else None
+
+
+def _keep_lengths(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Let a shape of lengths and a spread replace each other; a static batch has neither.
+
+    A mean of one's own takes out a shape that has another one, and a trace that is gone its shape.
+    """
+    exact = fields.get("workload.mode") == "static" and "workload.mode" in changes
+    for side in SIDES:
+        shape, spread = f"workload.{side}_lengths", f"workload.{side}_spread"
+        traced = fields.get(f"{shape}.shape") == "trace"
+        has_mean = traced or any(name.startswith(f"{shape}.quantiles.") for name in fields)
+        other_mean = changes.get(f"workload.{side}_tokens") is not None and shape not in changes
+        gone = traced and not fields.get("workload.over_time.lengths")
+        if exact or changes.get(shape) is not None:
+            fields[spread] = None
+        if exact or changes.get(spread) is not None or (has_mean and other_mean) or gone:
+            _set_field(fields, shape, None)
 
 
 def _keep_budget(fields: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ from recipe_core.hardware.prices import price_month
 from recipe_core.plans.limits import LIMITS, bounded_figures, limit_excess, stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, queue_text
+from recipe_core.plans.rank import NO_DIFFERENCE, is_tie
 from recipe_core.plans.splits import row_state
 from recipe_core.request.split_key import split_short_name
 from recipe_core.views import size_view as view
@@ -157,7 +158,9 @@ def runner_up(answer: Row) -> dict[str, Any] | None:
     difference = second[measure] - first[measure]
     share = difference / first[measure]
     row, next_row, *_ = size_by_device(answer)
-    next_device = _say.sentence("runner_up", second, difference, share, measure)
+    chance = second.get("beats_best")
+    tie = NO_DIFFERENCE if chance is not None and is_tie(chance) else ""
+    next_device = _say.sentence("runner_up", second, difference, share, measure, tie)
     return {
         "device": view.key(second),
         "difference_usd": difference,

@@ -9,6 +9,7 @@ from recipe_core.base.units import gib, token_rate_text
 from recipe_core.estimates.serving.results import MEMORY, memory_parts
 from recipe_core.estimates.training.memory import MEMORY_TITLES
 from recipe_core.estimates.training.results import PHASE_TITLES, RUN_TITLES, STEP_TITLES
+from recipe_core.plans.rank import NO_DIFFERENCE
 from recipe_core.recipe.figures import (
     TextRow,
     is_pooled_estimate,
@@ -147,6 +148,7 @@ def check_text(answer: dict[str, Any]) -> str:
     estimate, better = estimate_text(answer["candidate"], answer["estimate"]), answer["better"]
     changes = "\n".join(change_lines(answer["changes"], answer["candidate"]))
     speed = "" if better is None else _speed(better["estimate"])
+    speed += f", {NO_DIFFERENCE}" if better and better["tie"] else ""
     return _PHRASES.text("check", answer, estimate, changes, speed)
 
 

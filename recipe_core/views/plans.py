@@ -208,7 +208,7 @@ def _ranked_lines(plan: Plan, top: int) -> Iterator[str]:
         confidence = plan.request.objective.required_confidence
         yield f"price of certainty: {confidence_prices_text(prices, confidence)}"
     yield _beaten_text(plan, top)
-    yield _ties_text(plan)
+    yield ties_text(plan)
     yield f"{unpriced_note(plan)} {STATE_PRICE}" if unpriced_note(plan) else ""
     yield plan_launch_note(plan) or ""
     yield from calibrated_lines(plan.problem.corrections)
@@ -256,12 +256,14 @@ def _beaten_text(plan: Plan, top: int) -> str:
     return f"probability that 1 measures better (by {goals}) than {', '.join(beaten)}"
 
 
-def _ties_text(plan: Plan) -> str:
-    if not count_ties(plan):
+def ties_text(plan: Plan) -> str:
+    """Say how many rows tie with the first, and why it is first; empty where none does."""
+    ties = count_ties(plan)
+    if not ties:
         return ""
-    several = count_ties(plan) > 1
+    several = ties > 1
     return (
-        f"{count_ties(plan)} more {'tie' if several else 'ties'} with the first: "
+        f"{ties} more {'tie' if several else 'ties'} with the first: "
         f"{'each' if several else 'it'} measures better than it with a probability of "
         f"{chance_text(TIED)} or more. Of equal estimates the simplest is first: fewest devices, "
         "no pipeline, smallest TP"

@@ -17,11 +17,12 @@ from recipe_core.base.units import band_ends_text, chance_text, round_significan
 from recipe_core.engines.training_programs import training_engine
 from recipe_core.hardware.cluster import chip_title
 from recipe_core.hardware.prices import price_month
+from recipe_core.plans.alternatives import goal_measure
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.limits import stated_limits
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plan_json import doubt_text, queue_text
-from recipe_core.plans.rank import beats_elsewhere, is_tie
+from recipe_core.plans.rank import NO_DIFFERENCE, beats_elsewhere, is_tie, ties_elsewhere
 from recipe_core.plans.splits import row_reasons
 from recipe_core.request.describe import METHODS, load_name
 from recipe_core.request.link import link_omissions
@@ -204,7 +205,8 @@ def compare_figures(choices: Sequence[Choice], baseline: int = 0) -> list[Line]:
     """Every figure of every choice, each with its band and its difference to the baseline's.
 
     ``baseline``: the place of the choice that differences are to. The best of those that hold their
-    load is marked where all with that figure are of one kind of workload.
+    load is marked where all with that figure are of one kind of workload. Of what both optimise a
+    tie is said in place of a difference, and marked like the best.
     """
     return [
         Line(title, _cells(choices, measure, baseline), measure.help)
@@ -226,7 +228,7 @@ def _cells(choices: Sequence[Choice], measure: Metric, baseline: int) -> tuple[C
             Cell(
                 measure.show(amounts[n]),
                 band_ends_text((low, high), measure.show) if has_band else "",
-                "" if n == baseline else difference_text(amounts[n], amounts[baseline]),
+                "" if n == baseline else _difference(choices, n, baseline, measure, amounts),
                 best=bool(best[n]),
             )
         )
@@ -243,8 +245,28 @@ def _mark_best_choices(choices: Sequence[Choice], measure: Metric, amounts: Any)
     shown = round_significant(np.where(compared, amounts, np.nan))
     if measure.better == "neither" or len(kinds) > 1 or len(set(shown[compared])) < 2:
         return np.zeros(len(choices), dtype=bool)
-    extreme = np.nanmax(shown) if measure.more_is_better else np.nanmin(shown)
-    return shown == extreme
+    place = np.nanargmax(shown) if measure.more_is_better else np.nanargmin(shown)
+    first = choices[int(place)]
+    best = [of is first or _ties_by(measure, of, first) for of in choices]
+    best = (shown == shown[place]) | (compared & np.array(best))
+    return best & ~best[compared].all()
+
+
+def _difference(
+    choices: Sequence[Choice], n: int, baseline: int, measure: Metric, amounts: Any
+) -> str:
+    if _ties_by(measure, choices[n], choices[baseline]):
+        return NO_DIFFERENCE
+    return difference_text(amounts[n], amounts[baseline])
+
+
+def _ties_by(measure: Metric, choice: Choice, base: Choice) -> bool:
+    """Return whether a measure is all that two choices optimise, and they tie by it."""
+    if choice.plan is None or base.plan is None or not _is_comparable(choice, base):
+        return False
+    goal = base.plan.measures[goal_measure(base.plan, base.row)]
+    is_goal = len(base.request.objective.goals) == 1 and goal.title == measure.title
+    return is_goal and ties_elsewhere(choice.plan, choice.row, base.plan, base.row)
 
 
 def difference_text(amount: float, base: float) -> str:
@@ -272,7 +294,7 @@ def chances(choices: Sequence[Choice], baseline: int = 0) -> Line | None:
         assert choice.plan is not None and base.plan is not None  # noqa: S101, PT018 - they hold
         chance = beats_elsewhere(choice.plan, choice.row, base.plan, base.row)
         if chance is not None:
-            tie = " · no measurable difference" if is_tie(chance) else ""
+            tie = f" · {NO_DIFFERENCE}" if is_tie(chance) else ""
             cells[n] = Cell(chance_text(chance) + tie)
     if all(cell.text in (NOTHING, "baseline") for cell in cells):
         return None

@@ -17,8 +17,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fit.solve import Points
+from fit.solve import Points, peak_of
 from fit.tables import DTYPES, WEIGHT_BYTES, operator, split
+from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.profile import Device
 
 SHAPE = [
     "hidden_size",
@@ -31,6 +33,7 @@ SHAPE = [
     "distribution",
 ]
 DRAWS = 12
+START_S = 2e-5  # of a layer without work
 WEIGHT_ONLY = ("w4a16_mxfp4", "int4_wo")
 MOE_GPUS = {"MI300X-192GB (304": ("mi300x", "mi325x"), "MI355X-288GB (256": ("mi355x",)}
 
@@ -43,8 +46,8 @@ LEFT_OUT = {
         # not tuned for it
         ("sglang", "bfloat16", "sglang_fused_moe_triton"),
         ("sglang", "fp8_block", "sglang_fused_moe_triton"),
-        # slower at decode than its other kernels
-        ("trtllm", "fp8_block", ""), ("trtllm", "nvfp4", "moe_torch_flow_cutlass"),
+        # half as fast as its other kernel wherever both were measured
+        ("trtllm", "nvfp4", "moe_torch_flow_cutlass"),
     ],
     False: [
         ("vllm", "fp8", ""),  # falls into a kernel four times slower than bf16, says the README
@@ -121,11 +124,13 @@ def _work(rows: pd.DataFrame, routed: pd.Series[float], touched: pd.Series[float
 
 def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
     """One rank's share as engines deploy it: experts at least 96 wide, on at most 32 ranks, by the
-    kernels engines use.
+    kernels engines use, of which the fastest at so many tokens counts (`_fastest`).
 
     SGLang and vLLM route DeepSeek's shape by groups of experts, which the named distributions do
-    not describe. Kernels that widen 4-bit weights go through all picks with expert parallelism,
-    which engines spare themselves by cutting experts.
+    not describe: how many rows a rank gets is known only where one has all experts. Kernels that
+    widen 4-bit weights go through all picks with expert parallelism, which engines spare themselves
+    by cutting experts. Layers whose ranks have all experts count as much as those that share them,
+    of which there are five times as many.
     """
     rows = operator(truth, "moe", system)
     blackwell = system.startswith("b")
@@ -138,7 +143,8 @@ def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
             )
         ]
     rows = rows[(rows.inter_size / rows.moe_tp_size >= 96) & (rows.moe_ep_size <= 32)]
-    rows = rows[~((rows.model_shape == "DeepSeek-V3") & (rows.backend != "trtllm"))]
+    grouped = (rows.model_shape == "DeepSeek-V3") & (rows.backend != "trtllm")
+    rows = rows[~grouped | (rows.moe_ep_size == 1)]
     if not blackwell:
         rows = rows[~rows.moe_dtype.isin(WEIGHT_ONLY) | (rows.moe_ep_size == 1)]
     keys = rows[["num_tokens", "num_experts", "topk", "moe_ep_size", "distribution"]].itertuples(
@@ -148,7 +154,29 @@ def moe(truth: Path, system: str, device: str) -> Iterable[Points]:
         [hottest(*key) for key in keys], index=rows.index, columns=["routed", "touched"]
     )
     rows = rows.assign(dtype=rows.moe_dtype.map(DTYPES), seconds=rows.latency / 1e3)
-    return split(device, "moe", _work(rows, loads.routed, loads.touched), SHAPE)
+    rows = _fastest(_work(rows, loads.routed, loads.touched), device_profile(device))
+    has_all = rows.moe_ep_size == 1
+    share = has_all.groupby(rows.dtype).transform("mean")
+    rows["weight"] = np.where(share.isin([0, 1]), 1.0, 0.5 / np.where(has_all, share, 1 - share))
+    return split(device, "moe", rows, SHAPE)
+
+
+def _fastest(rows: pd.DataFrame, device: Device) -> pd.DataFrame:
+    """The rows of the kernel that is fastest for a layer, a layout and up to four times the tokens.
+
+    Samples of two kernels seldom share a shape. The fastest takes the least of what the work takes
+    at the device's own rates, in the median.
+    """
+    peaks = rows.dtype.map({dtype: peak_of(device, "moe", dtype) for dtype in rows.dtype.unique()})
+    moved_s = (rows.bytes + rows.row_bytes) / device.memory_bandwidth_bytes_per_s.value
+    rows = rows.assign(
+        slowness=rows.seconds / (rows.flops / peaks + moved_s + START_S),
+        tokens=np.log2(rows.num_tokens) // 2,
+    )
+    work = ["dtype", *SHAPE[:6], "tokens"]
+    by_kernel = rows.groupby([*work, "kernel_source"]).slowness.median().reset_index()
+    fastest = by_kernel.loc[by_kernel.groupby(work).slowness.idxmin()]
+    return rows.merge(fastest[[*work, "kernel_source"]])
 
 
 def moe_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
@@ -164,4 +192,5 @@ def moe_links(truth: Path, prefix: str, device: str) -> Iterable[Points]:
     )  # fmt: skip
     rows = rows[rows.num_experts.notna()]
     touched = rows.num_experts * (1.0 - (1.0 - rows.topk / rows.num_experts) ** rows.num_tokens)
-    return split(device, "moe", _work(rows, rows.num_tokens * rows.topk, touched), SHAPE)
+    rows = _work(rows, rows.num_tokens * rows.topk, touched).assign(weight=1.0)
+    return split(device, "moe", rows, SHAPE)

@@ -3,7 +3,8 @@
 
 Three for the library (``efficiency``, ``latency_s``, ``latency_per_rank_s``), to all-reduce,
 all-gather, reduce-scatter and all-to-all of NCCL together; three for ``direct`` kernels, to the
-all-reduces that engines bring themselves. Sizes are 4 KiB to 256 MiB.
+all-reduces that engines bring themselves; two for a ``switch`` that sums, to NCCL's large ones.
+Sizes are 4 KiB to 256 MiB.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ FABRIC_SYSTEMS = {
 }  # fmt: skip
 # what the tables say beyond a fit
 REMARKS = {
-    "nvlink4": "; NCCL's all-reduce of 8 reaches 1.0 with 256 MiB (NVLS)",
     "nvl72": "; 72 ranks reach 0.93 at 8 GiB",
     "pcie4": "; a server that crosses sockets reaches 0.16 with 4 ranks, 0.06 with 8; "
     "consumer cards without peer access get about half",
@@ -63,6 +63,8 @@ SOURCES = {
     "deepep": (f"DeepEP's low-latency kernels on 2 to 8 nodes of 8 H100 in {COLLECTION}", AIC),
 }
 SMALLEST, LARGEST = 4 << 10, 256 << 20
+SUMMED = ("nvlink4", "nvlink5", "nvl72")  # switches with NVLink SHARP, which NCCL uses for
+SUMMED_BYTES = 16 << 20  # messages from about this size on
 OPERATIONS: dict[str, Callable[[Cluster, Group, Array], Array]] = {
     "all_reduce": all_reduce_s,
     "all_gather": all_gather_s,
@@ -222,11 +224,10 @@ def _fitted(
         return collectives_s(replace(joined, fabric=change(joined.fabric, numbers)), rows)
 
     numbers, error = _search(predicted, seconds, per_rank_s)
-    ranks = (
-        f"{rows.num_gpus.min():.0f} to {rows.num_gpus.max():.0f} ranks"
-        if per_rank_s is None
-        else f"{rows.num_gpus.max():.0f} ranks"
-    )
+    fewest_ranks, most_ranks = rows.num_gpus.min(), rows.num_gpus.max()
+    ranks = f"{most_ranks:.0f} ranks"
+    if fewest_ranks < most_ranks:
+        ranks = f"{fewest_ranks:.0f} to {ranks}"
     sizes = f"{rows.bytes.min() / 2**10:.0f} KiB to {rows.bytes.max() / 2**20:.3g} MiB"
     note = f"{len(rows)} points on {where}, {ranks}, {sizes}; median error {error:.0%}"
     return replace(joined, fabric=change(joined.fabric, numbers)), _links(
@@ -245,6 +246,11 @@ def _library(fabric: Fabric, numbers: dict[str, Quantity]) -> Fabric:
 
 def _direct(fabric: Fabric, numbers: dict[str, Quantity]) -> Fabric:
     return fabric.model_copy(update={"direct": DirectLinks(**numbers)})
+
+
+def _switch(fabric: Fabric, numbers: dict[str, Quantity]) -> Fabric:
+    links = DirectLinks(efficiency=numbers["efficiency"], latency_s=numbers["latency_s"])
+    return fabric.model_copy(update={"switch": links})
 
 
 def _joined(device: str, fabric: str) -> Cluster:
@@ -267,6 +273,11 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
         if joined.fabric.topology != "pcie":
             joined, fit = _fitted(joined, kernels, "direct", where, _direct, None)
             yield name, "direct", fit
+        if name in SUMMED:
+            large = (rows.op_name == "all_reduce") & (rows.bytes >= SUMMED_BYTES)
+            large &= rows.num_gpus > 2  # of two none is faster so
+            joined, fit = _fitted(joined, rows[large], "library", where, _switch, 0.0)
+            yield name, "switch", fit
         if name == "nvlink4":
             yield "ib-ndr-400", "direct", _fit_network(joined, exchanges(truth))
     links = pd.read_csv(truth / "kernels_and_links.csv.gz", low_memory=False)
@@ -275,7 +286,8 @@ def link_fits(truth: Path) -> Iterator[tuple[str, str, Links]]:
     ]
     links = links.assign(bytes=links.size_bytes, seconds=links.value / 1e6, op_name="all_reduce")
     joined = _joined("mi355x", "xgmi-mi350")
-    per_rank_s = joined.fabric.direct.latency_per_rank_s.value if joined.fabric.direct else 1e-7
+    per_rank = joined.fabric.links("direct").latency_per_rank_s
+    per_rank_s = per_rank.value if per_rank else 1e-7
     yield (
         "xgmi-mi350",
         "direct",
@@ -301,10 +313,21 @@ def _link_line(key: str, value: float, source: str, note: str = "") -> str:
     return f"{key}: {{value: {number}, source: {source}, status: fitted{remark}}}"
 
 
+def _switch_block(fit: Links) -> str:
+    numbers = [("efficiency", fit.efficiency, fit.note), ("latency_s", fit.latency_s, "")]
+    lines = [f"  {_link_line(key, value, 'fits', note)}\n" for key, value, note in numbers]
+    return "switch:\n" + "".join(lines)
+
+
 def write_links(name: str, kind: str, fit: Links) -> None:
     """Put the fitted numbers into the fabric's file, and the source that has the command."""
     path = PROFILES / "fabrics" / f"{name}.yaml"
     text = path.read_text(encoding="utf-8")
+    if kind == "switch":
+        text = re.sub(r"^switch:\n(?:  .*\n)+", "", text, flags=re.MULTILINE)
+        text = text.replace("\nsources:\n", f"\n{_switch_block(fit)}sources:\n", 1)
+        write_whole(path, text.encode())
+        return
     indent = "  " if kind == "direct" else ""
     source = "fits" if kind == "library" else "kernels"
     numbers = {

@@ -19,7 +19,7 @@ NONE: Array = np.zeros(0)
 class Points:
     """Measured points of one device, family and dtype.
 
-    Experts also have tokens, and the bytes of rows moved beside the products.
+    Experts also have tokens, the bytes of rows moved beside the products, and what a point counts.
     """
 
     device: str
@@ -30,6 +30,7 @@ class Points:
     seconds: Array
     row_bytes: Array = field(default_factory=lambda: NONE)
     tokens: Array = field(default_factory=lambda: NONE)
+    weights: Array = field(default_factory=lambda: NONE)
 
 
 @dataclass(frozen=True)
@@ -61,14 +62,14 @@ def predict(x: Array, compute_s: Array, memory_s: Array, rows_s: Array, sorting:
     return np.asarray(np.exp(x[2]) + rounded + beside, dtype=float)
 
 
-def peak_of(device: Device, points: Points) -> float:
+def peak_of(device: Device, family: str, dtype: str) -> float:
     """The rate a product runs at: attention over any cache in 16 bit, else by the weights' format
     where the device has it.
     """
     peaks = {name: figure.value for name, figure in device.peak_flops_per_s.items()}
-    if points.family.endswith("_decode"):
+    if family.endswith("_decode"):
         return peaks["bf16"]
-    return peaks.get({"fp8-block": "fp8"}.get(points.dtype, points.dtype), peaks["bf16"])  # type: ignore[call-overload, no-any-return]
+    return peaks.get({"fp8-block": "fp8"}.get(dtype, dtype), peaks["bf16"])  # type: ignore[call-overload, no-any-return]
 
 
 def fit_roofline(points: Points, device: Device) -> Fit:
@@ -76,12 +77,14 @@ def fit_roofline(points: Points, device: Device) -> Fit:
     bandwidth = device.memory_bandwidth_bytes_per_s.value
     sorting = points.tokens / (points.tokens + SORT_TOKENS)
     work = (
-        points.flops / peak_of(device, points),
+        points.flops / peak_of(device, points.family, points.dtype),
         points.bytes / bandwidth,
         points.row_bytes / bandwidth,
         sorting,
     )
     measured, beside = np.log(points.seconds), len(points.row_bytes) > 0
+    weights = points.weights if len(points.weights) else np.ones(len(measured))
+    weights = weights / weights.sum()
     shares = [0, 1, 4] if beside else [0, 1]
 
     # a share close to 1 or a start in no time is not believed of a kernel: a faint pull keeps in
@@ -91,7 +94,7 @@ def fit_roofline(points: Points, device: Device) -> Fit:
             np.sum(np.maximum(np.abs(x[shares]) - 3.0, 0.0) ** 2) + max(0.0, float(x[3]) - 1.8) ** 2
         )
         pull += 1e-2 * max(0.0, float(np.log(1.5e-6) - x[2])) ** 2
-        return float(np.mean(np.abs(np.log(predict(x, *work)) - measured))) + pull
+        return float(np.sum(weights * np.abs(np.log(predict(x, *work)) - measured))) + pull
 
     starts = [
         np.array([1.0, 1.0, np.log(overhead), 0.3, *([0.0, np.log(3e-6)] if beside else [])])

@@ -60,6 +60,6 @@ def split(device: str, family: str, rows: pd.DataFrame, shape: list[str]) -> Ite
         )
         beside = [
             group[name].to_numpy(dtype=float) if family == "moe" else NONE
-            for name in ("row_bytes", "num_tokens")
+            for name in ("row_bytes", "num_tokens", "weight")
         ]
         yield Points(device, family, str(dtype), flops, bytes_, seconds, *beside)

@@ -8,14 +8,18 @@ import sys
 import tracemalloc
 import zipfile
 
+import numpy as np
 import pytest
 
 from recipe_core.base.errors import BundleError, NoAnswer
 from recipe_core.bundle.signing import MANIFEST, new_key
 from recipe_core.bundle.verify import check_bundle, read_bundle, unpack_bundle
 from recipe_core.bundle.write import bundle_files, bundle_sbom, write_bundle, zip_bundle, zip_bytes
+from recipe_core.payload.launcher.bench import Options, draw_sent_lengths, plan_traffic
 from recipe_core.payload.launcher.devices import Device
 from recipe_core.payload.launcher.machine import Machine
+from recipe_core.payload.launcher.plan import Workload
+from recipe_core.payload.launcher.typed_json import Fields, read_typed
 from recipe_core.recipe import make_recipe, recipe_request
 from tests.conftest import make_request
 from tests.fixtures.command_line import recipe as run
@@ -185,6 +189,37 @@ def test_what_cannot_start_is_not_built():
 
 def launch_of(files, folder=""):
     return json.loads(files[f"{folder}launch.json"])
+
+
+def test_a_benchmark_is_told_how_lengths_vary():
+    def sent(**workload):
+        model = workload.pop("model", "Qwen/Qwen3-8B")
+        made = make_recipe(make_request(model, "h100-sxm", 1, workload=workload))
+        work = launch_of(bundle_files(made))["workload"]
+        varied = ("spread", "lengths", "context")
+        return made, {name: value for name, value in work.items() if name.endswith(varied)}
+
+    assert sent()[1] == {"input_spread": 0.1, "output_spread": 0.1}  # as estimates take it
+    assert sent(input_spread=0, output_spread=0.3)[1] == {"output_spread": 0.3}
+    fixed = {"shape": "fixed"}
+    assert sent(input_lengths=fixed, output_lengths=fixed)[1] == {}
+    assert sent(mode="static", batch=4, concurrency=None)[1] == {}
+    embedding = {"model": "BAAI/bge-m3", "output_tokens": None, "input_tokens": 400}
+    assert sent(**embedding)[1] == {}
+    assert sent(**embedding, input_spread=0.5)[1] == {"input_spread": 0.5}
+    shape = {"shape": "lognormal", "cv": 1.5}
+    made, said = sent(output_lengths=shape, output_tokens=300)
+    assert said.keys() == {"input_spread", "output_lengths", "max_context"}
+    assert said["max_context"] == made.max_context
+    lengths = said["output_lengths"]
+    assert lengths == sorted(lengths)
+    assert sum(lengths) / len(lengths) == pytest.approx(300, rel=0.01)
+    assert np.std(lengths) / np.mean(lengths) == pytest.approx(1.5, rel=0.25)  # without its tail
+    plan = read_typed(Workload, Fields(launch_of(bundle_files(made))["workload"], "workload"))
+    traffic = plan_traffic(plan, Options(requests=200))
+    inputs, outputs = draw_sent_lengths(plan, traffic)
+    assert max(map(sum, zip(inputs, outputs, strict=True))) <= made.max_context
+    assert sum(outputs) / 200 == pytest.approx(300, rel=0.05)
 
 
 def test_fallbacks_are_rendered_as_their_own_bundles_are(recipe, files):

@@ -18,6 +18,7 @@ from recipe_core.calibration.residuals import (
     shipped_prior,
 )
 from recipe_core.calibration.run_files import (
+    bundle_run,
     corrections_from_sources,
     parse_run_rows,
     read_measured,
@@ -35,7 +36,7 @@ from recipe_core.views.plans import plan_text
 from tests.conftest import LLAMA_70B, make_request
 from tests.fixtures import rows
 from tests.fixtures.command_line import recipe
-from tests.fixtures.recipes import recipe_of
+from tests.fixtures.recipes import recipe_for_request, recipe_of
 from tests.fixtures.refusals import refusal
 
 QWEN_32B = "Qwen/Qwen3-32B"
@@ -326,11 +327,12 @@ def test_a_plan_is_judged_by_corrected_figures():
     plain = plan_splits(asked)
     best, row = plain.best, plain.best.row
     candidate = {name: best.candidate[name] for name in ("tp", "pp", "dp", "ep")}
-    other = times_as_estimated(1.0, 3, tp=8, dp=1)
+    (other_tp, other_dp) = (4, 2) if candidate["tp"] == 8 else (8, 1)
+    other = times_as_estimated(1.0, 3, tp=other_tp, dp=other_dp)
     slow = taught([*times_as_estimated(3.0, 3, **candidate), *other])
     told = plan_splits(asked, corrections=slow)
     tpot_s, slower_s = (table.columns["tpot_s"][row] for table in (plain, told))
-    assert (best.candidate["tp"], told.best.candidate["tp"]) == (4, 8)
+    assert told.best.candidate["tp"] == other_tp
     assert slower_s == pytest.approx(told.estimate(row).tpot_s.value)
     assert slower_s > 2 * tpot_s
     # a limit that the formulas keep and the corrected figure does not
@@ -428,6 +430,50 @@ def test_what_a_bundle_measured_is_an_own_run(tmp_path):
     path.write_text("{}")
     for file, said in ((alone, "does not lie in its bundle"), (path, "is not a measurement")):
         assert said in str(refusal(read_measured, file))
+
+
+@rows.over(
+    "stated, measured, told",
+    [
+        ({}, {}, {}),  # results of before do not say
+        (
+            {},
+            {"input_spread": 0.1, "output_spread": 0.0},
+            {"input_spread": 0.1, "output_spread": 0.0},
+        ),
+        (
+            {"output_lengths": {"shape": "lognormal", "cv": 1.2}},
+            {"input_spread": 0.1, "output_cv": 1.13},
+            {"input_spread": 0.1, "output_lengths": {"shape": "lognormal", "cv": 1.2}},
+        ),
+        (
+            {"input_lengths": {"quantiles": {"p50": 900, "p90": 2000}}, "input_tokens": 1093},
+            {"input_cv": 0.7, "output_spread": 0.1},
+            {"input_lengths": {"shape": "lognormal", "cv": 0.7}, "output_spread": 0.1},
+        ),
+    ],
+)
+def test_a_measurement_of_a_bundle_says_how_lengths_varied(stated, measured, told):
+    workload = {"output_tokens": 256, "concurrency": 64, "input_tokens": 1024} | stated
+    request = make_request(QWEN_32B, "h100-sxm", 8, workload=workload, candidate=SPLIT)
+    made = recipe_for_request(request)
+    measurement = {
+        "created": "2026-10-01T12:00:00+00:00",
+        "recipe": made.name,
+        "machine": {"runtime": made.device.runtime, "devices": [{"name": made.device.names[0]}]},
+        "engine": {"name": made.engine.name, "version": made.engine.version},
+        "workload": {"mode": "closed", "input_tokens": 1030.2, "output_tokens": 259.1}
+        | {"concurrency": 64}
+        | measured,
+        "metrics": {"requests": 256, "tpot_s": 0.02},
+    }
+    run = bundle_run(json.dumps(measurement), "measurement.json", lambda: made)
+    varied = ("spread", "lengths")
+    work = {name: value for name, value in run.request["workload"].items() if name.endswith(varied)}
+    assert work == told
+    parsed = PlanRequest.parse({**run.request, "candidate": dict(run.request["candidate"])})
+    assert parsed.workload.exact == (measured.get("input_spread") == 0)
+    assert learn_corrections([run]).runs
 
 
 def test_the_command_line_and_the_api_correct_estimates_and_plans(tmp_path):

@@ -37,12 +37,12 @@ def csv_of(runs):
 
 
 def test_a_table_says_its_columns_its_runs_and_the_answer_before_and_after():
-    slow = times_as_estimated(1.5, 3)
+    slow = times_as_estimated(1.5, 3, tp=8, dp=1)  # the best layout
     preview = preview_uploads([csv_of(slow)], ASKED)
     assert {column.origin for column in preview.columns} == {"the file"}
-    assert {column.column: column.values for column in preview.columns}["tp"] == "4"
+    assert {column.column: column.values for column in preview.columns}["tp"] == "8"
     assert [entry.gate.state for entry in preview.entries] == ["accepted"] * 3
-    assert preview.before.startswith("TP 4 × DP 2, ")
+    assert preview.before.startswith("TP 8, ")
     assert preview.after != preview.before
     assert preview.effect.text.startswith("These 3 runs would move the best layout")
     assert upload_verdict(preview) == f"3 of 3 new runs would count. {preview.effect.text}."

@@ -243,6 +243,26 @@ def test_bursts_are_those_that_the_simulator_shows(engine):
     assert np.median(np.abs(errors["tpot_s"])) < 0.12
 
 
+@over("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("shapes", [{}, {"input_lengths": SKEWED, "output_lengths": SKEWED}])
+def test_arrivals_at_random_crowd_as_the_simulator_shows(engine, shapes):
+    """Steps take longer than in a steady state of the mean; prompts of many lengths longer yet."""
+    errors = {"ttft_s": [], "tpot_s": []}
+    for rate, (inputs, outputs) in product((8, 16, 24), ((778, 129), (300, 300))):
+        load = {"mode": "open", "concurrency": None, "request_rate": rate, **shapes}
+        asked = estimates(engine, input_tokens=inputs, output_tokens=outputs, **load)
+        shape = relative_lengths(LengthShape(**SKEWED)) if shapes else ()
+        spread = Spread(inputs=shape, outputs=shape) if shapes else Spread(0.1, 0.1)
+        found = simulate_serving(
+            asked.setting, asked.cases, asked.memory, spread=spread, requests=4000
+        )
+        for name, each in errors.items():
+            each.append(np.log(getattr(asked.serving, name)[0] / found.means_s[name][0]))
+    assert np.median(np.abs(errors["tpot_s"])) < 0.02
+    assert np.max(np.abs(errors["tpot_s"])) < 0.07
+    assert np.median(np.abs(errors["ttft_s"])) < 0.06
+
+
 def test_published_bursts_are_told_where_a_full_queue_is_twice_too_fast():
     """A thousand requests of ShareGPT at once; its lengths are taken as lognormal of cv 1."""
     shapes = {"input_lengths": SKEWED, "output_lengths": SKEWED}

@@ -7,12 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recipe_core.base.intervals import LEVELS, scores_below, scores_between
+from recipe_core.base.intervals import LEVELS, quantile_score, scores_below, scores_between
 from recipe_core.estimates.bands import Stretch, narrow_interval
 from recipe_core.estimates.columns.columns import stack_columns
+from recipe_core.estimates.serving.bands import bands_of
 from recipe_core.estimates.serving.estimates import estimate_serving
-from recipe_core.estimates.serving.load_error import MOST, load_stretches, slowed_steps
+from recipe_core.estimates.serving.load_error import (
+    ARRIVALS_SPREAD,
+    MOST,
+    keeping_up_scores,
+    load_stretches,
+    slowed_steps,
+)
 from recipe_core.plans.plans import estimate_batch, plan_candidate, plan_splits
+from recipe_core.plans.rank import beats
 from recipe_core.plans.splits import row_reasons
 from recipe_core.request.schema import PlanRequest
 from tests.conftest import make_request, request_values
@@ -44,7 +52,7 @@ def test_a_slower_step_grows_with_the_queue_as_the_steady_state_at_a_higher_rate
     rates = capacity(**candidate) * np.array([0.05, 0.3, 0.5, 0.7])
     plain, faster = at_rates(rates, **candidate), at_rates(rates * factor, **candidate)
     solved = factor * faster.serving.tpot_s / plain.serving.tpot_s
-    assert slowed_steps(plain.serving, factor) == pytest.approx(solved, rel=0.05)
+    assert slowed_steps(plain.serving, factor) == pytest.approx(solved, rel=0.07)
 
 
 def test_an_error_weighs_the_more_the_fuller_a_server_is():
@@ -74,6 +82,43 @@ def test_a_server_is_refused_only_where_it_surely_does_not_keep_up():
     assert answer.arrivals.load_factor == pytest.approx(1.1)
     assert any("those of a full server" in note for note in answer.notes)
     assert answer.intervals["ttft_s"]["80"][1] > MOST / 1.2 * answer.serving.ttft_s
+
+
+@pytest.mark.parametrize("load_factor", [0.3, 0.8, 0.95, 1.2])
+def test_no_more_is_served_than_arrives_nor_than_a_full_server_does(load_factor):
+    estimates = at_rates([load_factor * capacity()])
+    full = bands_of(estimates.setting)["output_tokens_per_s"].factors
+    [answer] = estimates.rows(np.array([0]), [[]])
+    served, least = answer.serving.output_tokens_per_s, min(load_factor, 1.0)
+    for level, (low, high) in full.items():
+        ends = np.array(answer.intervals["output_tokens_per_s"][level]) / served
+        varied = np.exp(quantile_score(level) * ARRIVALS_SPREAD + 1e-9)
+        arriving = load_factor / least
+        assert min(low / least, arriving) / varied <= ends[0] <= min(low / least, arriving) + 1e-9
+        assert min(high / least, arriving) - 1e-9 <= ends[1] <= min(high / least, arriving) * varied
+        cost = np.array(answer.intervals["usd_per_million_output_tokens"][level])
+        assert cost / answer.cost.usd_per_million_output_tokens == pytest.approx(1 / ends[::-1])
+    # with runs of one's own it is known better whether the server keeps up
+    of = estimates.setting, estimates.serving.load_factor
+    known, unknown = (keeping_up_scores(*of, share)[0] for share in (np.array([0.5]), None))
+    assert abs(known) > abs(unknown)
+    assert known * unknown > 0
+
+
+def test_cost_of_what_keeps_up_is_compared_by_what_arrives():
+    """Throughputs of two layouts that keep up do not err apart: fewer GPUs cost less, surely."""
+    values = request_values(
+        LLAMA_8B,
+        workload={"mode": "open", "concurrency": None, "request_rate": 1.0},
+        objective={"optimize": "cost"},
+    )
+    values["hardware"] = {"device": "h100-sxm", "per_node": 4, "usd_per_device_hour": 2.0}
+    plan = plan_splits(PlanRequest.parse(values))
+    best = int(plan.order[0])
+    gpus = np.asarray(plan.columns["gpus"])
+    more = [int(row) for row in plan.order if gpus[row] > gpus[best]]
+    assert more
+    assert beats(plan, [best], more[0])[0] > 0.999
 
 
 def test_a_search_keeps_to_what_is_estimated_to_keep_up():

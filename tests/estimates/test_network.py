@@ -83,10 +83,13 @@ def test_more_bytes_never_take_less(operation, name, size, ranks, more):
     assert (first == 0) == (ranks == 1)
 
 
-def test_small_messages_go_in_one_shot_and_large_ones_in_two():
-    """A byte more takes n - 1 times a link's time in one shot, 2 (n - 1)/n times in two."""
+def test_small_messages_go_in_one_shot_large_ones_in_two_and_huge_ones_once_through_the_switch():
+    """A byte more takes n - 1 times a link's time in one shot, 2 (n - 1)/n times in two.
+
+    A switch that sums takes it once, whatever the number of ranks.
+    """
     where = WHERE["switch"]
-    direct = where.fabric.direct
+    direct, switch = where.fabric.direct, where.fabric.switch
     a_byte_s = 1 / (where.fabric.bandwidth_bytes_per_s.value * direct.efficiency.value)
     assert isinstance(direct.efficiency, Quantity)
     assert direct.efficiency.source in where.fabric.sources
@@ -96,7 +99,13 @@ def test_small_messages_go_in_one_shot_and_large_ones_in_two():
         return (longer - shorter) / (a_byte_s * more)
 
     slopes = [slope(16 * MIB, MIB), slope(256 * MIB, MIB), slope(KIB, KIB)]
-    assert slopes == pytest.approx([1.75, 1.75, 7])
+    once = direct.efficiency.value / switch.efficiency.value
+    assert slopes == pytest.approx([1.75, once, 7])
+    halves = [one(all_reduce_s, where, ranks, 512 * MIB) for ranks in (4, 8)]
+    assert halves[0] == pytest.approx(halves[1])
+    assert one(all_reduce_s, where, 1, 512 * MIB) == 0
+    plain = replace(where, fabric=where.fabric.model_copy(update={"switch": None}))
+    assert one(all_reduce_s, plain, 8, 512 * MIB) > 1.4 * halves[1]
 
 
 def test_two_of_a_mesh_have_one_link_and_groups_of_pairs_go_over_pcie():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 
 from recipe_core.commands.context import CommandContext
 from recipe_core.commands.judge import judge_command, read_command
@@ -101,6 +102,46 @@ def test_a_scheduler_looks_every_so_many_decode_steps_after_prompts_and_when_idl
     three = ran([(1, 20), (15, 1), (1, 1)], sent=[0.0, 0.0, 1.5], recv_interval=5)
     assert three.first == [1.0, 2.0, 3.0]
     assert ran([(1, 3), (1, 1)], sent=[0.0, 3.0], recv_interval=100).first == [1.0, 4.0]
+
+
+def ranked(dp, **workload):
+    """TensorRT-LLM's attention cut by requests over so many ranks, which share experts."""
+    split = {"engine": "tensorrt-llm", "tp": 1, "pp": 1, "dp": dp, "ep": dp}
+    traffic = {"input_tokens": 1024, "output_tokens": 1024} | workload
+    request = make_request("openai/gpt-oss-120b", "b200-sxm", workload=traffic, candidate=split)
+    return plan_candidate(request)[0].blocks[0].estimates
+
+
+def test_prompts_wait_for_those_of_other_ranks_no_longer_than_the_launch_says():
+    alone, two, eight = (ranked(dp, concurrency=16 * dp).serving for dp in (1, 2, 8))
+    assert "ranks" not in alone.prefill
+    # as many arrive for each rank, so that eight have one after eight arrivals, two after two
+    per_step = two.output_tokens_per_s / 1024 * two.step_s
+    assert two.prefill["ranks"] == pytest.approx(two.step_s / 2 / per_step, rel=0.05)
+    assert 20 * eight.step_s < eight.prefill["ranks"] < 31 * eight.step_s
+    assert total(eight.prefill) == pytest.approx(eight.ttft_s, rel=1e-12)
+    # so rarely that the launch's limit of 60 steps ends the wait of nearly each
+    rare = ranked(8, mode="open", concurrency=None, request_rate=2.0, output_tokens=8192).serving
+    assert 45 * rare.step_s < rare.prefill["ranks"] < 61 * rare.step_s
+    quiet = ranked(8, concurrency=8).serving
+    assert "ranks" not in quiet.prefill  # nothing decodes that a prompt would stop
+
+
+def test_simulated_ranks_wait_as_long():
+    block = ranked(8, concurrency=128)
+    found = simulate_serving(block.setting, block.cases, block.memory).means_s["ttft_s"]
+    assert found == pytest.approx(block.serving.ttft_s, rel=0.25)
+
+
+def test_launches_let_ranks_take_their_prompts_together():
+    split = {"engine": "tensorrt-llm", "tp": 1, "pp": 1, "dp": 4, "ep": 4}
+    recipe = recipe_of("openai/gpt-oss-120b", "b200-sxm", candidate=split)
+    files = relaunch(recipe).files
+    told = yaml.safe_load(
+        next(text for name, text in files.items() if "config" in name or name.endswith("yaml"))
+    )["attention_dp_config"]
+    most_steps = engine("tensorrt-llm").intervals.rank_wait_steps
+    assert told == {"enable_balance": True, "batching_wait_iters": 0, "timeout_iters": most_steps}
 
 
 @over("parts expected", table("choices.yaml", "intervals"))

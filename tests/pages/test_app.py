@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
+from streamlit.runtime.scriptrunner.exec_code import modified_sys_path
 
 from recipe_core.base.resources import shipped_path
 from recipe_core.doors.serve import Later, folders_allowed
 from recipe_core.doors.settings import variable
+from tests.fixtures.opening import opened
 from tests.fixtures.patience import PATIENCE
 
 LOAD = """
@@ -161,3 +164,12 @@ def test_an_app_is_made_once_when_it_is_first_asked_and_lives_until_it_is_closed
         assert [client.get("/it/").text for _ in range(2)] == ["here", "here"]
         assert said == ["made", "begun"]
     assert said == ["made", "begun", "ended"]
+
+
+def test_pages_find_their_modules_after_another_run_has_ended() -> None:
+    """Streamlit takes the folder of its script out of the path with each run that ends."""
+    folder = shipped_path("pages")
+    opened()
+    with modified_sys_path(str(folder / "_entry.py")):
+        pass
+    assert [path for path in sys.path if path != str(folder) and Path(path) == folder]

@@ -267,6 +267,36 @@ def test_boxes_say_what_they_take() -> None:
         assert "a number" in error(put(app, key, "x")) or "a whole number" in error(app), key
 
 
+def test_how_lengths_vary_is_one_question_whose_answer_a_link_keeps() -> None:
+    app = opened("traffic.py", model=LLAMA_70B)
+    asked = app.selectbox(key="_variation")
+    assert (asked.value, len(asked.options)) == ("usual", 3)
+    assert {"_workload.input_spread", "_workload.output_spread"} <= boxes_of(app)
+    wide = put(app, "_variation", "chats")
+    query = query_of(wide)
+    for side in ("input", "output"):
+        assert query[f"workload.{side}_lengths.shape"] == "lognormal"
+        assert query[f"workload.{side}_lengths.cv"] == "1"
+    assert "widely varied" in words(wide)
+    assert not {"_workload.input_spread", "_workload.output_spread"} & boxes_of(wide)
+    again = opened("traffic.py", **query)
+    assert again.selectbox(key="_variation").value == "chats"
+    exact = put(again, "_variation", "exact")
+    assert exact.session_state["request"].workload.exact
+    assert query_of(exact)["workload.input_spread"] == "0"
+    assert "workload.input_lengths.shape" not in query_of(exact)
+    own = put(exact, "_workload.input_spread", "0.4")
+    assert own.selectbox(key="_variation").value == ""
+    assert own.selectbox(key="_variation").options[0] == "Your own figures"
+    static = opened("traffic.py", model=LLAMA_70B, **{"workload.mode": "static"})
+    assert not [box for box in static.selectbox if box.key == "_variation"]
+    assert not put(wide, "_workload.mode", "static").exception
+
+
+def boxes_of(app: AppTest) -> set[str]:
+    return {box.key for box in app.text_input}
+
+
 @pytest.mark.nightly
 def test_steps_of_a_limit_do_not_follow_the_other_limits() -> None:
     free, *limited = (

@@ -80,7 +80,7 @@ def test_both_memory_figures_are_explained_beside_each_other() -> None:
 def test_a_command_is_rewritten_by_few_words_and_opens_as_the_plan_of_what_it_states() -> None:
     command = "vllm serve Qwen/Qwen3-32B -tp 2 --max-model-len 40960 --max-num-seqs 256 -q fp8"
     app = put(opened("check.py", **{"hardware.per_node": "4"}), "command", command)
-    assert codes(app) == ["- -tp 2\n+ -tp 4", command.replace("-tp 2", "-tp 4")]
+    assert codes(app) == ["+ --data-parallel-size 2", f"{command} --data-parallel-size 2"]
     assert_says(app, "vLLM 0.32", "A better layout")
     assert "vllm 0" not in words(app)
     press(app, "to-builder")

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from recipe_core.base.units import significant
 from recipe_core.engines.spec import engine, engine_names
+from recipe_core.plans.rank import NO_DIFFERENCE
 from recipe_core.views.charts.views import VIEWS, View
 from tests.fixtures.opening import (
     LLAMA_70B,
@@ -271,14 +272,16 @@ def runners_up(app: AppTest) -> list[str]:
     return [str(label) for label in app.selectbox(key="_runner-up").options]
 
 
-def test_another_engine_is_a_runner_up_although_it_is_slower() -> None:
+def test_another_engine_is_a_runner_up_and_a_tie_is_said_in_place_of_a_difference() -> None:
     app = compared("hardware.device=mi300x")
     titles = tuple(engine(name).title for name in engine_names())
     (other,) = (label for label in runners_up(app) if label.startswith(titles))
-    assert "−" in other
+    assert other.endswith(f", {NO_DIFFERENCE}")
     query = query_of(put(app, "_runner-up", other))
     assert other.startswith(engine(query["options.engines"]).title)
     assert f"· {engine(query['options.engines']).title} ·" in words(app)
+    both = compared("options.engines=vllm,tensorrt-llm")
+    assert re.search(r"\d+ more ties? with the first: (it|each) measures better", words(both))
 
 
 def test_formats_of_a_split_are_drawn_against_the_accuracy_they_lose() -> None:

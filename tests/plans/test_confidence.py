@@ -20,7 +20,7 @@ from recipe_core.views.plans import plan_text
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 COST = {"model": LLAMA_70B, "objective.optimize": "cost"}
 SEARCHED = change(DEFAULT, COST | {"objective.limits.tpot_ms": 40.0})
-STATED = change(SEARCHED, {"workload.concurrency": 64, "objective.limits.tpot_ms": 35.0})
+STATED = change(SEARCHED, {"workload.concurrency": 48, "objective.limits.tpot_ms": 33.0})
 
 
 def asked(request, confidence):

@@ -19,7 +19,18 @@ from recipe_core.plans.confidence import joint_probability, signed_correlation
 from recipe_core.plans.limits import LIMITS, limits_phrase
 from recipe_core.plans.plan_json import measure_text, split_label
 from recipe_core.plans.plans import count_keeping, estimate_batch, plan_splits
-from recipe_core.plans.rank import beats, count_ties, nearest_row, refused_rows, rows_beyond_limits
+from recipe_core.plans.rank import (
+    NO_DIFFERENCE,
+    beats,
+    beats_elsewhere,
+    count_ties,
+    is_tie,
+    nearest_row,
+    refused_rows,
+    rows_beyond_limits,
+    tied_rows,
+    ties_elsewhere,
+)
 from recipe_core.plans.remedies import (
     advice_text,
     change_label,
@@ -145,7 +156,7 @@ def test_each_is_what_its_own_plan_says_and_improves_the_goal_or_gains_for_it(na
 
 
 def test_cheaper_formats_are_offered_and_nothing_beside_a_large_plan_or_where_nothing_runs():
-    choices = find_alternatives(case("cost"))
+    choices = find_alternatives(planned(LIMITED | {"workload.concurrency": "48"}))
     assert choices[0].to_json()["set"] == dict(choices[0].fields)
     by_kind = {choice.kind: choice for choice in choices}
     assert by_kind["weights"].fields == {"options.weight_dtypes": ("fp8",)}
@@ -186,8 +197,36 @@ def test_runners_up_name_another_engine_and_another_format_also_where_they_are_w
         row = find_row(after, choice.key)
         assert row is not None
         assert choice.figure in {measure_text(after, measure, row) for measure in after.measures}
+        chance = beats_elsewhere(after, row, before, before.best_row)
+        alike = after.queues[row] == before.queues[before.best_row]
+        assert choice.tie == (alike and is_tie(chance))
+        assert choice.tie == (NO_DIFFERENCE in choice.label)
+    assert other.tie  # the engines share the layout
+    assert other.label == f"{other.title}: {other.figure}, {NO_DIFFERENCE}"
     engines = {choice.kind for choice in find_alternatives(before)} & {"engine"}
     assert engines == set()  # unless asked for
+
+
+def test_a_tie_is_of_rows_in_one_state_whose_figures_tell_nothing():
+    both = planned(LLAMA | {"options.engines": "vllm,tensorrt-llm"})
+    best = both.best_row
+    rows = np.arange(len(both))
+    tied = tied_rows(both, rows)
+    assert tied.sum() == count_ties(both) > 0
+    assert not tied[best]
+    assert both.holds[tied].all()
+    elsewhere = [ties_elsewhere(both, int(row), both, best) for row in np.flatnonzero(tied)]
+    assert all(elsewhere)
+    crowded = planned(LLAMA | {"workload.concurrency": "2048"})
+    waiting = np.flatnonzero(crowded.queues & crowded.feasible)
+    assert len(waiting)
+    for row in map(int, waiting[:5]):
+        assert ties_elsewhere(crowded, row, crowded, row)  # beside itself
+        assert not ties_elsewhere(crowded, row, both, best)
+    refused = int(refused_rows(crowded)[0])
+    assert not ties_elsewhere(crowded, refused, crowded, refused)
+    nothing = planned(LLAMA | {"hardware.per_node": "1"})
+    assert not tied_rows(nothing, np.arange(len(nothing))).any()
 
 
 def test_what_is_worse_is_a_runner_up_only_and_says_by_how_much():
@@ -202,14 +241,18 @@ def test_what_is_worse_is_a_runner_up_only_and_says_by_how_much():
     for kind in ("cache", "checkpoint"):
         assert choices[kind].gain < 0 < choices[kind].change
         assert choices[kind].gained == ""
-        assert choices[kind].label.startswith(f"{choices[kind].title}: {choices[kind].figure}, +")
+        said = NO_DIFFERENCE if choices[kind].tie else "+"
+        begins = f"{choices[kind].title}: {choices[kind].figure}, {said}"
+        assert choices[kind].label.startswith(begins)
+    assert not choices["checkpoint"].tie  # of twice the size
     other = planned(LLAMA | {"hardware.device": "mi300x"})
     (slower,) = (c for c in find_alternatives(other, runners_up=True) if c.kind == "engine")
     assert slower.gain < 0 > slower.change  # of throughput
 
 
 def test_the_safe_split_is_the_best_of_the_sure_ones_and_a_surer_load_is_offered_first():
-    doubtful = planned(LIMITED | {"objective.limits.tpot_ms": "35", "objective.confidence": "0.5"})
+    stated = LIMITED | {"objective.limits.tpot_ms": "33", "workload.concurrency": "48"}
+    doubtful = planned(stated | {"objective.confidence": "0.5"})
     best = doubtful.best_row
     assert doubtful.chances[best] < beside.SURE
     kept = doubtful.order[doubtful.holds[doubtful.order]]
@@ -321,9 +364,9 @@ def test_a_confidence_that_is_asked_for_is_a_rule(asked):
 @over(
     "tpot_ms ttft_ms near said",
     [
-        (30, 380, "TP 4", "objective.confidence: 0.59 (TP 4 × DP 2)."),
-        (34, 390, "TP 2 × DP 4", "objective.confidence: 0.67 (TP 4 × DP 2)."),
-        (26, 600, "TP 4", "objective.confidence: 0.62 (TP 8)."),
+        (30, 380, "TP 4", "objective.confidence: 0.58 (TP 8)."),
+        (34, 390, "TP 2 × DP 4", "objective.confidence: 0.66 (TP 4 × DP 2)."),
+        (26, 600, "TP 4 × PP 2", "objective.confidence: 0.59 (TP 8)."),
     ],
 )
 def test_a_remedy_names_the_split_that_works_where_it_is_not_the_nearest(

@@ -1,6 +1,7 @@
 """Serving and training are planned alike, over several clusters too, and pass over no field."""
 
 import json
+import re
 from functools import cache
 
 import numpy as np
@@ -13,9 +14,9 @@ from recipe_core.estimates.training.starts import SURE
 from recipe_core.plans.flips import row_identity
 from recipe_core.plans.limits import LIMITS
 from recipe_core.plans.plan_json import split_label
-from recipe_core.plans.plans import plan_splits, plan_together
+from recipe_core.plans.plans import plan_candidate, plan_splits, plan_together
 from recipe_core.plans.problem import resolve_problem
-from recipe_core.plans.rank import beats, nearest_row, pareto_front
+from recipe_core.plans.rank import beats, nearest_row, pareto_front, ties_elsewhere
 from recipe_core.plans.splits import find_row, refusal_reasons, row_key, row_reasons, row_request
 from recipe_core.recipe.build import make_recipe
 from recipe_core.request.edit import change, select_split
@@ -256,13 +257,23 @@ def test_check_answers_for_a_split_with_a_better_one_or_says_why_not(kind, api, 
     assert verdict["ok"] is True
     assert SPLITS[kind].items() <= verdict["candidate"].items()
     best = plain(kind).best
-    assert verdict["better"] == {"candidate": best.candidate, "estimate": best.estimate.to_json()}
+    offer = {"candidate": best.candidate, "estimate": best.estimate.to_json()}
+    checked = plan_candidate(PlanRequest.parse(values))
+    tie = ties_elsewhere(plain(kind), best.row, *checked)
+    assert verdict["better"] == offer | {"tie": tie}
     done = recipe("check", written(tmp_path, values), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == verdict
     text = recipe("check", written(tmp_path, values)).stdout
     assert text.startswith("yes: it can run")
     assert "better: " in text
+    twins = {"options": {"engines": ["vllm", "tensorrt-llm"]}}
+    if kind == "serving":  # the other engine on the layout of the best
+        engine = next(e for e in twins["options"]["engines"] if e != best.candidate["engine"])
+        split = {name: best.candidate[name] for name in ("tp", "pp", "dp", "ep")}
+        values = REQUESTS[kind] | twins | {"candidate": split | {"engine": engine}}
+        text = recipe("check", written(tmp_path, values)).stdout
+        assert re.search(r"better: .*, no measurable difference\n", text), text
 
     values = changed(values, "candidate.dp", 16)
     verdict = api.post("/check", json=values).json()

@@ -91,8 +91,8 @@ def test_a_whole_rack_is_searched_in_seconds_and_its_pools_serve_at_one_rate():
     served = splits.columns["output_tokens_per_s"][best] / 1024
     assert splits.columns["gpus"][best] == 72
     assert splits.columns["output_tokens_per_s_per_gpu"][best] > 1800
-    assert 0.95 < served / pools.prefill.requests_per_s <= 1
-    assert pools.decode.requests_per_s >= served
+    slower = min(pools.prefill.requests_per_s, pools.decode.requests_per_s)
+    assert 0.95 < served / slower <= 1
 
 
 def test_every_pair_can_be_placed_and_every_number_of_devices_has_one():

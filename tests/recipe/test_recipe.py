@@ -79,6 +79,13 @@ def test_fallbacks_change_what_they_are_about(recipe):
     found = make_recipe(qwen(2, options={"hardware": [{"device": "l40s", "per_node": 4}]}))
     others = {each.device for each in found.fallbacks if each.kind == "other-device"}
     assert {found.device.name} | others == {"h100-sxm", "l40s"}
+    # lengths in tokens stay: half the context cuts the longest, where it holds the mean
+    for mean, longest, cut in ((1093, None, True), (1093, 2048, False)):
+        shape = {"quantiles": {"p50": 900, "p90": 2000}}
+        lengths = {"input_tokens": mean, "input_lengths": shape, "max_context": longest}
+        shaped = make_recipe(qwen(workload=lengths))
+        halves = [each.changes for each in shaped.fallbacks if each.kind == "lower-context"]
+        assert halves == [{"workload.max_context": shaped.max_context // 2}] * cut
     # all can be started, with the user's own options too, and on other devices
     options = {"engine_options": {"tool_call_parser": "hermes"}}
     found = make_recipe(make_request("Qwen/Qwen3-8B", "h100-sxm", 3, 2, options=options))

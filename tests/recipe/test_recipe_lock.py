@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.web import Deadline
-from recipe_core.bundle.write import bundle_files
+from recipe_core.bundle.write import bundle_files, write_bundle
 from recipe_core.engines.spec import engine
 from recipe_core.engines.training_programs import install_on, program_facts
 from recipe_core.models.catalog import load_model_spec
@@ -176,6 +176,51 @@ def test_a_snapshot_is_locked_and_what_differs_is_named(snapshot, monkeypatch):
     (snapshot / "model.safetensors").unlink()
     (snapshot / "model.safetensors").symlink_to(other)
     assert checkpoint_digest(snapshot).digest != before.digest
+
+
+def test_what_this_version_only_estimates_anew_is_named_and_no_failure(tmp_path):
+    recipe = make_recipe(qwen())
+    device = recipe.lock.device.model_copy(update={"profile_digest": "0" * 64})
+    lock = recipe.lock.model_copy(update={"device": device})
+    assert not {"differs", "renewed"} & set(levels(recipe, recipe.lock).values())
+    serving = recipe.estimate["serving"] | {"tpot_s": recipe.estimate["serving"]["tpot_s"] * 0.8}
+    before = recipe.model_copy(update={"estimate": recipe.estimate | {"serving": serving}})
+    before = before.model_copy(
+        update={"lock": lock.model_copy(update={"recipe_digest": before.digest})}
+    )
+    found = {each.name: each for each in verify_lock(before, before.lock)}
+    renewed = {name for name, each in found.items() if each.level == "renewed"}
+    assert renewed == {"profile of h100-sxm", "serving.tpot_s"}
+    assert "(+25.0 %" in found["serving.tpot_s"].actual
+    bundle = tmp_path / "before"
+    write_bundle(before, bundle)
+    done = run("lock", str(bundle), "--verify", "--json")
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    assert answer["ok"]
+    assert {row["what"] for row in answer["found"] if row["level"] == "renewed"} == renewed
+    text = run("lock", str(bundle), "--verify").stdout
+    assert re.search(r"^renewed +serving\.tpot_s: .*\(\+25\.0 %", text, re.MULTILINE)
+    assert "the bundle starts what it started" in text
+    # what the bundle itself says is another matter, also beside such numbers
+    for changed in (
+        before.model_copy(update={"notes": ("another",)}),  # the lock is of another recipe
+        before.model_copy(
+            update={
+                "lock": before.lock.model_copy(
+                    update={"engine": lock.engine.model_copy(update={"version": "0.1.0"})}
+                )
+            }
+        ),
+    ):
+        write_bundle(changed, bundle)
+        done = run("lock", str(bundle), "--verify", "--json")
+        assert done.returncode == 1
+        assert not json.loads(done.stdout)["ok"]
+    (bundle / "launch.py").write_text("print('another')")
+    done = run("lock", str(bundle), "--verify")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "launch.py" in done.stderr
 
 
 # Digests of images, asked of a registry that runs here: HTTPS, tokens, refusals

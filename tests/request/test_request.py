@@ -18,15 +18,15 @@ from recipe_core.hardware.upload import profile_template, uploaded_profile
 from recipe_core.plans.plans import count_keeping, plan_splits
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, redecide
 from recipe_core.request import shelf as shelves
-from recipe_core.request.describe import request_summary, training_steps_text
+from recipe_core.request.describe import lengths_text, request_summary, training_steps_text
 from recipe_core.request.edit import TRAINING_TOKENS, change, select_split
-from recipe_core.request.link import DEFAULT, START_LOADS, to_query
+from recipe_core.request.link import DEFAULT, START_LOADS, from_query, to_query
 from recipe_core.request.metrics import limits_by_name
 from recipe_core.request.objective import Limits
 from recipe_core.request.packed import pack_values
 from recipe_core.request.presets import aims, preset_changes, preset_of, presets, request_aim
 from recipe_core.request.schema import PlanRequest
-from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.serving_workload import LOADS, SIDES
 from recipe_core.request.shelf import keep_choice, shelf_of, shelf_query
 from recipe_core.request.split_key import (
     candidate_key,
@@ -36,12 +36,14 @@ from recipe_core.request.split_key import (
     split_short_name,
 )
 from recipe_core.request.supervision import Supervision
+from recipe_core.request.variation import offered_variations, variation_changes, variation_name
 from tests.conftest import LLAMA_70B, make_request, request_values
 from tests.fixtures.refusals import refusal
 from tests.fixtures.rows import over, table
 from tests.fixtures.sizes import examples
 
 FIELD = "options.supervision"
+PARTS = ("spread", "lengths")
 FOREVER = {"options": {"supervision": {"backoff_s": math.inf}}}
 REFUSED = [*table("request", "requests"), (FOREVER, f"{FIELD}.backoff_s", "finite number")]
 
@@ -265,6 +267,63 @@ def test_longer_lengths_leave_the_longest_request_open_and_a_load_or_candidate_i
         other = change(change(DEFAULT, {"workload.concurrency": 7}), {"workload.mode": mode})
         stated = other.workload.model_dump(include={*LOADS.values()}, exclude_none=True)
         assert stated == {load: 7 if mode == "closed" else START_LOADS[mode]}
+
+
+TRACED = {
+    "workload.over_time": {
+        "rates": [1.0],
+        "lengths": [
+            {"input_tokens": 100, "output_tokens": 50, "weight": 3},
+            {"input_tokens": 3000, "output_tokens": 700, "weight": 1},
+        ],
+    }
+}
+
+
+def test_how_lengths_vary_is_a_name_that_links_keep():
+    request, traced = DEFAULT, change(DEFAULT, TRACED)
+    assert list(offered_variations(request.workload)) == ["usual", "exact", "chats"]
+    assert list(offered_variations(traced.workload)) == ["usual", "exact", "chats", "trace"]
+    for name in (*offered_variations(traced.workload), "chats", "exact", "trace", "usual"):
+        traced = change(traced, variation_changes(name))
+        assert variation_name(traced.workload) == name
+        assert from_query(to_query(traced)) == (traced, [])
+        assert traced.workload.exact == (name == "exact")
+        relative = traced.workload.relative_lengths("output")
+        assert bool(relative) == (name in ("chats", "trace"))
+        if name == "trace":
+            means = (traced.workload.input_tokens, traced.workload.output_tokens)
+            assert means == (825, 212)
+    assert change(change(DEFAULT, variation_changes("chats")), variation_changes("usual")) == (
+        DEFAULT
+    )
+    wide = change(DEFAULT, variation_changes("chats"))
+    assert plan_splits(wide).to_json(1)["candidates"]
+    own = change(wide, {"workload.output_spread": 0.3})  # a spread replaces a shape
+    assert (own.workload.output_lengths, own.workload.input_lengths is None) == (None, False)
+    assert (variation_name(own.workload), next(iter(offered_variations(own.workload)))) == ("", "")
+    assert lengths_text(own.workload).count("varied as stated") == 1
+    assert "varied" not in lengths_text(DEFAULT.workload)
+    shape = {"shape": "exponential"}
+    assert change(own, {"workload.output_lengths": shape}).workload.output_spread is None
+    for varied in (wide, own):
+        static = change(varied, {"workload.mode": "static"}).workload
+        stated = [getattr(static, f"{side}_{part}") for side in SIDES for part in PARTS]
+        assert stated == [None] * 4
+
+
+def test_lengths_with_means_of_their_own_give_way_to_a_stated_mean():
+    quantiles = {"quantiles": {"p50": 900, "p90": 2000}}
+    shaped = change(DEFAULT, {"workload.input_tokens": None, "workload.input_lengths": quantiles})
+    assert shaped.workload.input_tokens == 1093
+    assert change(shaped, {"workload.input_tokens": 300}).workload.input_lengths is None
+    assert change(shaped, {"workload.output_tokens": 300}).workload.input_lengths is not None
+    wide = change(DEFAULT, variation_changes("chats"))
+    assert change(wide, {"workload.input_tokens": 300}).workload.input_lengths is not None
+    traced = change(change(DEFAULT, TRACED), variation_changes("trace"))
+    assert change(traced, {"workload.input_tokens": 300}).workload.input_lengths is None
+    gone = change(traced, {"workload.over_time": None}).workload
+    assert (gone.input_lengths, gone.output_lengths) == (None, None)
 
 
 def test_training_starts_from_its_usual_run_and_keeps_model_and_hardware():

@@ -12,7 +12,7 @@ from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.evaluation import band_ends
 from recipe_core.plans.plan_json import cluster_title, held_text, queue_text, split_label
 from recipe_core.plans.plans import plan_splits
-from recipe_core.plans.rank import front_of_measures, nearest_row, rows_beyond_limits
+from recipe_core.plans.rank import front_of_measures, nearest_row, rows_beyond_limits, tied_rows
 from recipe_core.plans.serving_kind import explain_estimate
 from recipe_core.plans.splits import find_row, row_key, row_keys, row_reasons, row_state
 from recipe_core.request.edit import change
@@ -226,6 +226,15 @@ def test_best_tradeoffs_carry_their_bands_in_figures_and_words():
     low, high = (float(end[0]) * 1e3 for end in band_ends(splits, "tpot", [row]))
     assert likely_text(splits, "tpot", row) == f"{low:.1f} to {high:.1f} likely"
     assert likely_text(splits, "gpus", row) == ""
+
+
+def test_marks_of_what_ties_with_the_best_say_so():
+    splits = planned(("options.engines", ("vllm", "tensorrt-llm")))
+    tied = set(row_keys(splits, np.flatnonzero(tied_rows(splits, np.arange(len(splits))))))
+    marks = points(front.tradeoff(splits, "interactivity", "per_gpu"))
+    said = {key for trace in marks for key, _, text in trace.customdata if "No measurable" in text}
+    assert said == tied & set(keys(*marks))
+    assert said
 
 
 def test_memory_is_drawn_with_its_capacity_for_pinned_best_and_nearest_refused():

@@ -78,6 +78,9 @@ def test_the_runner_up_is_the_next_device_with_its_difference():
     assert size_view.short(other) in second["sentence"]
     assert " a month more (+" in second["sentence"]
     assert runner_up({"devices": [first]}) is None
+    for chance, tie in ((0.45, True), (0.2, False), (None, False)):
+        said = runner_up({"devices": [first, other | {"beats_best": chance}]})["sentence"]
+        assert ("), no measurable difference." in said) == tie, said
 
 
 def test_what_only_a_switch_lets_in_is_counted():

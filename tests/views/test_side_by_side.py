@@ -12,6 +12,7 @@ import pytest
 from recipe_core.hardware.prices import HOURS_PER_MONTH
 from recipe_core.plans.plan_json import measure_text
 from recipe_core.plans.plans import plan_candidate
+from recipe_core.plans.rank import NO_DIFFERENCE
 from recipe_core.request.edit import change, select_split
 from recipe_core.request.link import DEFAULT, link_omissions
 from recipe_core.targets.by_hand import start_command, start_words
@@ -22,6 +23,8 @@ from recipe_core.views.plan_words import plan_band_text
 from recipe_core.views.side_by_side import NOTHING, Choice, value
 from tests.conftest import LLAMA_70B
 from tests.fixtures.rows import table
+
+EIGHT = {"model": LLAMA_70B}
 
 
 def asked(split, fields):
@@ -105,6 +108,23 @@ def test_only_what_holds_its_load_is_best_and_the_chance_is_that_of_the_plans():
     ahead, behind = (float(cell.text.strip("<>%")) for cell in (swapped.cells[0], row.cells[1]))
     assert ahead + behind == pytest.approx(100, abs=1)
     assert side.chances(choices("eight", "run")) is None
+
+
+def test_engines_on_one_layout_have_no_difference_of_what_is_optimised_and_none_is_best():
+    other = evaluated("other", asked("tensorrt-llm.bf16.bf16.tp8.pp1.dp1.ep1", EIGHT))
+    several = [choice("eight"), other]
+    assert side.chances(several).cells[1].text.endswith(f" · {NO_DIFFERENCE}")
+    lines = {shown.title: shown for shown in side.compare_figures(several)}
+    assert lines["Throughput"].cells[1].difference == NO_DIFFERENCE
+    assert not any(cell.best for cell in lines["Throughput"].cells)
+    first = lines["Time to first token"].cells  # nothing is optimised by it
+    assert first[1].difference not in ("", NO_DIFFERENCE)
+    assert [cell.best for cell in first].count(True) == 1
+    beside = side.compare_figures([choice("queues"), other, choice("eight")])
+    marks = [cell.best for cell in line(beside, "Throughput").cells]
+    assert not any(marks)  # what queues is not compared
+    three = side.compare_figures([choice("four"), other, choice("eight")], baseline=2)
+    assert [cell.best for cell in line(three, "Throughput").cells] == [False, True, True]
 
 
 def test_serving_and_training_share_few_figures_and_cautions_name_what_differs():

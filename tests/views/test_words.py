@@ -65,25 +65,27 @@ def test_splits_that_divide_nothing_are_not_counted_and_runs_are_what_can_run():
 
 
 def test_the_best_says_devices_figures_and_how_sure_it_is():
-    limited = planned(COST | {"objective.confidence": "0.5"}, tpot_ms="35")
+    limited = planned(
+        COST | {"objective.confidence": "0.5", "workload.concurrency": "48"}, tpot_ms="33"
+    )
     said, row = plan_verdict(limited), limited.best_row
     assert (said.state, said.best, said.doubtful) == ("holds", True, True)
     assert said.subject == "TP 4 · 4 of 8 × H100 SXM5"
     chance = float(limited.chances[row])
-    assert f"holds 35 ms per token with {chance * 100:.0f} %" in said.line
+    assert f"holds 33 ms per token with {chance * 100:.0f} %" in said.line
     assert "within the limit" in said.counts
     assert words.main_figures(limited, row)[:2] == ["usd", "tpot"]  # what is limited comes next
-    assert re.search(r"34\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 35", said.facts[-1])
+    assert re.search(r"30\.\d ms, likely \d\d\.\d to \d\d\.\d ms; limit 33", said.facts[-1])
     sure = planned(LOADED | {"objective.confidence": "0.8"}, tpot_ms="60", ttft_ms="5000")
     assert "within the limits, 80 % sure" in words.split_counts_text(sure)
     held = "holds 5 s to first token and 60 ms per token with "
     assert words.limits_text(sure, sure.best_row).startswith(held)
-    asked = planned(COST, tpot_ms="35")
+    asked = planned(COST | {"workload.concurrency": "48"}, tpot_ms="33")
     assert asked.best_row != row
     assert plan_verdict(asked).doubtful is False
     refused = find_row(asked, row_key(limited, row))
     short = f"with {chance * 100:.0f} %, short of 80 %"
-    assert words.limits_text(asked, refused) == f"holds 35 ms per token {short}"
+    assert words.limits_text(asked, refused) == f"holds 33 ms per token {short}"
 
 
 def test_a_start_is_said_with_its_memory_and_probability_for_runs_and_where_it_is_in_doubt():

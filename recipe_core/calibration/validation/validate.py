@@ -334,6 +334,7 @@ COVERAGE = {
     "figures": ("figure",),
     "vendors": ("vendor",),
     "engines": ("engine", "architecture"),
+    "modes": ("mode", "vendor", "figure"),
 }
 
 

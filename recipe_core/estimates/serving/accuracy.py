@@ -23,7 +23,7 @@ from recipe_core.accuracy.technique import (
     technique,
     weight_technique,
 )
-from recipe_core.base.intervals import BAND, LEVELS, NORMAL, Ends, Level
+from recipe_core.base.intervals import BAND, LEVELS, Ends, Level, quantile_score
 from recipe_core.estimates.bands import Uncertain
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.prediction import Amount, Known, Part
@@ -337,12 +337,8 @@ def uncertain_accuracy(setting: Setting) -> Uncertain | None:
 
 
 def _scaled_ends(below: float, above: float, level: Level) -> Ends:
-    share = _level_score(level) / _level_score(BAND)
+    share = quantile_score(level) / quantile_score(BAND)
     return math.exp(min(below, 0.0) * share), math.exp(max(above, 0.0) * share)
-
-
-def _level_score(level: Level) -> float:
-    return NORMAL.inv_cdf(0.5 + int(level) / 200)
 
 
 def accuracy_part(setting: Setting, *, explained: bool) -> Accuracy:

@@ -72,14 +72,11 @@ def speed_grade(setting: Setting) -> Grade:
     return "fitted" if setting.weight_dtype in fitted_dtypes else "prior"
 
 
-def band_group(setting: Setting, mode: str | None = None) -> dict[str, str]:
-    """The group of a setting by key; an engine that wraps another is of the other's family.
-
-    ``mode``: another than the setting's.
-    """
+def band_group(setting: Setting) -> dict[str, str]:
+    """The group of a setting by key; an engine that wraps another is of the other's family."""
     device, engine = setting.cluster.device, setting.engine
     return {
-        "mode": mode or setting.mode,
+        "mode": setting.mode,
         "basis": roofline_grade(setting),
         "engine": engine.wraps or engine.name,
         "architecture": device.architecture,
@@ -87,10 +84,10 @@ def band_group(setting: Setting, mode: str | None = None) -> dict[str, str]:
     }
 
 
-def bands_of(setting: Setting, mode: str | None = None) -> dict[str, Band]:
+def bands_of(setting: Setting) -> dict[str, Band]:
     """The band of every measured figure, wider where the machine's own timings vary.
 
-    ``mode``: as if requests came in another way than the setting says.
+    The throughput of an open loop has that of a full server (``load_error`` says why).
     """
     spread = host_speed(setting.cluster.device).spread
     if not setting.model.generates:
@@ -102,13 +99,15 @@ def bands_of(setting: Setting, mode: str | None = None) -> dict[str, Band]:
         spread = math.hypot(spread, UNCOUNTED_SPREAD)
     if speed_grade(setting) == "prior" and roofline_grade(setting) == "fitted":
         spread = math.hypot(spread, UNFITTED_SPREAD)
-    return _bands_of(tuple(band_group(setting, mode).items()), spread)
+    return _bands_of(tuple(band_group(setting).items()), spread)
 
 
 @cache
 def _bands_of(values: tuple[tuple[str, str], ...], spread: float) -> dict[str, Band]:
-    names = (*METRICS, "request_latency_s")
-    by_metric = {name: serving_bands().band(name, GROUPS, dict(values)) for name in names}
+    groups = {name: dict(values) for name in (*METRICS, "request_latency_s")}
+    if dict(values)["mode"] == "open":
+        groups["output_tokens_per_s"] = {**dict(values), "mode": "offline"}
+    by_metric = {name: serving_bands().band(name, GROUPS, of) for name, of in groups.items()}
     return (
         {name: widen_band(band, spread) for name, band in by_metric.items()}
         if spread

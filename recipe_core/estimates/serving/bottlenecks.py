@@ -39,6 +39,7 @@ _QUEUE = (
     "window",
     "prefill_interference",
     "receive",
+    "ranks",
     "stream",
 )
 _FAST = 1e12  # so much faster that rounding hides what is left

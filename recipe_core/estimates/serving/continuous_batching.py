@@ -35,7 +35,7 @@ from recipe_core.base.solvers import find_root
 from recipe_core.estimates.columns.recall import Recall
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.kernels import Parts, Step, total
-from recipe_core.estimates.serving.speculative import engine_steps, tokens_per_step
+from recipe_core.estimates.serving.speculative import engine_step, engine_steps, tokens_per_step
 from recipe_core.hardware.cluster import host_speed
 
 # Shares of the resident requests at which steps are computed, largest first.
@@ -50,6 +50,8 @@ ASTRAY = 0.01
 MORE_NODES = 6
 # Decoding sequences of a loop that hardly decodes, where answers have one token.
 LEAST_DECODING = 1e-9
+# Normal scores, and their weights, whose sums are the means of a normal (Gauss and Hermite).
+SCORES, SHARES = np.sqrt(3) * np.array([-1.0, 0.0, 1.0]), np.array([1.0, 4.0, 1.0]) / 6
 # What prompts of others add to a step.
 INTERFERENCE = "prefill_interference"
 
@@ -60,7 +62,8 @@ class Flow:
 
     ``full_step_s``: a decode step in which as many as the replica can hold decode. ``slowing``: the
     share of a step's time, prompts in it included, that grows as sequences do; None where no
-    requests come and go.
+    requests come and go. ``crowding``: how much longer than in a steady state tokens take where
+    requests come at random.
     """
 
     resident: Float
@@ -72,6 +75,7 @@ class Flow:
     prompt_s: Float
     full_step_s: Float
     slowing: Float | None = None
+    crowding: Float | float = 1.0
 
     @property
     def tpot_s(self) -> Float:
@@ -149,18 +153,47 @@ def awaited_blocks(cases: Cases) -> Parts:
     return {"kv_load": cases.kv_wait_s} if cases.kv_wait_s.any() else {}
 
 
+def met_prompts(setting: Setting, arriving: Float) -> Float:
+    """Return how many prompts a step with prompts has on average, at ``arriving`` a decode step.
+
+    They come at random, and a step without any is none of these: ``x/(1 - e^-x)`` [Poisson]. Where
+    prompts do not ride on decode steps, those that come during one's step have the next step.
+    """
+    some = np.maximum(arriving, 1e-9)
+    some = some if setting.engine.mixes_prompts else some / (1 + some)
+    return np.asarray(some / -np.expm1(-some))
+
+
 def prompt_step(
     setting: Setting, cases: Cases, beside: Step, arriving: Float
 ) -> tuple[Step, Float]:
     """The step ``beside`` with prompts added, and how many, at ``arriving`` per decode step."""
     tokens, chunks, context = prompt_chunks(cases, setting.engine.chunked_prefill)
-    prompts = np.clip(arriving * chunks, 1.0, prompts_a_step(cases)) / chunks
+    prompts = np.clip(met_prompts(setting, arriving * chunks), 1.0, prompts_a_step(cases)) / chunks
     return replace(
         beside,
         prefill_tokens=prompts * tokens,
         prefill_context=context,
         sampled=beside.sampled + prompts,
     ), prompts
+
+
+def steps_by_length(cases: Cases, step: Step, prompts: Float) -> list[tuple[float, Step]]:
+    """Return a step whose prompts have a shape, by how long they are together, with its shares.
+
+    Lengths are taken as lognormal; their variance falls with the prompts of a step. Short ones do
+    not fill it.
+    """
+    if not cases.input_variance.any():
+        return [(1.0, step)]
+    sigma = np.sqrt(np.log1p(cases.input_variance / np.maximum(prompts, 1.0)))
+    longer = np.exp(np.multiply.outer(SCORES, sigma))
+    longer = longer / np.tensordot(SHARES, longer, 1)
+    tokens, context = step.prefill_tokens * longer, step.prefill_context * longer
+    return [
+        (float(share), replace(step, prefill_tokens=tokens[k], prefill_context=context[k]))
+        for k, share in enumerate(SHARES)
+    ]
 
 
 # What a loop knows of each case, besides its nodes.
@@ -251,7 +284,8 @@ class Loop:
 
     def prompts_together(self, arriving: Float) -> Float:
         """Prompts that share a step, at ``arriving`` per decode step."""
-        return np.clip(arriving * self.chunks, 1.0, self.per_step) / self.chunks
+        met = met_prompts(self.setting, arriving * self.chunks)
+        return np.clip(met, 1.0, self.per_step) / self.chunks
 
     def parts(self, decoding: Float, arriving: Float | None = None) -> tuple[Parts, Parts]:
         """A decode step, and what one prompt adds to its steps (takes alone if never mixed).
@@ -263,6 +297,11 @@ class Loop:
         arriving = decoding / self.steps if arriving is None else arriving
         with_prompts, prompts = prompt_step(self.setting, self.cases, beside, arriving)
         decode, both = engine_steps(self.setting, self.cases, step, with_prompts)
+        if self.cases.input_variance.any():
+            both = {}
+            for share, as_long in steps_by_length(self.cases, with_prompts, prompts):
+                for name, seconds in engine_step(self.setting, self.cases, as_long).items():
+                    both[name] = both.get(name, 0.0) + share * seconds
         if not mixes:
             prompt = {name: seconds / prompts for name, seconds in both.items()}
         else:
@@ -285,7 +324,8 @@ class Loop:
         ride_s = self.beside * self.chunks * step_s + prompt_s
         unqueued_s = self.share / 2 * step_mean_s + ride_s
         coming = self.share * rate
-        waiting_s = coming * (unqueued_s - ride_s / (2 * self.per_step))
+        rest_share = (1 - self.cases.input_variance) / 2  # of a prompt that one meets under way
+        waiting_s = coming * (unqueued_s - ride_s * rest_share / self.per_step)
         ahead = waiting_s / np.maximum(1 - coming * stage_s, 1e-9)
         queue_s = np.minimum(ahead, self.share * self.capacity) * stage_s
         rest_s, most_s = self._bounds(decoding, prompt_s, coming, waiting_s)
@@ -444,7 +484,7 @@ class Loop:
 
 
 # Full replicas: what arrives does not change them.
-_FULL: Recall[tuple[Loop, Float]] = Recall(65_536, without="load", priced=False)
+_FULL: Recall[tuple[Loop, Flow]] = Recall(65_536, without="load", priced=False)
 
 
 def _put_rows(parts: Parts, rows: Int, new: Parts) -> Parts:
@@ -466,13 +506,39 @@ def open_loop(setting: Setting, cases: Cases, limit: Float, arriving: Float) -> 
     The steady state serves ``arriving`` requests per second, at most those of a full replica.
     """
 
-    def make_full() -> tuple[Loop, Float]:
+    def make_full() -> tuple[Loop, Flow]:
         loop = Loop(setting, cases, limit, _others_share(limit))
-        return loop, _full_flow(loop).requests_per_s
+        return loop, _full_flow(loop)
 
-    full, capacity = _FULL.value(make_full, setting, cases, limit)
-    loop = full.sharing(np.ones(len(cases)))
-    return capacity, loop.flow(*loop.settle(np.minimum(arriving, capacity)))
+    loop, full = _FULL.value(make_full, setting, cases, limit)
+    capacity = full.requests_per_s
+    served = np.minimum(arriving, capacity)
+    loop = loop.sharing(np.ones(len(cases)))
+    return capacity, _crowd(loop.flow(*loop.settle(served)), served / capacity, full.decoding)
+
+
+def _crowd(flow: Flow, busy: Float, full_decoding: Float) -> Flow:
+    """Return the flow where arrivals at random make some times crowded, which last longer.
+
+    What delays the others lets more come, in a step's time the share ``h`` at once (prompts) and
+    ``n`` in all (about half way from how steps grow here to how they do in a full replica), the
+    rest of it while a request decodes: a Hawkes process [1971]. Beyond the mean a request meets
+    ``(1/(1-h)² - 1)/2 - h + (1/(1-n)² - 1/(1-h)²)/2 · (1 - e^(-2(1-n)/(1-h)))`` others, with the
+    kernel of the last part taken as exponential; at most as many as decode in a full replica.
+    """
+    prompts = flow.decode[INTERFERENCE] / np.maximum(flow.tpot_s, 1e-12)
+    left = np.maximum(1 - (np.asarray(flow.slowing) + busy) / 2, 1e-6)
+    rest = np.maximum(1 - prompts, left)
+    lasting = (1 / left**2 - 1 / rest**2) / 2 * -np.expm1(-2 * left / rest)
+    more = (1 / rest**2 - 1) / 2 - (1 - rest) + lasting
+    more = np.minimum(np.maximum(more, 0.0), np.maximum(full_decoding - flow.decoding, 0.0))
+    longer = 1 + more / flow.decoding
+    return replace(
+        flow,
+        decode={name: seconds * longer for name, seconds in flow.decode.items()},
+        resident=flow.resident + more,
+        crowding=longer,
+    )
 
 
 def _others_share(resident: Float) -> Float:

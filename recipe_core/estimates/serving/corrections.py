@@ -34,7 +34,7 @@ from recipe_core.estimates.serving.simulate import TimeScales
 STEPS, PROMPTS, EITHER = range(3)
 
 # Parts of the time to first token that last so many decode steps.
-STEP_PARTS = ("schedule", "receive", "stream")
+STEP_PARTS = ("schedule", "receive", "ranks", "stream")
 
 # Which runs tell of a figure.
 _SHOWN_BY = {

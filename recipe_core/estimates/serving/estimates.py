@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.base.intervals import BAND, NORMAL, scores_between
 from recipe_core.base.units import gib, share_text, significant
 from recipe_core.estimates.bands import Stretch, normal_probability
 from recipe_core.estimates.columns.recall import Recall
@@ -17,7 +16,6 @@ from recipe_core.estimates.columns.scales import Scales
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.rules.refusal import Judged, Refusal
 from recipe_core.estimates.rules.rules import serving_refusals
-from recipe_core.estimates.serving.bands import bands_of
 from recipe_core.estimates.serving.corrections import (
     Corrected,
     correct_pools,
@@ -27,7 +25,12 @@ from recipe_core.estimates.serving.corrections import (
 )
 from recipe_core.estimates.serving.cost import Cost, serving_cost
 from recipe_core.estimates.serving.kv_tiers import Cached, solved_with_cache
-from recipe_core.estimates.serving.load_error import load_stretches, rate_stretch
+from recipe_core.estimates.serving.load_error import (
+    keeping_up_scores,
+    load_stretches,
+    rate_stretch,
+    surely_overloaded,
+)
 from recipe_core.estimates.serving.memory import Memory, serving_memory
 from recipe_core.estimates.serving.pooling import (
     pooled_serving,
@@ -131,10 +134,10 @@ class Estimates(Judged["ServingEstimate"]):
         By own runs, and by the queue of an open loop.
         """
         out: dict[str, Stretch] = {}
-        if self.setting.mode == "open" and self.setting.model.generates:
-            out = load_stretches(self.serving, self.cases)
-            rate = bands_of(self.setting)["output_tokens_per_s"]
-            out["output_tokens_per_s"] = rate_stretch(self.serving, rate.factors[BAND])
+        if self.setting.mode == "open":
+            out["output_tokens_per_s"] = rate_stretch(self.serving)
+            if self.setting.model.generates:
+                out |= load_stretches(self.serving, self.cases)
         if self.corrected is not None:
             unstretched = np.ones(len(self.cases))
             for name, share in self.corrected.width_shares.items():
@@ -197,8 +200,6 @@ def _serve_startable(
     return some.take(slice(count)).scatter(rows, len(cases))
 
 
-# Normal score below which a server is sure not to keep up: outside the 95 % interval.
-OVERLOADED = NORMAL.inv_cdf(0.025)
 # Memory at a number of requests at once: another load leaves most of it.
 _MEMORY: Recall[Memory] = Recall(65_536, without="load", priced=False)
 
@@ -343,26 +344,6 @@ def _memory_rule(setting: Setting, cases: Cases, mem: Memory) -> Refusal:
         )
 
     return Refusal("memory", ~_may_start(setting, mem), too_big)
-
-
-def keeping_up_scores(setting: Setting, load_factor: Float, share: Float | None = None) -> Float:
-    """Normal scores of replicas serving what arrives, ``load_factor`` of what is estimated.
-
-    That the throughput of a full queue, by its band, is at least that. ``share``: of the band's
-    standard deviation, what own runs leave.
-    """
-    unstretched = np.ones(len(load_factor))
-    if setting.mode != "open":
-        return np.full(len(load_factor), np.inf)
-    capacity = bands_of(setting, "offline")["output_tokens_per_s"]
-    ratio = np.clip(np.nan_to_num(load_factor, nan=np.inf), 1e-9, 1e9)
-    stretch = Stretch(unstretched if share is None else share, unstretched, unstretched)
-    return -scores_between(*stretch.ends(capacity.factors), ratio)
-
-
-def surely_overloaded(setting: Setting, load_factor: Float) -> Bool:
-    """Mark loads that a server does not keep up with, whatever the error of the estimate."""
-    return np.asarray(keeping_up_scores(setting, load_factor) < OVERLOADED)
 
 
 def rate_text(load: float, output_tokens_per_s: float, output_tokens: float) -> str:

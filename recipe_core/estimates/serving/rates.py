@@ -123,11 +123,13 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
     together the first waits for ``I - 1`` more where the engine does not send it alone; the last is
     sent when it is made, so that the others come so much faster.
 
+    A prompt also waits until every rank of data-parallel attention has one (`rank_wait_s`).
+
     Only servers have intervals: none in a static batch, and nobody reads along a queue that is
     worked off. Prompts of a pool of their own meet no decode steps.
     """
     intervals = setting.engine.intervals
-    slow = (cases.recv_interval > 1) | (cases.stream_interval > 1)
+    slow = (cases.recv_interval > 1) | (cases.stream_interval > 1) | (cases.dp > 1)
     if intervals is None or setting.mode not in ("closed", "open") or not slow.any():
         return served
     step_s = served.tpot_s * tokens_per_step(cases.draft_tokens, cases.acceptance)
@@ -138,22 +140,53 @@ def to_client(setting: Setting, cases: Cases, served: Serving) -> Serving:
         cases.disaggregated, 0.0, decoding_share * (cases.recv_interval - 1) / 2 * step_s
     )
     receive_s = np.maximum(receive_s - served.prefill.get("engine_queue", 0.0), 0.0)
+    ranks_s = rank_wait_s(cases, served, intervals.rank_wait_steps, step_s)
+    ranks_s = np.where(cases.disaggregated, 0.0, decoding_share**cases.dp * ranks_s)
     held_tokens = np.zeros(len(cases))
     if intervals.first_token_waits:
         held_tokens = np.minimum(cases.stream_interval, cases.output_tokens) - 1
     stream_s = held_tokens * served.tpot_s
-    latency_s = served.request_latency_s + receive_s
+    latency_s = served.request_latency_s + receive_s + ranks_s
     rest = 1 - held_tokens / np.maximum(cases.output_tokens - 1, 1.0)
     slower = served.request_latency_s / latency_s if setting.mode == "closed" else 1.0
     return replace(
         served,
-        ttft_s=served.ttft_s + receive_s + stream_s,
+        ttft_s=served.ttft_s + receive_s + ranks_s + stream_s,
         tpot_s=served.tpot_s * rest,
         request_latency_s=latency_s,
         output_tokens_per_s=served.output_tokens_per_s * slower,
         decode={name: seconds * rest for name, seconds in served.decode.items()},
-        prefill={**served.prefill, "receive": receive_s, "stream": stream_s},
+        prefill={
+            **served.prefill,
+            "receive": receive_s,
+            **({"ranks": ranks_s} if ranks_s.any() else {}),
+            "stream": stream_s,
+        },
     )
+
+
+def rank_wait_s(cases: Cases, served: Serving, most_steps: float, step_s: Float) -> Float:
+    """Return the mean wait of prompts until each of the ranks that share experts has one.
+
+    Ranks get requests in turn, so that n have one after n arrivals: at x in a step the mean wait is
+    ``(n - 1)/(2x)`` steps. After ``most_steps`` = T, counted from the first, prompts begin anyway;
+    ``1 + x·T`` came, and have waited for ``T·(1 + x·T/2)/(1 + x·T)``.
+    """
+    servers = np.where(cases.shares_experts, cases.copies, cases.replicas)
+    arriving = served.output_tokens_per_s / cases.output_tokens / servers * step_s
+    came = most_steps * arriving
+    all_have_one = (cases.replicas / servers - 1) / 2 / np.maximum(arriving, 1e-12)
+    steps = np.minimum(all_have_one, most_steps * (1 + came / 2) / (1 + came))
+    return np.asarray(np.where(most_steps > 0, steps, 0.0) * step_s)
+
+
+def rank_looks(setting: Setting, cases: Cases, memory: Memory) -> Float:
+    """Return after how many steps a rank alone looks for requests to wait as for other ranks."""
+    intervals, looks = setting.engine.intervals, np.ones(len(cases))
+    if intervals is None or not intervals.rank_wait_steps or not (cases.dp > 1).any():
+        return looks
+    served = solve_serving(setting, cases, memory)
+    return np.round(looks + 2 * served.prefill.get("ranks", 0 * looks) / served.step_s)
 
 
 def flow_serving(

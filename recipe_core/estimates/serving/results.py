@@ -358,6 +358,7 @@ TIME_TITLES = {
     "engine_queue": "Waiting in the engine's queue",
     "window": "Waiting for a batch to fill",
     "receive": "Until the scheduler checks for requests",
+    "ranks": "Until every rank has a prompt",
     "stream": "Until tokens are streamed",
     "draft": "Draft model",
     "transfer": "KV cache transfer to the decode pool",

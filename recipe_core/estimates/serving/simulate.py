@@ -16,7 +16,7 @@ Left out: that client and front end handle requests one by one; unequal load of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -29,7 +29,7 @@ from recipe_core.estimates.serving.continuous_batching import request_overheads
 from recipe_core.estimates.serving.kernels import Step, total
 from recipe_core.estimates.serving.memory import Memory
 from recipe_core.estimates.serving.operators import serving_step_parts
-from recipe_core.estimates.serving.rates import active_replicas
+from recipe_core.estimates.serving.rates import active_replicas, rank_looks
 from recipe_core.estimates.serving.scheduler import Replica, Requests, Rules, StepTimes, run_replica
 from recipe_core.estimates.serving.speculative import engine_step
 
@@ -158,9 +158,11 @@ def simulate_serving(
     means = {figure: np.full(len(cases), np.nan) for figure in FIGURES}
     tails = {figure: {p: np.full(len(cases), np.nan) for p in percentiles} for figure in FIGURES}
     rates, good = np.full(len(cases), np.nan), np.full(len(cases), np.nan)
+    looks = rank_looks(setting, cases, memory)
     for n, row in enumerate(rows):
         traffic = _Traffic(setting, columns, n, float(load[n]), spread, np.random.default_rng(seed))
         rules = scheduler_rules(setting, columns, n, float(memory.kv_cache_tokens[row]))
+        rules = replace(rules, recv_interval=max(rules.recv_interval, int(looks[row])))
         samples, rates[row], requests_per_s = _measure_replica(
             rules, times[n], traffic, int(counts[row]), repeats=requests is None
         )

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
-from statistics import fmean
+from statistics import fmean, pstdev
 from typing import Any
 
 from .client import Endpoint, Sample, send_prompt
@@ -20,6 +20,7 @@ from .load import (
     Prompts,
     Traffic,
     calibrate_prompt_words,
+    draw_lengths,
     drive,
 )
 from .measurement import record_measurement
@@ -60,15 +61,18 @@ def measure_serving(
     traffic = plan_traffic(plan.workload, options)
     endpoints = [Endpoint(plan.client_host, process.port, plan.api) for process in plan.entrances]
     length = _calibrate(plan, endpoints, progress)
-    prompts = Prompts(length.words, options.seed)
+    inputs, outputs = draw_sent_lengths(plan.workload, traffic)
+    longer = (tokens - plan.workload.input_tokens for tokens in inputs)
+    prompts = Prompts(length.words, options.seed, tuple(map(length.words_for, longer)))
     output_tokens = plan.workload.output_tokens
     _warm_up(endpoints, prompts, traffic, min(output_tokens, _WARM_UP_TOKENS), progress)
     tokens = length.tokens or plan.workload.input_tokens
     pace = f"{traffic.in_flight} at once"
     if traffic.mode == "open":
         pace = f"{traffic.rate:g} per second"
-    progress.say(f"bench: {traffic.requests} requests, {pace}, about {tokens:.0f} tokens in")
-    send = _sender(endpoints, prompts, output_tokens)
+    sent = f"{tokens:.0f} tokens in{_range_text(inputs)}, {output_tokens} out{_range_text(outputs)}"
+    progress.say(f"bench: {traffic.requests} requests, {pace}, about {sent}")
+    send = _sender(endpoints, prompts, outputs)
     outcome = drive(traffic, send, limit_s=options.limit_s, tell=progress.say, clock=clock)
     if not outcome.samples:
         failed = f"all {len(outcome.errors)} requests failed"
@@ -80,7 +84,7 @@ def measure_serving(
     counts = {"failed": len(outcome.errors), "skipped": outcome.skipped}
     measurement["metrics"] |= {"requests": len(outcome.samples), **counts}
     return measurement | {
-        "workload": _describe_sent_traffic(plan, traffic, outcome),
+        "workload": _describe_sent_traffic(plan, traffic, outcome, (inputs, outputs)),
         "planned_workload": asdict(plan.workload),
         "notes": notes,
         "completion": _complete(endpoints[0], min(output_tokens, _SHOWN_TOKENS), outcome),
@@ -121,8 +125,29 @@ def plan_traffic(workload: Workload, options: Options) -> Traffic:
     return Traffic(workload.mode, requests, at_once, None, options.seed)
 
 
-def _sender(endpoints: list[Endpoint], prompts: Prompts, tokens: int) -> Callable[[int], Sample]:
-    return lambda index: send_prompt(endpoints[index % len(endpoints)], prompts.text(index), tokens)
+def draw_sent_lengths(work: Workload, traffic: Traffic) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Draw how long each prompt and answer is, in tokens: as the recipe's request states it."""
+    inputs, outputs = (
+        draw_lengths(mean, spread, shares, traffic.requests, f"{traffic.seed} {side}")
+        for side, mean, spread, shares in work.sides
+    )
+    if work.max_context is None:
+        return inputs, outputs
+    inputs = tuple(min(tokens, work.max_context - 1) for tokens in inputs)
+    return inputs, tuple(map(min, outputs, (work.max_context - tokens for tokens in inputs)))
+
+
+def _range_text(lengths: Sequence[int]) -> str:
+    low, high = min(lengths), max(lengths)
+    return "" if low == high else f" ({low} to {high})"
+
+
+def _sender(
+    endpoints: list[Endpoint], prompts: Prompts, tokens: Sequence[int]
+) -> Callable[[int], Sample]:
+    return lambda index: send_prompt(
+        endpoints[index % len(endpoints)], prompts.text(index), tokens[index]
+    )
 
 
 def _calibrate(plan: LaunchPlan, endpoints: list[Endpoint], progress: Progress) -> Calibration:
@@ -154,7 +179,7 @@ def _warm_up(
     at_once = max(len(endpoints), min(traffic.in_flight, 32))
     drive(
         Traffic("static", at_once, at_once),
-        _sender(endpoints, warm, tokens),
+        _sender(endpoints, warm, [tokens] * at_once),
         limit_s=None,
         tell=progress.say,
     )
@@ -224,8 +249,18 @@ def request_figures(samples: Sequence[Sample]) -> dict[str, float | None]:
     }
 
 
-def _describe_sent_traffic(plan: LaunchPlan, traffic: Traffic, outcome: Outcome) -> dict[str, Any]:
-    """The traffic as it was; mean tokens are what the server counted."""
+def _describe_sent_traffic(
+    plan: LaunchPlan, traffic: Traffic, outcome: Outcome, lengths: Sequence[Sequence[int]]
+) -> dict[str, Any]:
+    """The traffic as it was; mean tokens are what the server counted.
+
+    ``lengths`` of prompts and of answers varied by a share of the mean (``spread``), or by a shape,
+    of which it says the coefficient of variation (``cv``).
+    """
+    varied: dict[str, float] = {}
+    for (side, _, spread, shares), drawn in zip(plan.workload.sides, lengths, strict=True):
+        cv = round(pstdev(drawn) / fmean(drawn), 4)
+        varied |= {f"{side}_cv": cv} if shares else {f"{side}_spread": spread}
     prompts = [sample.prompt_tokens for sample in outcome.samples if sample.prompt_tokens]
     return {
         "mode": traffic.mode,
@@ -236,4 +271,5 @@ def _describe_sent_traffic(plan: LaunchPlan, traffic: Traffic, outcome: Outcome)
         "batch": traffic.in_flight if traffic.mode == "static" else None,
         "requests": len(outcome.samples),
         "wall_s": round(outcome.wall_s, 4),
+        **varied,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .client import Sample
@@ -26,23 +26,52 @@ _TRIES = 5  # two or three suffice, but for servers that refuse the first length
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Random words, by seed and index; no two prompts share a prefix that caches could use."""
+    """Random words, by seed and index; no two prompts share a prefix that caches could use.
+
+    ``words`` are in each, or as many as ``by_request`` says.
+    """
 
     words: int
     seed: int = 0
+    by_request: tuple[int, ...] = ()
 
     def text(self, index: int) -> str:
         """The prompt of request ``index``."""
         pick = random.Random(self.seed * 1_000_003 + index)  # noqa: S311 - not a secret
-        return " ".join(pick.choice(WORDS) for _ in range(self.words))
+        words = self.by_request[index] if self.by_request else self.words
+        return " ".join(pick.choice(WORDS) for _ in range(words))
+
+
+def draw_lengths(
+    mean: int, spread: float, shares: Sequence[int], count: int, seed: str
+) -> tuple[int, ...]:
+    """Draw lengths of ``count`` requests, in tokens; the same for the same seed.
+
+    Uniform around ``mean`` by its share ``spread``, or of ``shares``: lengths that even shares of
+    requests have. One comes from each of ``count`` even parts, so that few requests meet the mean.
+    """
+    pick = random.Random(seed)  # noqa: S311 - not a secret
+    parts = pick.sample(range(count), count)
+    places = [(part + pick.random()) / count for part in parts]
+    if shares:
+        return tuple(max(1, shares[int(place * len(shares))]) for place in places)
+    return tuple(max(1, round(mean * (1 + spread * (2 * place - 1)))) for place in places)
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The number of words for a prompt, and the tokens that the server counted, if it does."""
+    """The number of words for a prompt, and the tokens that the server counted, if it does.
+
+    ``per_word``: tokens that a word more or less makes.
+    """
 
     words: int
     tokens: float | None
+    per_word: float
+
+    def words_for(self, more_tokens: int) -> int:
+        """Words of a prompt that is so many tokens longer."""
+        return max(1, self.words + round(more_tokens / self.per_word))
 
 
 def calibrate_prompt_words(count: Callable[[int], float | None], target: int) -> Calibration:
@@ -62,7 +91,7 @@ def calibrate_prompt_words(count: Callable[[int], float | None], target: int) ->
             refused, words = error, max(1, words // 2)
             continue
         if not tokens:
-            return Calibration(words, None)
+            return Calibration(words, None, max(target / words, 0.2))
         tried[words] = tokens
         words = _next(tried, words, target)
         if words in tried:
@@ -70,21 +99,22 @@ def calibrate_prompt_words(count: Callable[[int], float | None], target: int) ->
     if not tried:
         raise refused or RequestError("the server did not count a single prompt")
     best = min(tried, key=lambda item: (abs(tried[item] - target), tried[item]))
-    return Calibration(best, tried[best])
+    return Calibration(best, tried[best], _slope(tried, best, target))
 
 
 def _next(tried: dict[int, float], words: int, target: int) -> int:
-    """The next number of words: along the line through two tries, else in proportion.
+    """The next number of words: along the line through two tries, else in proportion."""
+    return max(1, words + round((target - tried[words]) / _slope(tried, words, target)))
 
-    A chat template adds a fixed part.
-    """
+
+def _slope(tried: dict[int, float], words: int, target: int) -> float:
+    """Tokens of a word more, by two tries where there are: a chat template adds a fixed part."""
     tokens = tried[words]
     candidates = [count for count in tried if tried[count] != tokens]
-    slope = tokens / words
-    if candidates:
-        nearest = min(candidates, key=lambda count: abs(tried[count] - target))
-        slope = max(0.2, (tokens - tried[nearest]) / (words - nearest))
-    return max(1, words + round((target - tokens) / slope))
+    if not candidates:
+        return tokens / words
+    nearest = min(candidates, key=lambda count: abs(tried[count] - target))
+    return max(0.2, (tokens - tried[nearest]) / (words - nearest))
 
 
 # A thread per request works up to here; beyond, the client itself would be measured.

@@ -92,7 +92,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The traffic the recipe was computed for."""
+    """The traffic the recipe was computed for.
+
+    Lengths vary around their means by a share of them, a spread, or are those that even shares of
+    requests have, ascending; of these a request keeps to ``max_context`` in all.
+    """
 
     mode: str = field(metadata={"allowed": MODES})
     input_tokens: int = field(metadata=_COUNT)
@@ -101,6 +105,19 @@ class Workload:
     request_rate: float | None
     batch: int | None = field(metadata=_COUNT)
     requests: int | None = field(metadata=_COUNT)
+    input_spread: float = field(default=0.0, metadata={"high": 1.0})
+    output_spread: float = field(default=0.0, metadata={"high": 1.0})
+    input_lengths: tuple[int, ...] = ()
+    output_lengths: tuple[int, ...] = ()
+    max_context: int | None = field(default=None, metadata=_COUNT)
+
+    @property
+    def sides(self) -> tuple[tuple[str, int, float, tuple[int, ...]], ...]:
+        """Of prompts and of answers: name, mean, spread, and lengths of even shares."""
+        return (
+            ("input", self.input_tokens, self.input_spread, self.input_lengths),
+            ("output", self.output_tokens, self.output_spread, self.output_lengths),
+        )
 
 
 @dataclass(frozen=True, slots=True)

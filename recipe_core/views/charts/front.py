@@ -21,7 +21,12 @@ from recipe_core.plans.plan_json import (
     row_load_text,
     split_labels,
 )
-from recipe_core.plans.rank import front_of_measures, rows_beyond_limits
+from recipe_core.plans.rank import (
+    NO_DIFFERENCE,
+    front_of_measures,
+    rows_beyond_limits,
+    tied_rows,
+)
 from recipe_core.plans.splits import find_row, row_keys
 from recipe_core.views.charts.style import (
     DASHES,
@@ -372,10 +377,11 @@ def _row_texts(plan: Plan, rows: Int, *, ranges: bool = False) -> list[list[str]
         return f"{text} ({plain_range_text((low, high), plan.measures[name].show)} likely)"
 
     basis = f"<i>computed; device: {device_basis(plan)}</i>"
+    tied, tie = tied_rows(plan, rows), f"{NO_DIFFERENCE.capitalize()} from the best"
 
     def lines(n: int, row: int) -> str:
         states = [f"Queues: {queue_text(plan, row)}" if plan.queues[row] else ""]
-        states += [starts_text(plan, row)]
+        states += [starts_text(plan, row), tie if tied[n] else ""]
         figures = [figure(n, row, name) for name in measures]
         parts = [used_devices_text(plan, row), *states, *figures, basis]
         return "<br>".join(part for part in parts if part)

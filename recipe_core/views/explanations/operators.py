@@ -308,14 +308,17 @@ FAMILIES = {
 }
 
 
+WAYS = {"library": "library", "direct": "direct kernels", "switch": "sums in the switch"}
+
+
 def _transfer_constants(entry: Transfer, fabric: Fabric) -> Iterator[Constant]:
     bandwidth = fabric.bandwidth_bytes_per_s
     yield _quantity_constant(f"{fabric.title}, bandwidth", bandwidth, "B/s", fabric.sources)
-    links = fabric.direct if entry.direct and fabric.direct is not None else fabric
+    links = fabric.links(entry.way)
     figures = f"efficiency {efficiency_text(links.efficiency.value)}, "
     figures += f"start {time_text(links.latency_s.value)}"
     if links.latency_per_rank_s is not None:
         figures += f", per rank {time_text(links.latency_per_rank_s.value)}"
-    name = f"{fabric.title}, {'direct kernels' if entry.direct else 'library'}"
+    name = f"{fabric.title}, {WAYS[entry.way]}"
     source = cited(fabric.sources, links.efficiency.source, links.efficiency.note)
     yield Constant(name, figures, links.efficiency.status, source)

@@ -8,7 +8,7 @@ first token (docs/method/physics.md, "Continuous batching", "From a step to the 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +24,7 @@ from recipe_core.estimates.serving.continuous_batching import (
     decode_step,
     idle_step,
     prompt_step,
+    steps_by_length,
 )
 from recipe_core.estimates.serving.estimates import Estimates
 from recipe_core.estimates.serving.pools import pool_steps
@@ -169,7 +170,8 @@ def _prompt_seconds(case: ServedCase, decode: Parts, prompt: Parts) -> float:
 class _State:
     """A steady state of continuous batching, and the steps that it is made of.
 
-    ``prompts``: in the step with prompts. ``b``: share of prompts that start together, in
+    ``prompts``: in the step with prompts; ``lengths``: that step by how long they are, and shares
+    of it. ``b``: share of prompts that start together, in
     ``chunks`` steps ``bunch`` of ``group`` prompts.
     """
 
@@ -180,6 +182,7 @@ class _State:
     decode: Parts
     mixed: Parts
     bunch: Parts
+    lengths: Sequence[tuple[float, Parts]]
     chunks: float = 1.0
     group: float = 1.0
     b: float = 0.0
@@ -211,6 +214,9 @@ def _loop_times(case: ServedCase) -> Times:
     numbers = f"({efficiency_text(1 - b)} + {share})"
     formula = "(1 - b) + b · step of all requests ÷ step"
     bunched = [(formula, numbers, 1 - b + b * full_s / step_s)] if b else []
+    if case.setting.mode == "open":
+        crowding = only_number(np.asarray(state.flow.crowding))
+        bunched = [worded_factor("requests that come at random crowd", crowding)]
     if is_burst(case.setting):
         pace_s = _token_step_s(case)
         formula = "mean step of all tokens, the last answers' too ÷ step"
@@ -244,12 +250,16 @@ def _steady_state(case: ServedCase) -> tuple[_State, dict[str, Parts]]:
     step = decode_step(case.case, flow.decoding)
     beside = step if mixes else idle_step(case.case)
     mixed, prompts = prompt_step(setting, case.case, beside, flow.decoding / loop.steps)
-    steps = (case.record_step(step), case.record_step(mixed))
-    state = _State(case, flow, loop, only_number(prompts), *steps, {})
+    apart = steps_by_length(case.case, mixed, prompts)
+    lengths = [(share, case.record_step(as_long)) for share, as_long in apart]
+    steps = (case.record_step(step), lengths[len(lengths) // 2][1])
+    state = _State(case, flow, loop, only_number(prompts), *steps, {}, lengths)
     tables: dict[str, Parts] = {
         f"Decode step, {exact(only_number(step.sequences))} sequences": steps[0]
     }
-    tables[_prompt_title(only_number(prompts), only_number(mixed.prefill_tokens), mixes)] = steps[1]
+    for (_, as_long), (_, parts) in zip(apart, lengths, strict=True):
+        title = _prompt_title(only_number(prompts), only_number(as_long.prefill_tokens), mixes)
+        tables[title] = parts
     b = only_number(bunched_share(setting, case.case, flow)) if setting.mode != "open" else 0.0
     if b > 0:
         chunk, chunks, group = bunch_step(setting, case.case, flow.resident)
@@ -282,7 +292,10 @@ def _prompt_lines(state: _State) -> Iterator[Line]:
         f"({count - 1:.4g}) ÷ {efficiency_text(count)}",
         1 - 1 / count if abs(count - 1) > SMALL else 0.0,
     )
-    shares, apart = [step_share("a step with prompts", state.mixed, prompt, solved, runs)], []
+    shares, apart = [], []
+    for share, parts in state.lengths:
+        part = [worded_factor("share of steps so long", share)] if share < 1 else []
+        shares.append(step_share("a step with prompts", parts, *part, prompt, solved, runs))
     if state.case.setting.engine.mixes_prompts:
         shares.append(step_share("the decode step beside it", state.decode, beside, solved, runs))
         apart.append(step_share("the decode step", state.decode, solved, runs))
@@ -310,7 +323,8 @@ def _interference(state: _State) -> Iterator[Line]:
     if is_burst(case.setting):  # what is not of a steady state, over the share of those prompts
         later_s = (1 - state.b) * only_number(state.flow.decode[name])
         behind_s = (value_s / case.steps - later_s) / state.b
-    numbers = product(state.blended(solved, time_text(behind_s)), case.steps * case.later_share)
+    factor = case.steps * case.later_share * only_number(np.asarray(state.flow.crowding))
+    numbers = product(state.blended(solved, time_text(behind_s)), factor)
     formula = (
         "share of requests that are others · sequences ÷ tokens after the first · "
         "what a prompt adds ÷ PP; of prompts that start together (b) only those behind"

@@ -19,7 +19,13 @@ from recipe_core.payload.launcher.bench import (
 )
 from recipe_core.payload.launcher.client import Endpoint, Sample, _Stream, read_stream, send_prompt
 from recipe_core.payload.launcher.errors import RequestError
-from recipe_core.payload.launcher.load import Prompts, Traffic, calibrate_prompt_words, drive
+from recipe_core.payload.launcher.load import (
+    Prompts,
+    Traffic,
+    calibrate_prompt_words,
+    draw_lengths,
+    drive,
+)
 from recipe_core.payload.launcher.machine import Machine
 from recipe_core.payload.launcher.measurement import FIGURES, expected_bands, predicted_figures
 from recipe_core.payload.launcher.plan import Workload, load_plan
@@ -164,6 +170,23 @@ def test_calibration_meets_the_target():
     assert texts[3] == Prompts(20, seed=1).text(3)
 
 
+def test_lengths_are_drawn_as_they_are_stated_and_even_a_few_meet_their_mean():
+    for count_, spread in ((9, 0.1), (64, 0.1), (500, 0.8)):
+        drawn = draw_lengths(1000, spread, (), count_, "7 in")
+        assert drawn == draw_lengths(1000, spread, (), count_, "7 in")
+        assert sum(drawn) / count_ == pytest.approx(1000, rel=spread / count_**0.5 / 4)
+        low, high = 1000 * (1 - spread), 1000 * (1 + spread)
+        assert low - 1 <= min(drawn) < low + 3 * spread * 1000 / count_ + 1
+        assert high - 3 * spread * 1000 / count_ - 1 < max(drawn) <= high + 1
+        assert drawn != tuple(sorted(drawn))
+        assert drawn != draw_lengths(1000, spread, (), count_, "8 in")
+    assert draw_lengths(40, 0.0, (), 5, "1 in") == (40,) * 5
+    shares = (1, 10, 100, 1000)  # a quarter of all requests each
+    drawn = draw_lengths(278, 0.0, shares, 40, "1 out")
+    assert sorted(drawn) == [length for length in shares for _ in range(10)]
+    assert set(draw_lengths(1, 0.9, (), 30, "")) == {1, 2}  # never none
+
+
 def test_requests_arrive_at_random_at_the_rate_that_is_asked_for():
     clock, naps, lines = FakeClock(), [], []
 
@@ -227,8 +250,20 @@ def test_bench_starts_and_stops_its_own(make_bundle):
 def measured(bundle):
     """Measures a server in a thread: with options, how it behaves, and another API or workload."""
     behaviour = argparse.Namespace(behave="ok", orders=None, delay=0, context=10_000)
-    handler = type("Quick", (Handler,), {"options": behaviour, "log_message": lambda *_: None})
-    server = Server(("127.0.0.1", bundle.port), handler)
+    asked = []
+
+    class Quick(Handler):
+        options = behaviour
+
+        def log_message(self, *_):
+            pass
+
+        def complete(self, body):
+            words = (body.get("prompt") or body["messages"][0]["content"]).split()
+            asked.append((len(words), body["max_tokens"]))
+            super().complete(body)
+
+    server = Server(("127.0.0.1", bundle.port), Quick)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
 
@@ -239,6 +274,7 @@ def measured(bundle):
         plan, clock = load_plan(bundle.root), count().__next__
         return measure_serving(plan, CHECKED, options, Progress(quiet=True), clock=clock)
 
+    measurement_of.asked = asked
     yield measurement_of
     server.shutdown()
     server.server_close()
@@ -249,6 +285,56 @@ def measured(bundle):
 def test_modes(measured, change, expected):
     work = measured(Options(requests=10), **change)["workload"]
     assert {key: work[key] for key in expected} == expected
+
+
+@over(
+    "stated, prompts, answers, said",
+    [
+        ({}, (40, 40), (8, 8), {"input_spread": 0.0, "output_spread": 0.0}),
+        (
+            {"input_spread": 0.25, "output_spread": 0.5},
+            (30, 50),
+            (4, 12),
+            {"input_spread": 0.25, "output_spread": 0.5},
+        ),
+        (
+            {
+                "input_spread": None,
+                "output_spread": None,
+                "output_lengths": [2, 4, 6, 40],
+                "max_context": 60,
+            },
+            (40, 40),
+            (2, 20),
+            {"input_spread": 0.0},
+        ),
+    ],
+)
+def test_what_is_sent_varies_as_the_recipe_says_and_the_result_states_it(
+    measured, stated, prompts, answers, said
+):
+    data = measured(Options(requests=32), **stated)
+    sent = measured.asked[-33:-1]  # after calibration and warm-up, before what people judge
+    tokens = [words + 5 for words, _ in sent]  # as the server counts
+    outputs = [output for _, output in sent]
+    assert (min(tokens), max(tokens)) == pytest.approx(prompts, abs=1)
+    assert (min(outputs), max(outputs)) == answers
+    work = data["workload"]
+    assert work["input_tokens"] == pytest.approx(sum(tokens) / 32, abs=0.01)
+    assert work["output_tokens"] == pytest.approx(sum(outputs) / 32, abs=0.01)
+    assert said.items() <= work.items()
+    if "output_lengths" in stated:  # a request keeps to the context
+        mean = sum(outputs) / 32
+        cv = (sum((output - mean) ** 2 for output in outputs) / 32) ** 0.5 / mean
+        assert work["output_cv"] == pytest.approx(cv, abs=1e-3)
+        assert "output_spread" not in work
+    again = measured(Options(requests=32))
+    assert sorted(measured.asked[-33:-1]) == sorted(sent)
+    other = measured(Options(requests=32, seed=2))
+    assert again["workload"]["input_tokens"] == work["input_tokens"]
+    varies = min(outputs) < max(outputs)
+    assert (sorted(measured.asked[-33:-1]) != sorted(sent)) == (varies and len(set(tokens)) > 1)
+    assert other["metrics"]["requests"] == 32
 
 
 def test_failures_limits_and_other_lengths_are_counted_and_noted(measured):
