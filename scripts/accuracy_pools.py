@@ -156,7 +156,7 @@ impossible. Only what a hand-off adds to the first token is fitted to them, by e
 {pools_markdown(pool_errors(figures, ["figure", "engine", "decode ranks"]))}
 
 Times to the first token that are far off are of pools near their capacity, where the prefill pool's
-error becomes a queue: SGLang's prompts on Blackwell are estimated 1.2 to 1.4 times too slow. Or
+error becomes a queue: SGLang's prompts on Blackwell are estimated too slow. Or
 they are of runs whose launch holds fewer requests than it states. Decode pools of SGLang over the
 nodes of a rack dispatch tokens (`--moe-a2a-backend deepep`), as the published launch scripts of
 these runs do.

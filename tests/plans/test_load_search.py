@@ -4,6 +4,7 @@ import math
 from functools import cache
 
 import numpy as np
+import pytest
 
 import recipe_core as rb
 from recipe_core.base.budget import Budget, apply_budget
@@ -17,7 +18,7 @@ from recipe_core.plans.plans import (
     plan_candidate,
     plan_splits,
 )
-from recipe_core.plans.rank import log_score
+from recipe_core.plans.rank import UNMEASURED_GAIN, log_score
 from recipe_core.plans.splits import find_row, row_key, row_reasons, row_request, row_state
 from recipe_core.recipe.build import make_recipe, rebuild_recipe, recipe_request
 from recipe_core.request.describe import request_summary
@@ -275,6 +276,29 @@ def test_a_recipe_holds_the_load_that_was_found():
     workload = {k: v for k, v in recipe.request["workload"].items() if k != "concurrency"}
     older = recipe.model_copy(update={"request": recipe.request | {"workload": workload}})
     assert "holds the load" in str(refusal(recipe_request, older))
+
+
+@pytest.mark.parametrize("users", [8, 64, 256])
+def test_a_pipeline_comes_first_only_where_it_is_clearly_better(users):
+    """No run shows how long stages wait for each other where requests come and go."""
+    plan = plan_splits(change(DEFAULT, {"workload.concurrency": users}))
+    stages, best = plan.columns["pp"], plan.best_row
+    held = plan.order[plan.holds[plan.order]]
+    gains = log_score(plan, held) - log_score(plan, [best])
+    if stages[best] > 1:
+        assert (gains[stages[held] == 1] >= UNMEASURED_GAIN).all()
+    else:
+        assert (gains > -UNMEASURED_GAIN).all()
+        assert (gains[stages[held] == 1] >= 0).all()
+    assert (np.diff(gains[1:]) > -1e-3).all()  # all others by the estimate
+
+
+def test_a_pipeline_that_is_estimated_a_little_better_is_second():
+    plan = plan_splits(DEFAULT)
+    first, second = map(int, plan.order[:2])
+    gain = log_score(plan, [first])[0] - log_score(plan, [second])[0]
+    assert (plan.columns["pp"][first], plan.columns["pp"][second]) == (1, 2)
+    assert 0 < gain < UNMEASURED_GAIN
 
 
 def test_a_key_names_the_load_exactly_where_a_plan_has_several():
