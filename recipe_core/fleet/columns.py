@@ -423,4 +423,3 @@ def loaded_request(column: Column, load: float, usd_per_device_hour: float) -> P
         }
     )
     return request.model_copy(update={"hardware": hardware})
-
