@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Bool, Float, Int
+from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine as engine_of
@@ -25,9 +25,10 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.limits import without_percentile
 from recipe_core.plans.plan import Plan
-from recipe_core.plans.plans import plan_cases, search_plan
-from recipe_core.plans.problem import resolve_problem
-from recipe_core.plans.replicas import replicas_of
+from recipe_core.plans.plans import plan_cases
+from recipe_core.plans.problem import Problem, resolve_problem
+from recipe_core.plans.serving_kind import SERVING
+from recipe_core.plans.serving_search import evaluate_pairs, judge_evaluated, search_pairs
 from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits, Objective
@@ -39,15 +40,15 @@ from recipe_core.sizing.size import LEAST_RATE, largest_load
 # Loads of the first scan, and of the gap that it leaves: a rate is then known within 0.5 %.
 POINTS = 40
 # The smallest load that counts, as a share of the largest.
-SMALLEST = 1e-3
+SMALLEST = 2e-3
 # Share by which a larger replica must hold more per device than smaller ones to be kept.
 GAIN = 0.02
-# A first scan tells layouts apart beyond so much of what they hold.
-COARSE = 1.3
+# Share within which a first scan guesses what a layout holds, by the chances on both sides.
+COARSE = 1.01
 # Layouts of a device that are kept: a larger one that holds no more per device is never chosen.
 KEPT = 6
 # Nodes of a replica that spans several, where none fits into one.
-SPANS = (2, 4, 8, 16)
+SPANS = (2, 4, 8)
 # Limits that a replica keeps by itself; the others are the fleet's.
 OWN_LIMITS = frozenset({*timed_limits(), "accuracy_recovery", "percentile", "joules_per_token"})
 
@@ -115,8 +116,15 @@ def make_columns(
         InputError: for what is wrong with the model's request.
     """
     plain = model.model_dump(mode="json", include=set(_REQUEST_FIELDS), exclude_none=True)
-    key = json.dumps([plain, device, per_node, nodes, confidence], sort_keys=True)
-    return _columns_of(key, float(most), tuple(round_trips))
+    first: Columns | None = None
+    for count in (1, *(span for span in SPANS if span <= nodes)):
+        key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
+        found = _columns_of(key, float(most), tuple(round_trips))
+        if found.columns:
+            return found
+        first = first or found
+    assert first is not None  # noqa: S101 - one node is always looked at
+    return first
 
 
 _REQUEST_FIELDS = ("name", "model", "workload", "objective", "options", "candidate", "adapters")
@@ -125,24 +133,16 @@ _REQUEST_FIELDS = ("name", "model", "workload", "objective", "options", "candida
 @lru_cache(maxsize=8192)
 def _columns_of(key: str, most: float, round_trips: tuple[float, ...]) -> Columns:
     plain, device, per_node, nodes, confidence = json.loads(key)
-    model = FleetModel.model_validate(plain)
-    reasons = []
-    for count in (1, *(span for span in SPANS if span <= nodes)):
-        hardware = HardwareRequest(
-            device=device, per_node=per_node, nodes=count, usd_per_device_hour=1.0
-        )
-        try:
-            plan = search_replicas(replica_request(model, hardware, confidence), count > 1)
-        except InputError:
-            raise
-        except RecipeError as error:
-            reasons.append(error.message)
-            continue
-        columns = _kept_columns(device, plan, round_trips, most)
-        if columns:
-            return Columns(columns)
-        reasons.append(_reason(plan))
-    return Columns((), reasons[0] if reasons else "no layout fits.")
+    hardware = HardwareRequest(
+        device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
+    )
+    request = replica_request(FleetModel.model_validate(plain), hardware, confidence)
+    try:
+        return _kept_columns(device, request, round_trips, most, spans=nodes > 1)
+    except InputError:
+        raise
+    except RecipeError as error:
+        return Columns((), error.message)
 
 
 def replica_request(
@@ -211,67 +211,161 @@ def _with_adapters(options: Any, model: FleetModel) -> Any:
     return options.model_copy(update={"engines": (first,), "engine_options": own})
 
 
-def search_replicas(request: PlanRequest, spans: bool) -> Plan:
-    """Return every layout of one replica, judged under nearly no load.
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Layouts of one replica that fill nodes, as cases of their settings.
 
-    ``spans``: whether only layouts over several nodes count.
+    ``pair`` and ``case``: of each row, in ``pairs``. ``devices``: of each.
     """
-    problem = resolve_problem(request.model_copy(update={"candidate": request.candidate}))
+
+    problem: Problem[Any]
+    pairs: tuple[tuple[Any, Any], ...]
+    pair: Int
+    case: Int
+    devices: Int
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    def take(self, rows: Int) -> Layouts:
+        return replace(self, pair=self.pair[rows], case=self.case[rows], devices=self.devices[rows])
+
+    def judge(self, loads: Float) -> tuple[Plan, Int]:
+        """Judge every row under its loads (rows × loads).
+
+        Returns:
+            A plan, and the row of it of each row and load.
+        """
+        pairs, places = [], np.zeros(loads.shape, dtype=np.int64)
+        start = 0
+        for number in np.unique(self.pair).tolist():
+            members = np.flatnonzero(self.pair == number)
+            setting, cases = self.pairs[number]
+            taken = cases.take(np.repeat(self.case[members], loads.shape[1]))
+            pairs.append((setting, replace(taken, load=loads[members].ravel())))
+            places[members] = start + np.arange(len(taken)).reshape(len(members), -1)
+            start += len(taken)
+        blocks = evaluate_pairs(self.problem, pairs, searching=True)
+        return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks)), places
+
+
+def list_layouts(request: PlanRequest, *, spans: bool) -> Layouts:
+    """Return every layout of one replica; ``spans``: only those over several nodes."""
+    problem = resolve_problem(request)
     means = replace(problem, request=without_percentile(problem.request))
-    return search_plan(replace(means, on_one_machine=not spans), problem.candidate)
+    problem = replace(means, on_one_machine=not spans)
+    per_node = problem.cluster.per_node
+    pairs = search_pairs(problem, problem.candidate)
+    pair, case, devices = [], [], []
+    for number, (_, cases) in enumerate(pairs):
+        size = np.asarray(cases.devices, dtype=np.int64)
+        whole = size % per_node == 0
+        fills = whole & (size > per_node) if spans else (per_node % size == 0) | whole
+        one = (np.asarray(cases.replicas) == 1) | (np.asarray(cases.ep) > 1)
+        rows = np.flatnonzero(fills & one)
+        pair += [number] * len(rows)
+        case += rows.tolist()
+        devices += size[rows].tolist()
+    columns = (np.array(values, dtype=np.int64) for values in (pair, case, devices))
+    return Layouts(problem, tuple(pairs), *columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Loads between which each row stops holding its limits.
+
+    ``low`` is 0 where not even the smallest holds; ``plan`` and ``row``: its estimate. ``guess``:
+    where between them, by the chances at both.
+    """
+
+    low: Float
+    high: Float
+    guess: Float
+    plan: Plan
+    row: Int
+
+
+def _scan(layouts: Layouts, low: Float, high: Float) -> Scan:
+    """The gap behind the last load that holds without a break, of a grid from low to high."""
+    loads = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, POINTS)
+    if layouts.problem.workload.mode != "open":
+        loads = np.round(loads)
+    plan, places = layouts.judge(loads)
+    holds = plan.holds[places]
+    first = np.where(holds.all(axis=1), POINTS, (~holds).argmax(axis=1))
+    index, last = np.arange(len(layouts)), np.maximum(first - 1, 0)
+    beyond = np.minimum(first, POINTS - 1)
+    low, high = np.where(first > 0, loads[index, last], 0.0), loads[index, beyond]
+    chances = np.nan_to_num(plan.chances)[places]
+    sure, unsure = chances[index, last], chances[index, beyond]
+    asked = layouts.problem.request.objective.required_confidence
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.nan_to_num((sure - asked) / (sure - unsure), nan=1.0)
+        guess = np.where(low > 0, low * (high / low) ** np.clip(share, 0.0, 1.0), 0.0)
+    return Scan(low, high, guess, plan, places[index, last])
 
 
 def _kept_columns(
-    device: str | Mapping[str, Any], plan: Plan, round_trips: tuple[float, ...], most: float
-) -> tuple[Column, ...]:
-    rows = _replica_rows(plan)
-    if not len(rows):
-        return ()
-    devices = np.asarray(plan.columns["gpus"], dtype=np.int64)[rows]
-    scan = scan_loads(plan, rows, most)
-    near = _undominated(devices, scan.low, COARSE)
-    rows, devices, scan = rows[near], devices[near], scan.take(near)
-    scan = refine_loads(plan, rows, scan)
-    kept = _undominated(devices, scan.low)
-    capacity, watts = scan.low, scan.watts
-    percentile = plan.problem.request.objective.limits.percentile
-    extra = {
-        trip: largest_loads(_nearer(plan, trip), rows[kept], most).low for trip in round_trips[1:]
-    }
-    out = []
-    for place, k in enumerate(kept.tolist()):
-        row = int(rows[k])
-        first = float(capacity[k])
-        if percentile is not None:
-            first = largest_load(plan, row).value or 0.0
-        setting = plan.setting(row)
-        out.append(
-            Column(
-                device=device,
-                devices=int(devices[k]),
-                capacities=(
-                    first,
-                    *(min(float(extra[trip][place]), first) for trip in round_trips[1:]),
-                ),
-                watts=float(watts[k]),
-                layout=split_name(plan.candidate(row)),
-                engine=setting.engine.name,
-                software=tuple(map(str, plan.spec.ranking.software(setting))),
-                shared_error=shared_error(plan, row),
-                plan=plan,
-                row=row,
-            )
+    device: str | Mapping[str, Any],
+    request: PlanRequest,
+    round_trips: tuple[float, ...],
+    most: float,
+    *,
+    spans: bool,
+) -> Columns:
+    """The layouts that hold most of each size, each with the largest load within its limits."""
+    layouts = list_layouts(request, spans=spans)
+    if not len(layouts):
+        return Columns((), "no layout of one replica fits.")
+    integral = layouts.problem.workload.mode != "open"
+    least = 1.0 if integral else max(LEAST_RATE, most * SMALLEST)
+    scan = _scan(layouts, np.full(len(layouts), least), np.full(len(layouts), max(most, least)))
+    near = _undominated(layouts.devices, scan.guess, COARSE)
+    if not len(near):
+        return Columns((), refusal_text(scan.plan))
+    layouts = layouts.take(near)
+    scan = _scan(layouts, scan.low[near], scan.high[near])
+    kept = _undominated(layouts.devices, scan.low)
+    layouts, rows, held = layouts.take(kept), scan.row[kept], scan.low[kept]
+    capacities = [held]
+    for trip in round_trips[1:]:
+        nearer = replace(layouts, problem=_nearer(layouts.problem, trip))
+        far = _scan(nearer, np.full(len(kept), least), np.maximum(held, least))
+        far = _scan(nearer, np.maximum(far.low, least), np.maximum(far.high, least))
+        capacities.append(np.minimum(far.low, held))
+    return Columns(
+        tuple(
+            _column(device, request, scan.plan, int(row), tuple(float(c[k]) for c in capacities))
+            for k, row in enumerate(rows.tolist())
         )
-    return tuple(column for column in out if column.capacity > 0)
+    )
 
 
-def _replica_rows(plan: Plan) -> Int:
-    """Rows that run, are one replica, and fill nodes without a rest."""
-    per_node = plan.problem.cluster.per_node
-    devices = np.asarray(plan.columns["gpus"], dtype=np.int64)
-    fills = (per_node % np.maximum(devices, 1) == 0) | (devices % per_node == 0)
-    rows = np.flatnonzero(plan.runs & fills)
-    return np.array([row for row in rows if replicas_of(plan, int(row)).count == 1], dtype=np.int64)
+def _column(
+    device: str | Mapping[str, Any],
+    request: PlanRequest,
+    plan: Plan,
+    row: int,
+    capacities: tuple[float, ...],
+) -> Column:
+    setting = plan.setting(row)
+    watts = float(plan.columns["watts"][row])
+    if request.objective.limits.percentile is not None:
+        plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
+        first = largest_load(plan, row).value or 0.0
+        capacities = tuple(min(value, first) for value in capacities)
+    return Column(
+        device=device,
+        devices=int(plan.columns["gpus"][row]),
+        capacities=capacities,
+        watts=watts,
+        layout=split_name(plan.candidate(row)),
+        engine=setting.engine.name,
+        software=tuple(map(str, plan.spec.ranking.software(setting))),
+        shared_error=shared_error(plan, row),
+        plan=plan,
+        row=row,
+    )
 
 
 def _undominated(devices: Int, capacity: Float, slack: float = 1.0) -> Int:
@@ -294,87 +388,9 @@ def _undominated(devices: Int, capacity: Float, slack: float = 1.0) -> Int:
     return np.array(kept if slack > 1 else [*kept[: KEPT - 1], *kept[KEPT - 1 :][-1:]], dtype=int)
 
 
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """Loads between which each row stops holding its limits, and its power at the lower one.
-
-    ``low`` is 0 where not even the smallest holds.
-    """
-
-    low: Float
-    high: Float
-    watts: Float
-
-    def take(self, rows: Int) -> Scan:
-        return Scan(self.low[rows], self.high[rows], self.watts[rows])
-
-
-def largest_loads(plan: Plan, rows: Int, most: float) -> Scan:
-    """Return the largest load that each row holds within all limits, within 0.5 %.
-
-    Args:
-        plan: of layouts of one replica under nearly no load.
-        rows: of it.
-        most: largest load that is looked at.
-    """
-    return refine_loads(plan, rows, scan_loads(plan, rows, most))
-
-
-def scan_loads(plan: Plan, rows: Int, most: float) -> Scan:
-    """Return the gap in which each row stops holding, of a geometric grid up to ``most``."""
-    integral = plan.problem.workload.mode != "open"
-    least = 1.0 if integral else min(LEAST_RATE, most) if most < 1 else most * SMALLEST
-    return _narrow(plan, rows, np.full(len(rows), least), np.full(len(rows), max(most, least)))
-
-
-def refine_loads(plan: Plan, rows: Int, scan: Scan) -> Scan:
-    """Return the gap inside the one that a scan left."""
-    wide = np.flatnonzero((scan.low > 0) & (scan.high > scan.low))
-    if not len(wide):
-        return scan
-    inside = _narrow(plan, rows[wide], scan.low[wide], scan.high[wide])
-    low, high, watts = scan.low.copy(), scan.high.copy(), scan.watts.copy()
-    low[wide], high[wide], watts[wide] = inside.low, inside.high, inside.watts
-    return Scan(low, high, watts)
-
-
-def _narrow(plan: Plan, rows: Int, low: Float, high: Float) -> Scan:
-    """The gap behind the last load that holds without a break, from ``low`` to ``high``."""
-    loads = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, POINTS)
-    if plan.problem.workload.mode != "open":
-        loads = np.round(loads)
-    holds, power = _judge(plan, rows, loads)
-    first = np.where(holds.all(axis=1), POINTS, (~holds).argmax(axis=1))
-    index, last = np.arange(len(rows)), np.maximum(first - 1, 0)
-    found = first > 0
-    return Scan(
-        np.where(found, loads[index, last], 0.0),
-        loads[index, np.minimum(first, POINTS - 1)],
-        np.where(found, power[index, last], np.nan),
-    )
-
-
-def _judge(plan: Plan, rows: Int, loads: Float) -> tuple[Bool, Float]:
-    """Return which loads each row holds (rows × loads), and the power there."""
-    holds = np.zeros(loads.shape, dtype=np.bool_)
-    watts = np.full(loads.shape, np.nan)
-    blocks = np.array([id(plan.at(int(row))[0]) for row in rows])
-    for block_id in dict.fromkeys(blocks.tolist()):
-        members = np.flatnonzero(blocks == block_id)
-        block, _ = plan.at(int(rows[members[0]]))
-        places = np.array([plan.at(int(row))[1] for row in rows[members]])
-        cases = block.cases.take(np.repeat(places, loads.shape[1]))
-        judged = plan_cases(
-            plan.problem, block.setting, replace(cases, load=loads[members].ravel())
-        )
-        holds[members] = judged.holds.reshape(len(members), -1)
-        watts[members] = np.asarray(judged.columns["watts"]).reshape(len(members), -1)
-    return holds, watts
-
-
-def _nearer(plan: Plan, trip_ms: float) -> Plan:
-    """The plan with limits to the first and the last token that a round trip takes its part of."""
-    objective = plan.problem.request.objective
+def _nearer(problem: Problem[Any], trip_ms: float) -> Problem[Any]:
+    """The problem with limits to the first and the last token that a round trip takes part of."""
+    objective = problem.request.objective
     limits = objective.limits
     update = {
         name: max(value - trip_ms, 1e-3)
@@ -382,8 +398,7 @@ def _nearer(plan: Plan, trip_ms: float) -> Plan:
         if (value := getattr(limits, name)) is not None
     }
     objective = objective.model_copy(update={"limits": limits.model_copy(update=update)})
-    request = plan.problem.request.model_copy(update={"objective": objective})
-    return Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
+    return replace(problem, request=problem.request.model_copy(update={"objective": objective}))
 
 
 def shared_error(plan: Plan, row: int) -> float:
@@ -393,7 +408,7 @@ def shared_error(plan: Plan, row: int) -> float:
     return float(np.trace(common)) / total if total > 0 else 0.0
 
 
-def _reason(plan: Plan) -> str:
+def refusal_text(plan: Plan) -> str:
     """Say why no layout of one replica holds any load."""
     row = next((row for row in range(len(plan)) if plan.runs[row]), None)
     if row is None:
@@ -407,6 +422,14 @@ def loaded_plan(column: Column, load: float) -> tuple[Plan, int]:
     block, place = column.plan.at(column.row)
     cases = replace(block.cases.take(np.array([place])), load=np.array([load]))
     return plan_cases(column.plan.problem, block.setting, cases), 0
+
+
+def judge_loads(column: Column, loads: Float) -> Float:
+    """Return the probability that a replica of a column holds each load within its limits."""
+    block, place = column.plan.at(column.row)
+    cases = replace(block.cases.take(np.full(len(loads), place)), load=loads)
+    judged = plan_cases(column.plan.problem, block.setting, cases)
+    return np.where(judged.runs & ~judged.queues, np.nan_to_num(judged.chances), 0.0)
 
 
 def loaded_request(column: Column, load: float, usd_per_device_hour: float) -> PlanRequest:

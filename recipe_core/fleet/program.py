@@ -27,6 +27,8 @@ BUSY = 0.5
 ROUNDING = 1e-6
 # Penalties of what is not served: each class of priority above the next by so much.
 CLASSES, STEP = 6, 12.0
+# Slices of a device at most, and numbers of what is not bounded.
+MOST_SLICES, UNBOUNDED = 64, float(1 << 20)
 # Largest number of one failure domain's replicas that is told apart.
 DOMAIN_REPLICAS = 8
 
@@ -77,7 +79,7 @@ class FleetProgram:
         """Machines that are rented or reserved, and devices that are cut."""
         for p, supply in enumerate(self.instance.supplies):
             self.cut[p] = [
-                self.rows.variable(supply.nodes * supply.per_node, integer=True)
+                self.rows.variable(float(self._machines_of(p) * supply.per_node), integer=True)
                 for _ in supply.cuts
             ]
             if supply.paid != "nodes":
@@ -85,18 +87,21 @@ class FleetProgram:
                     self._fixed_usd += supply.usd * supply.nodes * supply.per_node
                 continue
             if supply.reserve_usd is not None:
-                reserve = self.rows.variable(supply.nodes, integer=True)
+                reserve = self.rows.variable(self._machines_of(p), integer=True)
                 self.reserve[p] = reserve
                 self._usd[reserve] += supply.reserve_usd * supply.per_node
             for t in self.slots:
-                machines = self.rows.variable(supply.nodes, integer=True)
+                machines = self.rows.variable(self._machines_of(p), integer=True)
                 self.machines[p, t] = machines
                 if p not in self.reserve:
                     self._usd[machines] += supply.usd * supply.per_node * self._share[t]
                     continue
-                beyond = self.rows.variable(supply.nodes, integer=True)
+                beyond = self.rows.variable(self._machines_of(p), integer=True)
                 self._usd[beyond] += supply.usd * supply.per_node * self._share[t]
                 self.rows.row({machines: 1.0, beyond: -1.0, self.reserve[p]: -1.0}, high=0.0)
+
+    def _machines_of(self, p: int) -> float:
+        return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
 
     def _replicas(self, k: int, t: int, per_domain: int | None = None) -> int:
         """A variable that counts replicas of an option in a slot, with what it takes."""
@@ -104,8 +109,10 @@ class FleetProgram:
         supply = self.instance.supplies[option.pool]
         devices = supply.nodes * supply.per_node
         each = option.devices if option.slice is None else 0.0
-        most = devices // max(each, 1e-9) if each else devices * 64
-        replicas = self.rows.variable(float(min(most, 1 << 20)), integer=True)
+        most = devices // each if each else devices * MOST_SLICES
+        if f"pool.{option.pool}" in self.relaxed:
+            most = UNBOUNDED
+        replicas = self.rows.variable(float(min(most, UNBOUNDED)), integer=True)
         self.count.setdefault((k, t), {})[replicas] = 1.0 if per_domain is None else per_domain
         self._take(k, t, replicas)
         return replicas
@@ -125,7 +132,7 @@ class FleetProgram:
 
     def _add_demands(self) -> None:
         for m, demand in enumerate(self.instance.demands):
-            options = [k for k in self._by_owner[False, m]]
+            options = list(self._by_owner[False, m])
             for t in self.slots:
                 if not demand.loads[:, t].sum() > 0:
                     continue
@@ -144,7 +151,7 @@ class FleetProgram:
         total = float(demand.loads[:, t].sum())
         missed = {self.miss[m, t]: 1.0} if (m, t) in self.miss else {}
         napping = {
-            self._nap(k, t): 1.0 for k in self._by_owner[False, m] if options[k].nap is not None
+            self._nap(k): 1.0 for k in self._by_owner[False, m] if options[k].nap is not None
         }
         if len(regions) == 1:
             r = int(regions[0])
@@ -259,7 +266,7 @@ class FleetProgram:
                     for [later] in rest:
                         self.rows.row({first: 1.0, later: -1.0}, low=0.0, high=0.0)
 
-    def _nap(self, k: int, t: int) -> int:
+    def _nap(self, k: int) -> int:
         """A binary: whether an option sleeps and wakes where others do; the same in all slots."""
         if (k, 0) not in self.naps:
             self.naps[k, 0] = self.rows.variable(1.0, integer=True)

@@ -302,8 +302,9 @@ class Pool(DescribedModel):
     offer: Text | None = None
     """Offer whose price counts, by its name."""
 
-    rented_by: Literal["node", "device"] = "node"
-    """What is rented at once of a rented pool: whole machines, or single devices."""
+    rented_by: Literal["node", "device"] | None = None
+    """What is rented at once of a rented pool: whole machines, or single devices; left out, as the
+    offer of its price says, else whole machines."""
 
     reserve: Reserve | None = None
     """Price for which some of its machines may be reserved; how many is decided."""

@@ -108,6 +108,8 @@ def run_solver(lp: Any, gap: float, seconds: float, watch: Watch | None) -> Foun
     if ended:
         raise ended[0]
     info, status = solver.getInfo(), solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kModelEmpty:
+        return Found(np.zeros(lp.num_col_), 0.0, 0.0, 0.0, proven=True)
     if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
         return None
     values = np.asarray(solver.getSolution().col_value, dtype=float)
