@@ -19,6 +19,8 @@ from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine as engine_of
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.columns.scopes import standing_corrections
 from recipe_core.estimates.measured.support import fitted_engines_for
 from recipe_core.fleet.request import FleetModel
 from recipe_core.hardware.cluster import device_profile
@@ -84,6 +86,22 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Sources:
+    """Where estimates take from: whether models may be folders here, and one's own runs."""
+
+    folders: bool = True
+    corrections: Corrections | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Return whether columns are the same for everyone, so that they may be kept."""
+        return self.corrections is None and standing_corrections() is None
+
+
+ANYWHERE = Sources()
+
+
+@dataclass(frozen=True, slots=True)
 class Columns:
     """The columns of a model on a device; ``reason``: why there is none."""
 
@@ -100,6 +118,7 @@ def make_columns(
     most: float,
     round_trips: Sequence[float] = (0.0,),
     confidence: float | None = None,
+    sources: Sources = ANYWHERE,
 ) -> Columns:
     """Return the layouts of one replica of a model on nodes of a device, best kept only.
 
@@ -111,6 +130,7 @@ def make_columns(
         most: largest load that is looked at, requests a second or users at once.
         round_trips: milliseconds that are taken from limits on the first token.
         confidence: with which limits must hold; None: the model's own.
+        sources: of models and corrections.
 
     Raises:
         InputError: for what is wrong with the model's request.
@@ -119,7 +139,8 @@ def make_columns(
     first: Columns | None = None
     for count in (1, *(span for span in SPANS if span <= nodes)):
         key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
-        found = _columns_of(key, float(most), tuple(round_trips))
+        make = _columns_of if sources.kept else _columns_of.__wrapped__
+        found = make(key, float(most), tuple(round_trips), sources)
         if found.columns:
             return found
         first = first or found
@@ -131,14 +152,14 @@ _REQUEST_FIELDS = ("name", "model", "workload", "objective", "options", "candida
 
 
 @lru_cache(maxsize=8192)
-def _columns_of(key: str, most: float, round_trips: tuple[float, ...]) -> Columns:
+def _columns_of(key: str, most: float, round_trips: tuple[float, ...], sources: Sources) -> Columns:
     plain, device, per_node, nodes, confidence = json.loads(key)
     hardware = HardwareRequest(
         device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
     )
     request = replica_request(FleetModel.model_validate(plain), hardware, confidence)
     try:
-        return _kept_columns(device, request, round_trips, most, spans=nodes > 1)
+        return _kept_columns(device, request, round_trips, most, sources, spans=nodes > 1)
     except InputError:
         raise
     except RecipeError as error:
@@ -249,9 +270,9 @@ class Layouts:
         return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks)), places
 
 
-def list_layouts(request: PlanRequest, *, spans: bool) -> Layouts:
+def list_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> Layouts:
     """Return every layout of one replica; ``spans``: only those over several nodes."""
-    problem = resolve_problem(request)
+    problem = resolve_problem(request, folders=sources.folders, corrections=sources.corrections)
     means = replace(problem, request=without_percentile(problem.request))
     problem = replace(means, on_one_machine=not spans)
     per_node = problem.cluster.per_node
@@ -310,11 +331,12 @@ def _kept_columns(
     request: PlanRequest,
     round_trips: tuple[float, ...],
     most: float,
+    sources: Sources,
     *,
     spans: bool,
 ) -> Columns:
     """The layouts that hold most of each size, each with the largest load within its limits."""
-    layouts = list_layouts(request, spans=spans)
+    layouts = list_layouts(request, sources, spans=spans)
     if not len(layouts):
         return Columns((), "no layout of one replica fits.")
     integral = layouts.problem.workload.mode != "open"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.fleet.columns import Column, refusal_text, shared_error
+from recipe_core.fleet.columns import ANYWHERE, Column, Sources, refusal_text, shared_error
 from recipe_core.fleet.request import FleetJob
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plans import plan_splits
@@ -32,7 +32,11 @@ class JobColumns:
 
 
 def make_job_columns(
-    job: FleetJob, device: str | Mapping[str, Any], per_node: int, nodes: int
+    job: FleetJob,
+    device: str | Mapping[str, Any],
+    per_node: int,
+    nodes: int,
+    sources: Sources = ANYWHERE,
 ) -> JobColumns:
     """Return the layouts of a job's workers on nodes of a device.
 
@@ -43,11 +47,12 @@ def make_job_columns(
         InputError: for what is wrong with the job's request.
     """
     plain = job.model_dump(mode="json", include=set(_FIELDS), exclude_none=True)
-    return _columns_of(json.dumps([plain, device, per_node, nodes], sort_keys=True))
+    make = _columns_of if sources.kept else _columns_of.__wrapped__
+    return make(json.dumps([plain, device, per_node, nodes], sort_keys=True), sources)
 
 
 @lru_cache(maxsize=2048)
-def _columns_of(key: str) -> JobColumns:
+def _columns_of(key: str, sources: Sources) -> JobColumns:
     plain, device, per_node, nodes = json.loads(key)
     job = FleetJob.model_validate(plain)
     training = job.workload.kind == "training"
@@ -58,7 +63,11 @@ def _columns_of(key: str) -> JobColumns:
         )
         options = job.options.model_copy(update={"nodes": "all" if training else "any"})
         try:
-            plan = plan_splits(job.on(hardware, options=options))
+            plan = plan_splits(
+                job.on(hardware, options=options),
+                folders=sources.folders,
+                corrections=None if training else sources.corrections,
+            )
         except InputError:
             raise
         except RecipeError as error:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from recipe_core.base import budget
 from recipe_core.base.units import chance_text
 from recipe_core.fleet.answer import FleetAnswer
+from recipe_core.fleet.columns import ANYWHERE, Sources
 from recipe_core.fleet.conflict import find_conflict
 from recipe_core.fleet.placing import FleetProblem, packed, pose_fleet
 from recipe_core.fleet.program import solve_fleet
@@ -28,6 +30,7 @@ def place_fleet(
     seconds: float = SECONDS,
     watch: Watch | None = None,
     explain: bool = True,
+    sources: Sources = ANYWHERE,
 ) -> FleetAnswer:
     """Return who runs where, on what part of which device, what is rented and what it costs.
 
@@ -38,6 +41,7 @@ def place_fleet(
         seconds: after which the best so far is the answer.
         watch: is told of each better fleet: its objective, the bound, and seconds.
         explain: whether a fleet that cannot be served in full says why.
+        sources: of models and of corrections by one's own runs.
 
     Raises:
         InputError: naming the field that is wrong.
@@ -45,7 +49,8 @@ def place_fleet(
     """
 
     def place(confidence: float | None) -> FleetAnswer:
-        problem = pose_fleet(request, month=month, confidence=confidence)
+        with budget.track_task(len(request.models) + len(request.jobs)):
+            problem = pose_fleet(request, month=month, confidence=confidence, sources=sources)
         return solve_problem(problem, gap, seconds, watch, explain)
 
     return _raise_probability(request, place)

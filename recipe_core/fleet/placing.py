@@ -12,7 +12,7 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.fleet.answer import ALL_DAY
-from recipe_core.fleet.columns import Column, make_columns
+from recipe_core.fleet.columns import ANYWHERE, Column, Sources, make_columns
 from recipe_core.fleet.instance import Demand, Instance, Option, Work, pack_footprints
 from recipe_core.fleet.jobs import make_job_columns
 from recipe_core.fleet.pools import ResolvedPool, resolve_pools, round_trip_ms
@@ -79,7 +79,11 @@ def is_allowed_pool(where: DataRules, pool: ResolvedPool) -> str | None:
 
 
 def pose_fleet(
-    request: FleetRequest, *, month: float = 0.0, confidence: float | None = None
+    request: FleetRequest,
+    *,
+    month: float = 0.0,
+    confidence: float | None = None,
+    sources: Sources = ANYWHERE,
 ) -> FleetProblem:
     """Return the program of a fleet.
 
@@ -87,6 +91,7 @@ def pose_fleet(
         request: the fleet.
         month: months of growth ahead of today for which it is placed.
         confidence: with which the limits of each model must hold at least; None: its own.
+        sources: of models and corrections.
 
     Raises:
         InputError: naming the field that is wrong.
@@ -94,10 +99,10 @@ def pose_fleet(
     pools = resolve_pools(request)
     periods = list_periods(request)
     ahead = AHEAD if _looks_ahead(request) else ((0.0, 1.0),)
-    maker = _OptionMaker(request, pools, confidence)
+    maker = _OptionMaker(request, pools, confidence, sources)
     demands, works = [], []
     for k, model in enumerate(request.models):
-        budget.spend()
+        budget.count_step()
         growth = model.growth or request.growth
         loads = np.concatenate(
             [
@@ -113,7 +118,7 @@ def pose_fleet(
         headroom = request.headroom_of(model)
         demands.append(Demand(loads, model.priority, headroom.failures, headroom.domain))
     for k, job in enumerate(request.jobs):
-        budget.spend()
+        budget.count_step()
         try:
             single = maker.add_job(job, k)
         except RecipeError as error:
@@ -177,9 +182,14 @@ class _OptionMaker:
     """Makes options of a program, and keeps what they are."""
 
     def __init__(
-        self, request: FleetRequest, pools: tuple[ResolvedPool, ...], confidence: float | None
+        self,
+        request: FleetRequest,
+        pools: tuple[ResolvedPool, ...],
+        confidence: float | None,
+        sources: Sources,
     ) -> None:
         self.request, self.pools, self.confidence = request, pools, confidence
+        self.sources = sources
         self.regions = {region.name: region for region in request.regions}
         self.options: list[Option] = []
         self.choices: list[Choice] = []
@@ -208,6 +218,7 @@ class _OptionMaker:
                     most=most,
                     round_trips=distinct,
                     confidence=confidence,
+                    sources=self.sources,
                 )
                 if found.reason and part is None:
                     self.reasons[model.name][pool.pool.name] = found.reason
@@ -256,7 +267,9 @@ class _OptionMaker:
             if forbidden is not None:
                 self.reasons[job.name][pool.pool.name] = forbidden
                 continue
-            found = make_job_columns(job, pool.pool.device, pool.per_node, pool.pool.nodes)
+            found = make_job_columns(
+                job, pool.pool.device, pool.per_node, pool.pool.nodes, self.sources
+            )
             single |= found.single
             if found.reason:
                 self.reasons[job.name][pool.pool.name] = found.reason

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
 from recipe_core.fleet.instance import Supply
-from recipe_core.fleet.request import FleetRequest, Pool, Region
+from recipe_core.fleet.request import PUE, WORLD_G_CO2_PER_KWH, FleetRequest, Pool, Region
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.failures import spot_market
 from recipe_core.hardware.prices import OwnershipCost, price_of
@@ -46,8 +46,8 @@ class ResolvedPool:
     @property
     def co2_per_watt_hour(self) -> float:
         """Grams of CO2 for a watt-hour of its devices, the building's share included."""
-        region = self.region or Region(name="world")
-        return region.g_co2_per_kwh * region.pue / 1000.0
+        grams = self.region.g_co2_per_kwh if self.region else WORLD_G_CO2_PER_KWH
+        return grams * (self.region.pue if self.region else PUE) / 1000.0
 
     def supply(self) -> Supply:
         """Return the pool as a program counts it."""

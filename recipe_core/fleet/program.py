@@ -21,6 +21,8 @@ from recipe_core.fleet.solver import Found, ProgramRows, Watch, run_solver
 
 # Of money, power and devices that break ties between equally good fleets.
 TIE = 1e-6
+# Hours that the devices of a started replica serve nothing, so that periods differ where it pays.
+START_HOURS = 1 / 6
 # Share of the time in which devices that sleeping models share may be busy with them.
 BUSY = 0.5
 # Of a whole number that the solver may miss.
@@ -52,6 +54,7 @@ class FleetProgram:
         self._watts: defaultdict[int, float] = defaultdict(float)
         self._co2: defaultdict[int, float] = defaultdict(float)
         self._used: defaultdict[int, float] = defaultdict(float)
+        self._starts: dict[int, float] = {}
         # devices in use by pool and slot; of slices by pool, slot and name
         self._taken: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         self._sliced: defaultdict[tuple[int, int, str], dict[int, float]] = defaultdict(dict)
@@ -71,6 +74,7 @@ class FleetProgram:
         self._add_works()
         self._add_sleepers()
         self._bound_pools()
+        self._count_starts()
         self._bound_money()
 
     # variables
@@ -341,6 +345,24 @@ class FleetProgram:
         }
         self.rows.row({**drawn, **asleep}, high=supply.most_watts)
 
+    def _count_starts(self) -> None:
+        """Replicas that a period starts beyond the one before: their devices serve nothing then."""
+        if len(self.slots) < 2:
+            return
+        hours = sum(self.instance.hours)
+        for k, option in enumerate(self.instance.options):
+            supply = self.instance.supplies[option.pool]
+            for t in self.slots:
+                now = self.count.get((k, t))
+                before = self.count.get((k, (t - 1) % len(self.slots)))
+                if not now or not before:
+                    continue
+                started = self.rows.variable()
+                terms = dict.fromkeys(now, 1.0) | dict.fromkeys(before, -1.0)
+                self.rows.row({**terms, started: -1.0}, high=0.0)
+                devices = option.devices if option.slice is None else 1.0
+                self._starts[started] = max(supply.usd, 1e-3) * devices * START_HOURS / hours
+
     def _bound_money(self) -> None:
         most = self.instance.most_usd
         if most is not None and "budget" not in self.relaxed:
@@ -374,6 +396,8 @@ class FleetProgram:
         terms: defaultdict[int, float] = defaultdict(float, parts[self.instance.goal])
         if self.instance.goal == "spread":
             terms[self._add_spread()] = 1.0
+        if self.instance.goal == "money":
+            terms.update(self._starts)
         scale = max(terms.values(), default=1.0) or 1.0
         for other in (self._usd, self._used):
             largest = max(other.values(), default=0.0)

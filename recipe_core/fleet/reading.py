@@ -28,7 +28,8 @@ from recipe_core.fleet.probability import Stated, joint_probabilities
 from recipe_core.fleet.request import FleetModel
 
 # Figures of a replica that an answer states.
-FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s", "wall_s", "step_s")
+FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
+JOB_FIGURES = ("wall_s", "step_s", "tokens_per_s", "output_tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,9 @@ class _Reader:
         busiest = float(each.max())
         plan, row = (column.plan, column.row) if job else loaded_plan(column, max(busiest, 1e-3))
         figures = {
-            name: _finite(plan.columns[name][row]) for name in FIGURES if name in plan.columns
+            name: _finite(plan.columns[name][row])
+            for name in (JOB_FIGURES if job else FIGURES)
+            if name in plan.columns
         }
         confidence = float(np.nan_to_num(plan.chances[row]))
         request = (
@@ -360,23 +363,23 @@ class _Reader:
 
     def _charges(self, reads: list[_Read], total: float) -> tuple[Charge, ...]:
         """Costs by team, project and cost centre; what nothing uses is nobody's."""
-        owners = {
-            part.name: part for part in (*self.problem.request.models, *self.problem.request.jobs)
-        }
+        request = self.problem.request
+        owners = {m.name: (m.team, m.project, m.cost_centre) for m in request.models}
+        owners |= {job.name: (job.team, job.project, job.cost_centre) for job in request.jobs}
         share = self.hours / self.hours.sum()
-        rows: defaultdict[tuple[str | None, ...], list[_Read]] = defaultdict(list)
+        rows: defaultdict[tuple[str | None, str | None, str | None], list[_Read]]
+        rows = defaultdict(list)
         for read in reads:
-            owner = owners[read.choice.owner]
-            rows[owner.team, owner.project, owner.cost_centre].append(read)
+            rows[owners[read.choice.owner]].append(read)
         out = [
             Charge(
-                *key,
+                *(team, project, cost_centre),
                 usd_per_hour=(usd := sum(read.placement.usd_per_hour for read in members)),
                 usd_per_month=usd * 730.0,
                 devices=float(sum((read.devices_by_slot * share).sum() for read in members)),
                 models=tuple(dict.fromkeys(read.choice.owner for read in members)),
             )
-            for key, members in rows.items()
+            for (team, project, cost_centre), members in rows.items()
         ]
         idle = total - sum(charge.usd_per_hour for charge in out)
         if idle > 1e-6 * max(total, 1.0):

@@ -36,6 +36,8 @@ Names = Annotated[tuple[Label, ...], Field(max_length=256)]
 # Power of a grid, where a region says none: the world's mean of 2023 (Ember, Global Electricity
 # Review 2024), grams of CO2 per kilowatt-hour.
 WORLD_G_CO2_PER_KWH = 480.0
+# Power of a building over power of its machines, where a region says none.
+PUE = 1.3
 
 
 class DataRules(DescribedModel):
@@ -362,7 +364,7 @@ class Region(DescribedModel):
     g_co2_per_kwh: Annotated[float, Field(ge=0, le=5000)] = WORLD_G_CO2_PER_KWH
     """Carbon dioxide of its power, in grams per kilowatt-hour; left out, the world's mean."""
 
-    pue: Annotated[float, Field(ge=1, le=5)] = 1.3
+    pue: Annotated[float, Field(ge=1, le=5)] = PUE
     """Power of the building over power of the machines."""
 
 

@@ -76,7 +76,7 @@ Watch = Callable[[float, float, float], None]
 
 def run_solver(lp: Any, gap: float, seconds: float, watch: Watch | None) -> Found | None:
     """Solve a program in this thread; the caller's budget ends it between steps."""
-    solver = highspy.Highs()
+    solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in {
         "output_flag": False,
         "mip_rel_gap": gap,
