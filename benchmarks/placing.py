@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 
-from recipe_core.fleet.place import solve_problem
-from recipe_core.fleet.placing import pose_fleet
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.place import solve_problem
+from recipe_core.fleets.placing import pose_fleet
+from recipe_core.fleets.request import FleetRequest
 from recipe_core.models.catalog import catalog_ids, load_model_spec
 
 GAP = 0.01

@@ -20,8 +20,8 @@ from recipe_core.request.schema import PlanRequest, asks_for_any
 if TYPE_CHECKING:
     from recipe_core.calibration.validation.reconcile import Reconciled
     from recipe_core.estimates.columns.corrections import Corrections
-    from recipe_core.fleet.request import FleetRequest
-    from recipe_core.fleet.what_if import FleetChanges
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
     from recipe_core.plans.plan import Plan
     from recipe_core.recipe import Recipe
     from recipe_core.scaling.traces.trace import Rates, Trace
@@ -272,7 +272,7 @@ def answer_fleet(body: Body, folders: bool = False) -> Json:
 
     With ``what_if`` the answer of today has that of the changed fleet beside it, and what differs.
     """
-    from recipe_core.fleet.what_if import compare_answers
+    from recipe_core.fleets.what_if import compare_answers
 
     fleet = _fleet(body)
     asked: Json = {"month": fleet.month, "seconds": fleet.seconds, "folders": folders}
@@ -296,9 +296,9 @@ class _Fleet(NamedTuple):
 
 def _fleet(body: Body) -> _Fleet:
     """The parts of the body of a fleet, all of them held to their types."""
-    from recipe_core.fleet.pools import resolve_pools
-    from recipe_core.fleet.request import FleetRequest
-    from recipe_core.fleet.what_if import FleetChanges
+    from recipe_core.fleets.pools import resolve_pools
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
 
     _check_body_fields(body, "fleet", "what_if", "month", "seconds")
     request = FleetRequest.parse(_body_object(body, "fleet"))

@@ -13,8 +13,8 @@ from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Text
 from recipe_core.commands.context import CommandContext
 from recipe_core.doors.jobs import Status
-from recipe_core.fleet.request import FleetRequest
-from recipe_core.fleet.what_if import FleetChanges
+from recipe_core.fleets.request import FleetRequest
+from recipe_core.fleets.what_if import FleetChanges
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.estimates.measured.runs import Run
     from recipe_core.estimates.results import Estimate
-    from recipe_core.fleet.answer import FleetAnswer
-    from recipe_core.fleet.request import FleetRequest
-    from recipe_core.fleet.what_if import FleetChanges
+    from recipe_core.fleets.answer import FleetAnswer
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.request.size import SizeRequest
     from recipe_core.scaling.result import OverTimeAnswer
@@ -113,7 +113,7 @@ def fleet(
     *,
     what_if: FleetChanges | Mapping[str, Any] | None = None,
     month: float = 0.0,
-    gap: float = 0.005,
+    gap: float = 0.001,
     seconds: float = 60.0,
     folders: bool = True,
     measured: MeasuredSource | None = None,
@@ -136,10 +136,10 @@ def fleet(
     Raises:
         InputError: for a fleet, changes or runs that cannot be read.
     """
-    from recipe_core.fleet.columns import Sources
-    from recipe_core.fleet.place import place_fleet
-    from recipe_core.fleet.request import FleetRequest
-    from recipe_core.fleet.what_if import FleetChanges
+    from recipe_core.fleets.columns import Sources
+    from recipe_core.fleets.place import place_fleet
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
 
     values = (
         request

@@ -14,7 +14,7 @@ from recipe_core.compression.advisor.result import CompressAnswer
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.results import Estimate
 from recipe_core.estimates.rules.kernels import reply_on_format
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.request import FleetRequest
 from recipe_core.hardware.cluster import Cluster, dtypes, fabric
 from recipe_core.hardware.offer_tables import offer_sources
 from recipe_core.hardware.offers import Offer

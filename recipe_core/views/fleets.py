@@ -8,7 +8,7 @@ from typing import Any
 
 from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
 from recipe_core.engines.spec import engine
-from recipe_core.fleet.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
+from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.texts import Phrases
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +23,7 @@ Named = list[str] | None
 
 @app.command("fleet")
 def fleet_command(
-    file: Annotated[Path, typer.Argument(metavar="FLEET", help="A fleet.yaml, or - for stdin.")],
+    file: Annotated[str, typer.Argument(metavar="FLEET", help="A fleet.yaml, or - for stdin.")],
     month: float = Option(0.0, min=0, max=600, help="Months of growth ahead of today."),
     seconds: float = Option(60.0, min=0.1, max=600, help="Longest search."),
     lose: Named = Option(
@@ -48,8 +47,8 @@ def fleet_command(
 ) -> None:
     """Place many models on owned and rented machines: who runs where, cost, how sure all of it."""
     from recipe_core.doors.public import fleet
-    from recipe_core.fleet.request import FleetRequest
-    from recipe_core.fleet.what_if import FleetChanges, compare_answers
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges, compare_answers
     from recipe_core.views.fleets import differences_text, fleet_text
 
     request = FleetRequest.parse(read_request(file))

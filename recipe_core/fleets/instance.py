@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from recipe_core.base.arrays import Bool, Float, Int
-from recipe_core.fleet.request import Goal
+from recipe_core.fleets.request import Goal
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from recipe_core.engines.spec import engine as engine_of
 from recipe_core.estimates.columns.corrections import Corrections
 from recipe_core.estimates.columns.scopes import standing_corrections
 from recipe_core.estimates.measured.support import fitted_engines_for
-from recipe_core.fleet.request import FleetModel
+from recipe_core.fleets.request import FleetModel
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.limits import without_percentile

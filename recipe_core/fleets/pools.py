@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
-from recipe_core.fleet.instance import Supply
-from recipe_core.fleet.request import PUE, WORLD_G_CO2_PER_KWH, FleetRequest, Pool, Region
+from recipe_core.fleets.instance import Supply
+from recipe_core.fleets.request import PUE, WORLD_G_CO2_PER_KWH, FleetRequest, Pool, Region
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.failures import spot_market
 from recipe_core.hardware.prices import OwnershipCost, price_of

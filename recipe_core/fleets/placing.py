@@ -11,12 +11,12 @@ from recipe_core.base import budget
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.estimates.serving.cold_start import cold_start
-from recipe_core.fleet.answer import ALL_DAY
-from recipe_core.fleet.columns import ANYWHERE, Column, Sources, make_columns
-from recipe_core.fleet.instance import Demand, Instance, Option, Work, pack_footprints
-from recipe_core.fleet.jobs import make_job_columns
-from recipe_core.fleet.pools import ResolvedPool, resolve_pools, round_trip_ms
-from recipe_core.fleet.request import (
+from recipe_core.fleets.answer import ALL_DAY
+from recipe_core.fleets.columns import ANYWHERE, Column, Sources, make_columns
+from recipe_core.fleets.instance import Demand, Instance, Option, Work, pack_footprints
+from recipe_core.fleets.jobs import make_job_columns
+from recipe_core.fleets.pools import ResolvedPool, resolve_pools, round_trip_ms
+from recipe_core.fleets.request import (
     DataRules,
     FleetJob,
     FleetModel,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from recipe_core.fleet.answer import NodeShare
-from recipe_core.fleet.instance import Solution
-from recipe_core.fleet.placing import FleetProblem
+from recipe_core.fleets.answer import NodeShare
+from recipe_core.fleets.instance import Solution
+from recipe_core.fleets.placing import FleetProblem
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from recipe_core.base.arrays import Float
-from recipe_core.fleet.answer import (
+from recipe_core.fleets.answer import (
     Charge,
     Conflict,
     CutDevices,
@@ -19,13 +19,13 @@ from recipe_core.fleet.answer import (
     PoolUse,
     Status,
 )
-from recipe_core.fleet.columns import loaded_plan, loaded_request
-from recipe_core.fleet.instance import Solution
-from recipe_core.fleet.nodes import fill_nodes
-from recipe_core.fleet.placing import Choice, FleetProblem
-from recipe_core.fleet.pools import sharing_notes
-from recipe_core.fleet.probability import Stated, joint_probabilities
-from recipe_core.fleet.request import FleetModel
+from recipe_core.fleets.columns import loaded_plan, loaded_request
+from recipe_core.fleets.instance import Solution
+from recipe_core.fleets.nodes import fill_nodes
+from recipe_core.fleets.placing import Choice, FleetProblem
+from recipe_core.fleets.pools import sharing_notes
+from recipe_core.fleets.probability import Stated, joint_probabilities
+from recipe_core.fleets.request import FleetModel
 
 # Figures of a replica that an answer states.
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")

@@ -19,7 +19,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.intervals import NORMAL
-from recipe_core.fleet.columns import Column, judge_loads
+from recipe_core.fleets.columns import Column, judge_loads
 
 # Scenarios: the joint probability is then known within about a percent.
 SCENARIOS = 8192

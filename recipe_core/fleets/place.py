@@ -7,17 +7,17 @@ from dataclasses import replace
 
 from recipe_core.base import budget
 from recipe_core.base.units import chance_text
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.columns import ANYWHERE, Sources
-from recipe_core.fleet.conflict import find_conflict
-from recipe_core.fleet.placing import FleetProblem, packed, pose_fleet
-from recipe_core.fleet.program import solve_fleet
-from recipe_core.fleet.reading import read_answer
-from recipe_core.fleet.request import FleetRequest
-from recipe_core.fleet.solver import Watch
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.columns import ANYWHERE, Sources
+from recipe_core.fleets.conflict import find_conflict
+from recipe_core.fleets.placing import FleetProblem, packed, pose_fleet
+from recipe_core.fleets.program import solve_fleet
+from recipe_core.fleets.reading import read_answer
+from recipe_core.fleets.request import FleetRequest
+from recipe_core.fleets.solver import Watch
 
 # Relative distance to the bound with which a search ends, and seconds after which it does.
-GAP, SECONDS = 0.005, 60.0
+GAP, SECONDS = 0.001, 60.0
 # Confidences of each model that are tried until all of them together hold as surely as asked.
 LADDER = (0.9, 0.95, 0.975, 0.99, 0.995)
 

@@ -9,8 +9,8 @@ from pydantic import Field
 from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Count
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.request import (
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.request import (
     Factor,
     FleetModel,
     FleetRequest,

@@ -7,13 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
-from recipe_core.fleet.instance import (
+from recipe_core.fleets.instance import (
     Demand,
     Instance,
     Option,
     Supply,
 )
-from recipe_core.fleet.program import solve_fleet
+from recipe_core.fleets.program import solve_fleet
 
 PAID = ("used", "fixed", "nodes", "devices")
 CUTS = ({"1g": 7}, {"3g": 2}, {"3g": 1, "1g": 4})

@@ -15,9 +15,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from recipe_core.fleet.instance import Instance, Option, Solution, Supply
-from recipe_core.fleet.request import Goal
-from recipe_core.fleet.solver import Found, ProgramRows, Watch, run_solver
+from recipe_core.fleets.instance import Instance, Option, Solution, Supply
+from recipe_core.fleets.request import Goal
+from recipe_core.fleets.solver import Found, ProgramRows, Watch, run_solver
 
 # Of money, power and devices that break ties between equally good fleets.
 TIE = 1e-6

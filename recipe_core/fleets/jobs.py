@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.fleet.columns import ANYWHERE, Column, Sources, refusal_text, shared_error
-from recipe_core.fleet.request import FleetJob
+from recipe_core.fleets.columns import ANYWHERE, Column, Sources, refusal_text, shared_error
+from recipe_core.fleets.request import FleetJob
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plans import plan_splits
 from recipe_core.request.split_key import split_name

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 
-from recipe_core.fleet.answer import Conflict
-from recipe_core.fleet.instance import Instance, Solution
-from recipe_core.fleet.placing import FleetProblem
-from recipe_core.fleet.program import is_feasible
+from recipe_core.fleets.answer import Conflict
+from recipe_core.fleets.instance import Instance, Solution
+from recipe_core.fleets.placing import FleetProblem
+from recipe_core.fleets.program import is_feasible
 
 # Seconds after which the set is as small as it got.
 SECONDS = 30.0

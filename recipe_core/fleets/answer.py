@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from recipe_core.fleet.request import FleetRequest, Goal, Term
+from recipe_core.fleets.request import FleetRequest, Goal, Term
 
 SCHEMA_VERSION = 1
 # ``optimal`` within the gap that was asked for, ``feasible`` where time or the caller ended the
