@@ -13,6 +13,7 @@ from recipe_core.fleets.answer import Conflict
 from recipe_core.fleets.instance import Instance, Solution
 from recipe_core.fleets.placing import FleetProblem
 from recipe_core.fleets.program import is_feasible
+from recipe_core.fleets.request import DataRules
 
 # Seconds after which the set is as small as it got.
 SECONDS = 30.0
@@ -72,6 +73,14 @@ def _field(group: str) -> str:
     return _FIELDS[kind].format(k=number) if number else "objective.usd_per_month"
 
 
+def _where_text(where: DataRules) -> str:
+    """Where a model's data may go, as the end of a phrase."""
+    places = [" on premises"] if where.on_premises else []
+    places += [f" in {' or '.join(where.regions)}"] if where.regions else []
+    places += [f" on {' or '.join(where.pools)}"] if where.pools else []
+    return "".join(places)
+
+
 def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
     """The set as one sentence."""
     request = problem.request
@@ -82,7 +91,9 @@ def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
         if kind == "demand":
             model = request.models[k]
             unit = "requests a second" if getattr(model.workload, "mode", "") == "open" else "users"
-            words.append(f"{model.name}'s {model.peak:g} {unit} within its limits")
+            words.append(
+                f"{model.name}'s {model.peak:g} {unit} within its limits{_where_text(model.where)}"
+            )
         elif kind == "headroom":
             headroom = request.headroom_of(request.models[k])
             words.append(
