@@ -51,7 +51,7 @@ def make_fleet(models: int, seed: int = 1) -> FleetRequest:
         if spec.task == "generate":
             workload["output_tokens"] = int(rng.choice([64, 128, 256]))
             limits = {"ttft_ms": 3000.0, "tpot_ms": 80.0}
-        workload["request_rate"] = float(np.exp(rng.uniform(np.log(0.5), np.log(20.0))))
+        workload["request_rate"] = float(np.exp(rng.uniform(np.log(2.0), np.log(200.0))))
         out.append(
             {
                 "name": f"model-{len(out)}",
@@ -74,7 +74,7 @@ def make_fleet(models: int, seed: int = 1) -> FleetRequest:
         }
         for k, (device, nodes, term, usd) in enumerate(POOLS)
     ]
-    return FleetRequest.parse({"models": out, "pools": pools})
+    return FleetRequest.parse({"models": out, "pools": pools, "headroom": {"failures": 1}})
 
 
 def main(models: int) -> None:

@@ -327,7 +327,7 @@ class _Reader:
         reasons = self.problem.reasons[owner]
         if any(choice.owner == owner for choice in self.problem.choices):
             return "the pools that may serve it have no more devices free for it"
-        return "; ".join(f"{pool}: {reason}" for pool, reason in reasons.items())
+        return "; ".join(dict.fromkeys(reasons.values()))
 
     def _pool(self, p: int, watts: float) -> PoolUse:
         resolved, supply = self.problem.pools[p], self.instance.supplies[p]
