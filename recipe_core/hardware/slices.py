@@ -29,7 +29,7 @@ _PARTITION = re.compile(r"(?P<device>.+)-(?P<slice>[sdtqc]px-nps\d)")
 
 
 class Placement(DataRow):
-    """How many parts of the memory an instance takes, and at which it may start."""
+    """The parts of the memory that an instance takes, and those at which it may start."""
 
     parts: Parts
     starts: Annotated[tuple[Annotated[int, Field(ge=0, le=63)], ...], Field(min_length=1)]
@@ -359,6 +359,6 @@ def _slice_title(device: Device, name: str) -> str:
 
 
 def _driver_names(device: Device, name: str) -> tuple[str, ...]:
-    """What drivers call the slice: of MIG they add the profile, of a partition nothing."""
+    """Names that drivers give the slice: of MIG they add the profile, of a partition nothing."""
     names = tuple(alias for alias in device.aliases if " " in alias)
     return names if "px-" in name else tuple(f"{alias} MIG {name}" for alias in names)
