@@ -282,6 +282,35 @@ def sharing_note(kind: Literal["mps", "time-slicing"], device: Device) -> str:
     )
 
 
+# --- what starts on one
+
+
+def pod_resource(part: SliceOf) -> str:
+    """Return what a pod asks for, as the vendors' device plugins name it with strategy mixed."""
+    if part.kind == "mig":
+        return f"nvidia.com/mig-{part.name}"
+    return f"amd.com/{part.name.replace('-', '_')}"
+
+
+def starting_note(part: SliceOf) -> str:
+    """Say how a bundle gets its slice."""
+    if part.kind == "mig":
+        return (
+            f"It runs on MIG slices {part.name}: cut the devices first (nvidia-smi mig), and start "
+            "it with CUDA_VISIBLE_DEVICES=MIG-…,MIG-…, the UUIDs that nvidia-smi -L prints, one a "
+            "server; files for containers take a UUID where they have a device's number. Pods ask "
+            f"for {pod_resource(part)}, which nodes have where NVIDIA's device plugin has the MIG "
+            "strategy mixed."
+        )
+    compute, memory = part.name.upper().split("-")
+    return (
+        f"It runs on partitions: first amd-smi set --memory-partition {memory}, a reload of the "
+        f"driver, and amd-smi set --compute-partition {compute}. HIP_VISIBLE_DEVICES then counts "
+        f"partitions. Pods ask for {pod_resource(part)}, which nodes have where AMD's device "
+        "plugin has the resource naming strategy mixed."
+    )
+
+
 # --- slices as devices
 
 
