@@ -1,4 +1,4 @@
-"""What cuts devices into slices: a configuration of NVIDIA's mig-parted, commands of AMD's amd-smi.
+"""Files that cut devices: a configuration of NVIDIA's mig-parted, commands of AMD's amd-smi.
 
 mig-parted applies it by hand (``nvidia-mig-parted apply -f FILE -c NAME``), and the GPU operator's
 MIG manager to nodes with the label ``nvidia.com/mig.config=NAME``.
@@ -19,7 +19,7 @@ FIELD = "hardware.device"
 
 @dataclass(frozen=True, slots=True)
 class NodeCuts:
-    """How the devices of a node are cut: slices by name of each, by index; none of a whole one."""
+    """Cuts of the devices of a node, by index: slices of each by name; none of a whole one."""
 
     device: str
     cuts: tuple[Mapping[str, int], ...]

@@ -31,7 +31,7 @@ BUDGETS = {
     "scaling": 9_200,
     "commands": 3_680,
     "recipe": 3_940,
-    "targets": 8_050,
+    "targets": 8_070,
     "bundle": 2_280,
     "calibration": 8_800,
     "views": 11_660,

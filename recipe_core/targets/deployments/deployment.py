@@ -154,11 +154,11 @@ def device_called(name: str, tool_names: Mapping[str, str] | None = None) -> str
         if tool_name.casefold() == text.casefold():
             return profile
     part = _PART.search(text)
-    whole = _whole_device(text[: part.start()] if part else text)
+    device = _whole_device(text[: part.start()] if part else text)
     part_name = (part["mig"] or part["partition"]) if part else None
-    if whole is None or part_name is None:
-        return whole
-    return _shipped_profile(f"{whole}-{part_name}") or whole
+    if device is None or part_name is None:
+        return device
+    return _shipped_profile(f"{device}-{part_name}") or device
 
 
 def _whole_device(text: str) -> str | None:
