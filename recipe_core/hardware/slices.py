@@ -24,8 +24,10 @@ from recipe_core.hardware.profile import Device, Name, SliceOf, profile_data_fil
 FIELD = "hardware.device"
 FABRIC = "no-links"
 Parts = Annotated[int, Field(ge=1, le=64)]
-_MIG = re.compile(r"(?P<device>.+?)[- ](?:mig[- ])?(?P<slice>\d+g\.\d+gb)")
-_PARTITION = re.compile(r"(?P<device>.+)-(?P<slice>[sdtqc]px-nps\d)")
+_MIG = re.compile(
+    r"(?P<device>.+?)[- ](?:(?:mig[- ])?(?P<slice>\d+g\.\d+gb)|mig(?:[- ](?P<unknown>\S*))?)"
+)
+_PARTITION = re.compile(r"(?P<device>.+)-(?P<slice>[sdtqc]px(-nps\d)?)")
 
 
 class Placement(DataRow):
@@ -317,11 +319,14 @@ def starting_note(part: SliceOf) -> str:
 def split_slice(name: str) -> tuple[str, str] | None:
     """``h100-sxm-mig-1g.10gb`` as device and slice; None for a name that is no slice's.
 
-    Also as drivers and node labels print it (``NVIDIA-H100-80GB-HBM3-MIG-1g.10gb``).
+    Also as drivers and node labels print it (``NVIDIA-H100-80GB-HBM3-MIG-1g.10gb``), and where the
+    slice is not one.
     """
     text = name.casefold()
-    match = _MIG.fullmatch(text) or _PARTITION.fullmatch(text)
-    return (match["device"], match["slice"]) if match else None
+    if match := _PARTITION.fullmatch(text):
+        return match["device"], match["slice"]
+    match = _MIG.fullmatch(text)
+    return (match["device"], match["slice"] or match["unknown"] or "mig") if match else None
 
 
 def derive_slice(device: Device, name: str) -> Device:

@@ -104,6 +104,8 @@ def test_names_of_drivers_and_labels_find_slices_and_errors_name_near_ones():
         ("h100-sxm-mig-1g.11gb", "1g.10gb"),
         ("h100-sx-mig-1g.10gb", "h100-sxm-mig-1g.10gb"),
         ("mi300x-cpx-nps2", "cpx-nps4"),
+        ("h100-mig", "3g.40gb"),
+        ("mi300x-cpx", "cpx-nps4"),
         ("l4-mig-1g.10gb", "whole device"),
     ):
         with pytest.raises(HardwareError) as problem:
@@ -185,6 +187,14 @@ def test_intervals_are_wider_and_a_price_is_a_share_of_the_devices(tmp_path, mon
         return high / low
 
     assert width("h200-sxm-mig-7g.141gb") > 1.3 * width("h200-sxm")
+
+    def start_probability(device):
+        hardware = {"device": device, "per_node": 1}
+        request = {"model": LLAMA, "hardware": hardware, "workload": load, "candidate": {"tp": 1}}
+        return rb.estimate(request).to_json()["memory"]["start_probability"]
+
+    # 0.7 GB to spare where a tool printed the memory are surer than 1.7 GB where none did
+    assert start_probability("h100-sxm-mig-2g.20gb") > 0.9 > start_probability("b200-mig-1g.23gb")
     whole, part = device_profile("h100-sxm"), device_profile("h100-sxm-mig-1g.10gb")
     cheapest = offers_of(whole)[0]
     share = offers_of(part)[0]
