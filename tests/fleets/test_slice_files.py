@@ -4,7 +4,7 @@ import pytest
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import HardwareError
-from recipe_core.fleet.slice_files import (
+from recipe_core.fleets.slice_files import (
     NodeCuts,
     amd_partition_commands,
     mig_parted_config,
