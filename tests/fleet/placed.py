@@ -68,7 +68,7 @@ def placement(pool, device, nodes, day, night, weight, *, count=1, cut=None, **c
     each = 1 / 7 if cut else float(count)
     values = {
         "pool": pool,
-        "device": cut and f"{device}-mig-{cut}" or device,
+        "device": (cut and f"{device}-mig-{cut}") or device,
         "slice": cut,
         "layout": f"TP {count}",
         "engine": "vllm",
@@ -90,11 +90,24 @@ def placement(pool, device, nodes, day, night, weight, *, count=1, cut=None, **c
 
 def model_placements():
     chat = (
-        placement("big", "h100-sxm", [("big-0", "big-r0", 2), ("big-1", "big-r1", 1)], 3, 1, 0.6, count=2),
+        placement(
+            "big", "h100-sxm", [("big-0", "big-r0", 2), ("big-1", "big-r1", 1)], 3, 1, 0.6, count=2
+        ),
         placement("amd", "mi300x", [("amd-0", "amd-r0", 2)], 2, 2, 0.4),
     )
     small = plan_request(SMALL, "a100-sxm-80gb", {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1})
-    tiny = (placement("cut", "a100-sxm-80gb", [("cut-0", "cut-r0", 9)], 9, 9, 1.0, cut="1g.10gb", request=small),)
+    tiny = (
+        placement(
+            "cut",
+            "a100-sxm-80gb",
+            [("cut-0", "cut-r0", 9)],
+            9,
+            9,
+            1.0,
+            cut="1g.10gb",
+            request=small,
+        ),
+    )
     return chat, tiny
 
 
@@ -103,9 +116,19 @@ def job_placement():
     tune = plan_request(SMALL, "h100-sxm", candidate, workload=TRAINING, count=4)
     shares = [("big-1", "big-r1", 1)]
     return placement(
-        "big", "h100-sxm", shares, 0, 1, 0.0, count=4, engine="torchtitan", layout="DP 4",
-        candidate=candidate, request=tune, load_each={"day": 0.0, "night": 1.0},
-    )  # fmt: skip
+        "big",
+        "h100-sxm",
+        shares,
+        0,
+        1,
+        0.0,
+        count=4,
+        engine="torchtitan",
+        layout="DP 4",
+        candidate=candidate,
+        request=tune,
+        load_each={"day": 0.0, "night": 1.0},
+    )
 
 
 def pool_use(pool, used, **changes):
@@ -135,28 +158,50 @@ def placed_fleet(**changes):
     chat, tiny = model_placements()
     load = {"day": 10.0, "night": 6.0}
     owners = [
-        PlacedModel(m.name, m.team, m.project, m.cost_centre, m.priority, "open", load, load, p, 0.91, 9.5)
+        PlacedModel(
+            m.name, m.team, m.project, m.cost_centre, m.priority, "open", load, load, p, 0.91, 9.5
+        )
         for m, p in zip(request.models, (chat, tiny), strict=True)
     ]
     job = PlacedJob("tune", "search", None, None, 24.0, 8.0, True, (job_placement(),), 2.0)
     cuts = (CutDevices(2, {"1g.10gb": 7}, {"1g.10gb": 9}),)
     used = {"day": 6.0, "night": 6.0}
-    pools = [pool_use(pool, used, cuts=cuts if pool.name == "cut" else ()) for pool in request.pools]
+    pools = [
+        pool_use(pool, used, cuts=cuts if pool.name == "cut" else ()) for pool in request.pools
+    ]
     charges = (
         Charge(HOSTILE, "assist", None, 9.5, 6935.0, 7.0, ("chat",)),
         Charge("=SUM(A1)", None, "CC 7", 11.5, 8395.0, 6.0, ("tiny", "tune")),
     )
     return FleetAnswer(
-        request, "optimal", 0.004, "money", 21.0, 20.9, 3.2, tuple(owners), (job,), tuple(pools),
-        charges, 21.0, 12_000.0, 5.5, 0.87, None, ("Latency of amd is less certain.",), HOURS,
-    )  # fmt: skip
+        request,
+        "optimal",
+        0.004,
+        "money",
+        21.0,
+        20.9,
+        3.2,
+        tuple(owners),
+        (job,),
+        tuple(pools),
+        charges,
+        21.0,
+        12_000.0,
+        5.5,
+        0.87,
+        None,
+        ("Latency of amd is less certain.",),
+        HOURS,
+    )
 
 
 def on_scheduler(word, **labels):
     """The answer with the pool ``big`` under another scheduler."""
     answer = placed_fleet()
     pools = [
-        pool.model_copy(update={"labels": {"scheduler": word, **labels}}) if pool.name == "big" else pool
+        pool.model_copy(update={"labels": {"scheduler": word, **labels}})
+        if pool.name == "big"
+        else pool
         for pool in answer.request.pools
     ]
     return replace(answer, request=answer.request.model_copy(update={"pools": tuple(pools)}))

@@ -1,4 +1,4 @@
-"""A placed fleet as files: each is handed to the program, the schema or the parser that reads it."""
+"""A placed fleet as files: each is handed to the program, schema or parser that reads it."""
 
 import csv
 import io
@@ -29,13 +29,14 @@ from recipe_core.fleet.exports.parts import fleet_parts, label_value, replicas_b
 from recipe_core.fleet.exports.report import fleet_report
 from recipe_core.fleet.exports.router import integer_weights
 from recipe_core.fleet.request import FleetRequest
+from tests.fixtures import slurm as slurm_fixture
 from tests.fixtures.cluster_schemas import custom, errors, key_of, validate
 from tests.fixtures.needs import needs
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.ports import free_port, is_free
-from tests.fixtures.slurm import cluster, missing
 from tests.fleet.placed import HOSTILE, on_scheduler, placed_fleet
 
+MISSING = slurm_fixture.missing()
 CUSTOM = ("kueue.x-k8s.io/v1beta2", "gateway.networking.k8s.io/v1", "keda.sh/v1alpha1")
 
 
@@ -194,7 +195,14 @@ def test_models_under_one_name_are_routed_by_path_alone():
 def test_every_object_is_valid_by_its_schema(joined):
     found = objects_in(joined)
     kinds = {document["kind"] for document in found.values()}
-    assert kinds >= {"ClusterQueue", "ResourceFlavor", "Cohort", "LocalQueue", "Topology", "HTTPRoute"}
+    assert kinds >= {
+        "ClusterQueue",
+        "ResourceFlavor",
+        "Cohort",
+        "LocalQueue",
+        "Topology",
+        "HTTPRoute",
+    }
     assert kinds >= {"PriorityClass", "ScaledObject", "ResourceClaimTemplate", "Namespace"}
     assert_strictly_valid(found)
 
@@ -232,10 +240,15 @@ def test_kubectl_builds_the_overlays(folder):
 
 
 def test_bundles_have_the_replicas_queues_and_priorities_of_the_plan(folder):
-    deployment = parse_yaml((folder / "models/chat/big/targets/kubernetes/deployment.yaml").read_text())
+    deployment = parse_yaml(
+        (folder / "models/chat/big/targets/kubernetes/deployment.yaml").read_text()
+    )
     assert deployment["spec"]["replicas"] == 3
     assert deployment["spec"]["template"]["spec"]["priorityClassName"] == "prod-serving-100"
-    queues = {q["metadata"]["name"] for q in yaml.safe_load_all((folder / "kueue/queues.yaml").read_text())}
+    queues = {
+        q["metadata"]["name"]
+        for q in yaml.safe_load_all((folder / "kueue/queues.yaml").read_text())
+    }
     assert deployment["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] in queues
     for part in fleet_parts(placed_fleet()):
         assert read_bundle(folder / part.folder).recipe.name == part.name
@@ -320,7 +333,11 @@ def test_a_machine_starts_and_stops_its_replicas(tmp_path):
     (fleet / "hand").mkdir(parents=True)
     (fleet / "hand" / "replicas.sh").write_text(script)
     told = tmp_path / "told"
-    launcher = f"import os, sys\nline = [os.environ.get('CUDA_VISIBLE_DEVICES', ''), *sys.argv[1:]]\nprint(os.getcwd().split('/')[-1], *line, file=open({str(told)!r}, 'a'))\n"
+    launcher = (
+        "import os, sys\n"
+        "line = [os.environ.get('CUDA_VISIBLE_DEVICES', ''), *sys.argv[1:]]\n"
+        f"print(os.getcwd().split('/')[-1], *line, file=open({str(told)!r}, 'a'))\n"
+    )
     for name in ("models/chat/big", "jobs/tune/big"):
         (fleet / name).mkdir(parents=True)
         (fleet / name / "launch.py").write_text(launcher)
@@ -344,22 +361,28 @@ def test_a_machine_starts_and_stops_its_replicas(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.skipif(bool(missing()), reason=f"NOT TESTED: Slurm, without {', '.join(missing())}")
-def test_slurm_takes_partitions_and_keeps_replicas(tmp_path):
+@pytest.mark.skipif(bool(MISSING), reason=f"NOT TESTED: Slurm, without {', '.join(MISSING)}")
+def test_slurm_takes_partitions_and_keeps_replicas(tmp_path, monkeypatch):
     answer = on_scheduler("slurm", partition="serve", nodes="n[0-1]")
     place = write_fleet(answer, tmp_path / "prod")
     programs = tmp_path / "bin"
     programs.mkdir()
-    (programs / "vllm").write_text("#!/bin/bash\nexec sleep 600\n")
+    for name in ("vllm", "torchrun"):
+        (programs / name).write_text("#!/bin/bash\nexec sleep 600\n")
     (programs / "nvidia-smi").write_text("#!/bin/bash\necho 'NVIDIA H100 80GB HBM3'\n")
     for program in programs.iterdir():
         program.chmod(0o755)
-    with cluster(tmp_path / "slurm", {"all": ("h100", 2)}) as slurm:
-        conf = slurm.root / "etc" / "slurm.conf"
+    configure = slurm_fixture._configure
+
+    def configure_pool(root, *parts):
+        configure(root, *parts)
+        conf = root / "etc" / "slurm.conf"
         text = conf.read_text().replace("RealMemory=16000", "RealMemory=2000000")
         text += "PreemptType=preempt/partition_prio\nPreemptMode=REQUEUE\n"
         conf.write_text(text + (place / "slurm/partitions.conf").read_text())
-        assert slurm.run("scontrol", "reconfigure").returncode == 0
+
+    monkeypatch.setattr(slurm_fixture, "_configure", configure_pool)
+    with slurm_fixture.cluster(tmp_path / "slurm", {"all": ("h100", 2)}) as slurm:
         shown = slurm.run("scontrol", "show", "partition", "serve-idle").stdout
         assert "PreemptMode=REQUEUE" in shown
         assert "Nodes=n[0-1]" in shown
@@ -376,7 +399,8 @@ def test_slurm_takes_partitions_and_keeps_replicas(tmp_path):
         done = slurm.run("bash", place / "slurm/replicas.sh", "day", PATH=path)
         assert done.returncode == 0, done.stderr
         assert jobs() == by_day  # again it changes nothing
-        slurm.run("bash", place / "slurm/replicas.sh", "night", PATH=path)
+        done = slurm.run("bash", place / "slurm/replicas.sh", "night", PATH=path)
+        assert done.returncode == 0, done.stderr
         names = ["chat-big-0", "tune-big-0"]
         assert comes(lambda: [job.split()[0] for job in jobs()] == names), jobs()
 
@@ -448,7 +472,9 @@ def test_the_report_of_a_large_fleet_stays_small(answer):
     part = answer.models[0].placements[0]
     node = part.nodes[0]
     nodes = tuple(
-        replace(node, node=f"big-{k}", rack=f"big-r{k}", replicas=1 + k % 4, devices=2.0 * (1 + k % 4))
+        replace(
+            node, node=f"big-{k}", rack=f"big-r{k}", replicas=1 + k % 4, devices=2.0 * (1 + k % 4)
+        )
         for k in range(2000)
     )
     model = replace(answer.models[0], placements=(replace(part, nodes=nodes),))
@@ -467,7 +493,9 @@ def test_the_report_says_what_is_not_served(answer):
 def test_the_folder_is_whole_and_the_same_again(answer, folder, tmp_path):
     files = fleet_folder(answer)
     assert files == fleet_folder(answer)
-    written = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    written = {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
     assert written == files
     assert FleetRequest.parse(parse_yaml(files["fleet.yaml"].decode())) == answer.request
     assert parse_json(files["answer.json"].decode())["usd_per_hour"] == 21.0

@@ -13,7 +13,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.fleet.exports.kueue import priority_levels, priority_of
-from recipe_core.fleet.exports.parts import Part, pool_vendor, resource_name
+from recipe_core.fleet.exports.parts import Part, plugin_resource, pool_vendor
 from recipe_core.fleet.exports.texts import render_export
 from recipe_core.targets.names import cluster_names
 
@@ -85,7 +85,7 @@ def _templates_in(document: Any) -> Iterator[PodTemplate]:
             yield PodTemplate(str(kind), name, path, devices, frozenset(host))
 
 
-def kubernetes_files(
+def cluster_files(
     parts: Sequence[Part], bundles: Mapping[str, Files], namespace: str
 ) -> dict[str, str]:
     """The namespace, priorities and overlays, for ``kubectl apply -k kubernetes``.
@@ -111,7 +111,7 @@ def kubernetes_files(
                 bundle=f"../../{part.folder}/targets/{target}",
                 level=priority_of(part),
                 templates=pod_templates(bundle),
-                cut=resource_name(part.pool, part.placement.slice),
+                cut=plugin_resource(part.pool, part.placement.slice),
             )
     listed = render_export("kustomization.yaml.j2", resources=resources)
     return {**files, "kubernetes/kustomization.yaml": listed}
@@ -137,7 +137,7 @@ def claim_files(
             "vendor": vendor,
             "templates": templates,
             "requests": [[n for _, n in t.devices.values()] for t in templates] or [[per_node]],
-            "resource": resource_name(part.pool, part.placement.slice),
+            "resource": plugin_resource(part.pool, part.placement.slice),
         }
         names = ("claims.yaml", "kustomization.yaml") if templates else ("claims.yaml",)
         for name in names:

@@ -8,7 +8,7 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,26 +21,20 @@ from recipe_core.bundle.replace import exchange_paths
 from recipe_core.bundle.signing import MANIFEST
 from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.exports.cluster import claim_files, kubernetes_files, pod_templates
-from recipe_core.fleet.exports.kueue import HOST_RESOURCES, kueue_files, priority_of, queue_name
-from recipe_core.fleet.exports.parts import Part, fleet_parts, label_value, node_labels
+from recipe_core.fleet.exports import cluster, kueue, router, schedule
+from recipe_core.fleet.exports.parts import Part, fleet_parts, node_labels
 from recipe_core.fleet.exports.report import fleet_report
-from recipe_core.fleet.exports.router import RouterPlace, router_files
-from recipe_core.fleet.exports.schedule import (
-    borrows,
-    hand_files,
-    night_files,
-    partition_name,
-    service_class,
-    slurm_files,
-)
 from recipe_core.fleet.exports.texts import render_export
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
-from recipe_core.targets.slurm import slurm_files as job_files
+from recipe_core.targets import slurm as slurm_target
 
+_CHARGES = ("team", "project", "cost_centre", "models", "devices", "usd_per_hour", "usd_per_month")
 _LOOPBACK = Parameters().host
+
+
+# --- what joins the bundles
 
 
 def iter_files(answer: FleetAnswer, parameters: Parameters | None = None) -> Mapping[str, str]:
@@ -60,69 +54,52 @@ def _joining_files(
 ) -> dict[str, str]:
     files = {name: bundle.files for name, bundle in bundles.items()}
     launches = {name: bundle.context.launch for name, bundle in bundles.items()}
-    place = RouterPlace(
+    place = router.RouterPlace(
         base.namespace,
         base.port,
         {name: launch.health for name, launch in launches.items()},
         {name: launch.api_model for name, launch in launches.items() if launch.api_model},
     )
-    host = {name for f in files.values() for t in pod_templates(f) for name in t.host}
+    templates = (t for bundle in files.values() for t in cluster.pod_templates(bundle))
+    host_resources = set(kueue.HOST_RESOURCES).union(*(t.host for t in templates))
     return {
-        **router_files(answer, parts, place),
-        **kubernetes_files(parts, files, base.namespace),
-        **kueue_files(answer, parts, base.namespace, {*HOST_RESOURCES, *host}),
-        **claim_files(parts, files, base.namespace),
-        **slurm_files(answer, parts),
-        **hand_files(answer, parts, base.port),
-        **night_files(answer, parts, files, base.namespace),
+        **router.router_files(answer, parts, place),
+        **cluster.cluster_files(parts, files, base.namespace),
+        **kueue.kueue_files(answer, parts, base.namespace, host_resources),
+        **cluster.claim_files(parts, files, base.namespace),
+        **schedule.partition_files(answer, parts),
+        **schedule.hand_files(answer, parts, base.port),
+        **schedule.night_files(answer, parts, files, base.namespace),
         **charge_files(answer),
         **slice_files(answer),
     }
 
 
-# --- charges and slices
-
-
 def charge_files(answer: FleetAnswer) -> dict[str, str]:
-    """Costs by team, project and cost centre, and the labels by which OpenCost tells them apart."""
+    """Costs by team, project and cost centre, tags, and the labels of OpenCost."""
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
-    head = ("team", "project", "cost_centre", "models", "devices", "usd_per_hour", "usd_per_month")
-    writer.writerow(head)
+    writer.writerow(_CHARGES)
     for row in answer.charges:
-        money = (f"{row.usd_per_hour:.4f}", f"{row.usd_per_month:.2f}")
         names = (row.team, row.project, row.cost_centre, " ".join(row.models))
-        writer.writerow([*map(_plain_cell, names), f"{row.devices:.2f}", *money])
-    tags = {
-        owner.name: {
-            key: text
-            for key in ("team", "project", "cost_centre")
-            if (text := getattr(owner, key)) is not None
-        }
-        for owner in (*answer.models, *answer.jobs)
-    }
-    return {
-        "charges/charges.csv": table.getvalue(),
-        "charges/tags.json": to_json(tags) + "\n",
-        "charges/opencost.yaml": render_export("charges/opencost.yaml.j2", answer=answer),
-    }
-
-
-def _plain_cell(text: str | None) -> str:
-    """A text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text and text[0] in "=+-@\t\r" else text or ""
+        # a sign before what a spreadsheet would take for a formula
+        cells = [f"'{text}" if text and text[0] in "=+-@" else text or "" for text in names]
+        numbers = (f"{row.devices:.2f}", f"{row.usd_per_hour:.4f}", f"{row.usd_per_month:.2f}")
+        writer.writerow([*cells, *numbers])
+    templates = ("tags.json", "opencost.yaml")
+    files = {name: render_export(f"charges/{name}.j2", answer=answer) for name in templates}
+    files["charges.csv"] = table.getvalue()
+    return {f"charges/{name}": text for name, text in files.items()}
 
 
 def slice_files(answer: FleetAnswer) -> dict[str, str]:
-    """Configurations that cut devices, where pools have some that are cut."""
-    cuts = {use.name: use.cuts for use in answer.pools if use.cuts}
-    if not cuts:
-        return {}
-    rows = {
-        pool: [{"devices": cut.devices, "slices": dict(cut.counts)} for cut in kinds]
-        for pool, kinds in cuts.items()
+    """How many devices of a pool are cut into what, where some are."""
+    pools = {
+        use.name: [{"devices": cut.devices, "slices": dict(cut.counts)} for cut in use.cuts]
+        for use in answer.pools
+        if use.cuts
     }
-    return {"slices/slices.json": to_json(rows) + "\n"}
+    return {"slices/slices.json": to_json(pools) + "\n"} if pools else {}
 
 
 # --- bundles
@@ -153,8 +130,8 @@ def _part_place(part: Part, base: Parameters) -> Parameters:
     if part.scheduler == "kubernetes":
         changes |= {
             "target": "jobset" if part.trains else "kubernetes",
-            "queue": queue_name(part),
-            "priority_class": priority_of(part).name,
+            "queue": kueue.queue_name(part),
+            "priority_class": kueue.priority_of(part).name,
             "node_selector": {**base.node_selector, **node_labels(part.answer, part.pool)},
         }
     else:
@@ -162,23 +139,23 @@ def _part_place(part: Part, base: Parameters) -> Parameters:
     if part.scheduler == "slurm":
         changes |= {
             "target": "slurm",
-            "partition": partition_name(part.pool, preemptible=borrows(part)),
-            "queue": service_class(part),
-            "account": service_class(part).removesuffix("-jobs"),
+            "partition": schedule.partition_name(part.pool, preemptible=part.borrows),
+            "queue": part.team + ("-jobs" if part.borrows else ""),
+            "account": part.team,
             "gpu_type": part.placement.slice or base.gpu_type,
         }
     return base.model_copy(update=changes)
 
 
-def _replica_files(part: Part, bundle: Bundle) -> dict[str, bytes]:
+def _replica_jobs(part: Part, parts: Sequence[Part], bundle: Bundle) -> Iterator[tuple[str, bytes]]:
     """Jobs of Slurm, one a replica with a port of its own, and what their processes read."""
-    context = bundle.context
-    files: dict[str, bytes] = {}
-    for k in range(part.replicas if part.scheduler == "slurm" else 0):
-        place = context.parameters.model_copy(update={"port": context.parameters.port + k})
-        own_files = {**context.mounted, **job_files(replace(context, parameters=place))}
-        files |= {f"slurm/{part.name}/{k}/{n}": text.encode() for n, text in own_files.items()}
-    return files
+    context, parameters = bundle.context, bundle.context.parameters
+    if part.scheduler != "slurm" or isinstance(bundle.targets["slurm"], str):
+        return
+    for k, (_, port, _) in enumerate(router.replica_places(part, parts, parameters.port)):
+        moved = replace(context, parameters=parameters.model_copy(update={"port": port}))
+        for name, text in {**context.mounted, **slurm_target.slurm_files(moved)}.items():
+            yield f"slurm/{part.name}/{k}/{name}", text.encode()
 
 
 # --- the folder
@@ -197,27 +174,22 @@ def fleet_folder(answer: FleetAnswer, parameters: Parameters | None = None) -> d
     for part in parts:
         try:
             bundle, reason = placement_bundle(part, base)
-        except NoAnswer as error:
-            raise NoAnswer(f"{part.name}: {error.message}", field=error.field, hint=error.hint) from None
+        except RecipeError as error:
+            message = f"no bundle of {part.name}: {error.message}"
+            raise NoAnswer(message, field=error.field, hint=error.hint) from None
         bundles[part.name] = bundle
         refused |= {part.name: reason} if reason else {}
         files |= {f"{part.folder}/{name}": content for name, content in bundle.files.items()}
-        with suppress(NoAnswer):
-            files |= _replica_files(part, bundle)
+        files.update(_replica_jobs(part, parts, bundle))
     joined = _joining_files(answer, parts, bundles, base)
+    readme = {"answer": answer, "parts": parts, "refused": refused, "namespace": base.namespace}
+    folders = {path.split("/")[0] for path in joined}
     texts = {
         **joined,
         "fleet.yaml": to_yaml(answer.request.to_json()),
         "answer.json": to_json(answer.to_json()) + "\n",
         "report.html": fleet_report(answer),
-        "README.md": render_export(
-            "README.md.j2",
-            answer=answer,
-            parts=parts,
-            files={path.split("/")[0] for path in joined},
-            refused=refused,
-            namespace=base.namespace,
-        ),
+        "README.md": render_export("README.md.j2", folders=folders, **readme),
     }
     files |= {path: text.encode() for path, text in texts.items()}
     digests = {path: hashlib.sha256(files[path]).hexdigest() for path in sorted(files)}
@@ -225,65 +197,69 @@ def fleet_folder(answer: FleetAnswer, parameters: Parameters | None = None) -> d
     return {**dict(sorted(files.items())), MANIFEST: to_json(listed).encode()}
 
 
-def write_fleet(
-    answer: FleetAnswer, folder: Path, parameters: Parameters | None = None
-) -> Path:
+def write_fleet(answer: FleetAnswer, folder: Path, parameters: Parameters | None = None) -> Path:
     """Write a fleet's folder, whole or not at all; an older one of a fleet is replaced.
 
     Raises:
         InputError: when ``folder`` holds what no fleet wrote, or cannot be written.
         RecipeError: as ``fleet_folder``.
     """
-    files = fleet_folder(answer, parameters)
-    target = folder.resolve()
-    _refuse_other_content(target)
+    files, target = fleet_folder(answer, parameters), folder.resolve()
     try:
+        if (foreign := _foreign_file(target)) is not None:
+            raise InputError(
+                f"{target} holds {foreign}, which no fleet wrote.",
+                field="output",
+                hint="Choose an empty or new folder.",
+            )
         place = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.swap-"))
+        try:
+            _put_whole(files, target, place)
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
     except OSError as error:
-        raise _write_error(folder, error) from None
-    try:
-        new = place / "new"
-        for path, content in files.items():
-            (new / path).parent.mkdir(parents=True, exist_ok=True)
-            with (new / path).open("wb") as file:
-                file.write(content)
-                (new / path).chmod(file_mode(path))
-                flush_to_disk(file)
-        if not target.exists():
-            new.rename(target)
-        elif not exchange_paths(target, new):
-            target.rename(place / "old")
-            new.rename(target)
-    except OSError as error:
-        raise _write_error(folder, error) from None
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+        message = f"cannot write {folder}: {error.strerror}."
+        raise InputError(message, field="output", hint="Choose another place.") from None
     return folder
 
 
-def _write_error(folder: Path, error: OSError) -> InputError:
-    message = f"cannot write {folder}: {error.strerror}."
-    return InputError(message, field="output", hint="Choose another place.")
-
-
-def _refuse_other_content(target: Path) -> None:
-    """Refuse a place with files that no fleet wrote, such as the runs of a bundle.
-
-    Raises:
-        InputError: naming the first.
-    """
-    if not target.exists():
-        return
+def _foreign_file(target: Path) -> str | None:
+    """A file of a folder that no fleet wrote, such as a bundle's runs; None where there is none."""
+    if target.exists() and not target.is_dir():
+        return "a file"
     listed: Any = None
     with suppress(OSError, RecipeError, UnicodeDecodeError):
         listed = parse_json((target / MANIFEST).read_text(encoding="utf-8"), MANIFEST)
-    names = listed.get("files", {}) if isinstance(listed, dict) and "fleet" in listed else None
-    for parent, _, entries in os.walk(target) if target.is_dir() else [(str(target), [], ["."])]:
-        for entry in entries:
-            path = (Path(parent) / entry).relative_to(target).as_posix()
-            if names is None or path not in {*names, MANIFEST}:
-                raise InputError(
-                    f"{target} holds {path}, which no fleet wrote.",
-                    field="output",
-                    hint="Choose an empty or new folder.",
-                )
+    is_fleet = isinstance(listed, dict) and "fleet" in listed
+    names = {MANIFEST, *listed["files"]} if is_fleet else set[str]()
+    for parent, _, entries in os.walk(target):
+        paths = [(Path(parent) / entry).relative_to(target) for entry in entries]
+        for path in paths:
+            if path.as_posix() not in names and path.parent.name != "__pycache__":
+                return path.as_posix()
+    return None
+
+
+def _put_whole(files: Mapping[str, bytes], target: Path, place: Path) -> None:
+    """Write the files into ``place`` and have them trade places with what is at ``target``.
+
+    Raises:
+        OSError: when something cannot be written; what was at ``target`` is there again.
+    """
+    new, old = place / "new", place / "old"
+    for name, content in files.items():
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        with (new / name).open("wb") as file:
+            file.write(content)
+            (new / name).chmod(file_mode(name))
+            flush_to_disk(file)
+    if target.exists() and exchange_paths(target, new):
+        return
+    if target.exists():
+        target.rename(old)
+    try:
+        new.rename(target)
+    except OSError:
+        if old.exists():
+            old.rename(target)
+        raise

@@ -9,16 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from recipe_core.fleet.answer import FleetAnswer, PlacedJob
-from recipe_core.fleet.exports.parts import (
-    Part,
-    object_label,
-    resource_name,
-    scheduler_of,
-    team_label,
-)
+from recipe_core.fleet.answer import FleetAnswer
+from recipe_core.fleet.exports.parts import Part, object_label, plugin_resource, scheduler_of
 from recipe_core.fleet.exports.texts import render_export
 
 # What pods ask for beside devices. The plan bounds none of it, and a queue admits nothing that it
@@ -47,10 +41,9 @@ class Flavor:
 
     name: str
     pool: str
-    cut: str | None
     resource: str
     count: int
-    quotas: dict[str, int] = field(default_factory=dict)
+    quotas: dict[str, int]
 
     @property
     def idle(self) -> int:
@@ -59,22 +52,19 @@ class Flavor:
 
 def priority_of(part: Part) -> PriorityLevel:
     """The class of a placement: preemptible jobs, then serving, then jobs that are fixed."""
-    kind = "serving"
-    if isinstance(part.owner, PlacedJob):
-        kind = "jobs" if part.owner.preemptible else "fixed-jobs"
+    kind = ("jobs" if part.borrows else "fixed-jobs") if part.is_job else "serving"
     name = f"{part.answer.request.name}-{kind}-{part.priority}"
     return PriorityLevel(name, kind, _BASES[kind] + part.priority)
 
 
 def priority_levels(parts: Iterable[Part]) -> list[PriorityLevel]:
     """The classes of all placements, the highest first."""
-    levels = {level.name: level for level in map(priority_of, parts)}
-    return sorted(levels.values(), key=lambda level: -level.value)
+    return sorted(set(map(priority_of, parts)), key=lambda level: (-level.value, level.name))
 
 
 def queue_name(part: Part) -> str:
     """The LocalQueue of a placement: its team's, or its own where hours bound a training run."""
-    return part.name if part.trains and part.changes else team_label(part.owner.team)
+    return part.name if part.trains and part.changes else part.team
 
 
 def plan_flavors(answer: FleetAnswer, parts: Sequence[Part]) -> list[Flavor]:
@@ -85,20 +75,18 @@ def plan_flavors(answer: FleetAnswer, parts: Sequence[Part]) -> list[Flavor]:
         if scheduler_of(pool) != "kubernetes":
             continue
         devices = max(use.paid.values(), default=0.0) if pool.is_rented else use.devices
-        counts: dict[str | None, int] = {
-            None: max(math.ceil(devices) - sum(cut.devices for cut in use.cuts), 0)
-        }
+        whole_devices = math.ceil(devices) - sum(cut.devices for cut in use.cuts)
+        counts: dict[str | None, int] = {None: whole_devices}
         for cut in use.cuts:
-            for name, count in cut.counts.items():
-                counts[name] = counts.get(name, 0) + cut.devices * count
+            for kind, count in cut.counts.items():
+                counts[kind] = counts.get(kind, 0) + cut.devices * count
         for cut_name, count in counts.items():
-            if count:
-                words = [answer.request.name, use.name, *filter(None, [cut_name])]
-                resource = resource_name(pool, cut_name)
+            if count > 0:
+                words = filter(None, [answer.request.name, use.name, cut_name])
+                quotas = team_quotas(parts, use.name, cut_name)
+                resource = plugin_resource(pool, cut_name)
                 name = object_label("-".join(words))
-                flavor = Flavor(name, use.name, cut_name, resource, count)
-                flavor.quotas.update(team_quotas(parts, use.name, cut_name))
-                flavors.append(flavor)
+                flavors.append(Flavor(name, use.name, resource, count, quotas))
     return flavors
 
 
@@ -109,14 +97,11 @@ def team_quotas(parts: Iterable[Part], pool: str, cut: str | None) -> dict[str, 
     """
     by_period: dict[str, dict[str, int]] = {}
     for part in parts:
-        if (part.pool.name, part.placement.slice) != (pool, cut):
-            continue
-        borrows = isinstance(part.owner, PlacedJob) and part.owner.preemptible
-        for period in part.answer.periods:
-            teams = by_period.setdefault(period, {})
-            count = 0 if borrows else part.replicas_in(period) * part.devices_each
-            team = team_label(part.owner.team)
-            teams[team] = teams.get(team, 0) + count
+        if (part.pool.name, part.placement.slice) == (pool, cut):
+            for period in part.answer.periods:
+                teams = by_period.setdefault(period, {})
+                count = 0 if part.borrows else part.replicas_in(period) * part.devices_each
+                teams[part.team] = teams.get(part.team, 0) + count
     return max(by_period.values(), key=lambda teams: sum(teams.values()), default={})
 
 
@@ -131,7 +116,7 @@ def kueue_files(
     flavors = plan_flavors(answer, inside)
     if not inside or not flavors:
         return {}
-    teams = {team_label(part.owner.team): part.owner.team for part in inside}
+    teams = {part.team: part.owner.team for part in inside}
     values = {
         "answer": answer,
         "fleet": answer.request.name,
@@ -142,7 +127,7 @@ def kueue_files(
         "hourly": [part for part in inside if queue_name(part) not in teams],
         "levels": priority_levels(inside),
     }
-    names = ("flavors", "queues", "priorities")
-    files = {f"kueue/{name}.yaml": render_export(f"kueue/{name}.yaml.j2", **values) for name in names}
-    listed = render_export("kustomization.yaml.j2", resources=[f"{name}.yaml" for name in names])
+    names = [f"{name}.yaml" for name in ("flavors", "queues", "priorities")]
+    files = {f"kueue/{name}": render_export(f"kueue/{name}.j2", **values) for name in names}
+    listed = render_export("kustomization.yaml.j2", resources=names)
     return {**files, "kueue/kustomization.yaml": listed}

@@ -81,11 +81,12 @@ def _join_alike(cell: Sequence[Piece]) -> list[Piece]:
     joined = []
     for (letters, hue), alike in groupby(cell, key=lambda piece: piece[:2]):
         shares = [share for *_, share in alike]
-        joined.append((f"{letters}×{len(shares)}" if len(shares) > 1 else letters, hue, sum(shares)))
+        times = f"×{len(shares)}" if len(shares) > 1 else ""
+        joined.append((letters + times, hue, sum(shares)))
     return joined
 
 
-def _engine_name(name: str) -> str:
+def _title_engine(name: str) -> str:
     """An engine as it calls itself; another name as it is."""
     with suppress(RecipeError):
         return engine(name).title
@@ -105,6 +106,6 @@ def fleet_report(answer: FleetAnswer) -> str:
         marks=owner_marks(parts),
         rows=rows,
         cut_short=room <= 0,
-        engine_name=_engine_name,
+        engine_name=_title_engine,
         jobs=[job.name for job in answer.jobs],
     )

@@ -36,9 +36,9 @@ def _quote_yaml(value: Any) -> str:
 
 @cache
 def _environment(*, escaped: bool) -> Environment:
-    environment = Environment(  # noqa: S701 - formats other than HTML quote by filters
+    environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=escaped,
+        autoescape=escaped,  # noqa: S701 - formats other than HTML quote by filters
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -54,8 +54,7 @@ def _environment(*, escaped: bool) -> Environment:
         "object_label": parts.object_label,
         "label_value": parts.label_value,
         "owner_labels": parts.owner_labels,
-        "resource_name": parts.resource_name,
-        "team_label": parts.team_label,
+        "plugin_resource": parts.plugin_resource,
     }
     return environment
 
