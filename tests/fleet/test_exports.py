@@ -268,6 +268,30 @@ def test_quotas_add_up_to_the_devices(answer):
     assert flavors["prod-cut-1g-10gb-67b92e"].quotas == {"search": 9}
 
 
+def test_queues_hold_all_devices_of_the_plan_and_one_group_each(answer, joined):
+    """A pod takes all its resources from one flavour, and all have a topology or none has."""
+    totals = Counter()
+    for place, document in objects_in(joined).items():
+        groups = document.get("spec", {}).get("resourceGroups", [])
+        assert len(groups) <= 1, place
+        for group in groups:
+            for flavor in group["flavors"]:
+                names = [row["name"] for row in flavor["resources"]]
+                assert names == group["coveredResources"], place
+                devices = {
+                    n: row["nominalQuota"]
+                    for n, row in zip(names, flavor["resources"], strict=True)
+                }
+                totals[flavor["name"]] += sum(v for n, v in devices.items() if "/" in n)
+    assert totals == {f.name: f.count for f in plan_flavors(answer, fleet_parts(answer))}
+    flavors = [d for d in objects_in(joined).values() if d["kind"] == "ResourceFlavor"]
+    assert all("topologyName" in flavor["spec"] for flavor in flavors)
+    pools = [pool.model_copy(update={"racks": None}) for pool in answer.request.pools]
+    flat = replace(answer, request=answer.request.model_copy(update={"pools": tuple(pools)}))
+    text = iter_files(flat)["kueue/flavors.yaml"]
+    assert "opology" not in text
+
+
 def test_serving_goes_before_preemptible_jobs_and_not_before_fixed_ones(answer):
     fixed = replace(answer, jobs=(replace(answer.jobs[0], preemptible=False),))
 

@@ -126,6 +126,7 @@ def kueue_files(
         "teams": teams,
         "hourly": [part for part in inside if queue_name(part) not in teams],
         "levels": priority_levels(inside),
+        "racked": any((part.pool.racks or 1) > 1 for part in inside),
     }
     names = [f"{name}.yaml" for name in ("flavors", "queues", "priorities")]
     files = {f"kueue/{name}": render_export(f"kueue/{name}.j2", **values) for name in names}
