@@ -205,3 +205,14 @@ def on_scheduler(word, **labels):
         for pool in answer.request.pools
     ]
     return replace(answer, request=answer.request.model_copy(update={"pools": tuple(pools)}))
+
+
+def over_nodes():
+    """The answer with one model alone, each of whose replicas is on two nodes of ``big``."""
+    answer = placed_fleet()
+    candidate = {"engine": "vllm", "tp": 8, "pp": 2, "dp": 1}
+    request = plan_request(MODEL, "h100-sxm", candidate, count=8)
+    request["hardware"]["nodes"] = 2
+    wide = placement("big", "h100-sxm", [], 2, 1, 1.0, count=16, candidate=candidate)
+    model = replace(answer.models[0], placements=(replace(wide, request=request),))
+    return replace(answer, models=(model,), jobs=())

@@ -34,7 +34,7 @@ from tests.fixtures.cluster_schemas import custom, errors, key_of, validate
 from tests.fixtures.needs import needs
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.ports import free_port, is_free
-from tests.fleet.placed import HOSTILE, on_scheduler, placed_fleet
+from tests.fleet.placed import HOSTILE, on_scheduler, over_nodes, placed_fleet
 
 MISSING = slurm_fixture.missing()
 CUSTOM = ("kueue.x-k8s.io/v1beta2", "gateway.networking.k8s.io/v1", "keda.sh/v1alpha1")
@@ -223,9 +223,6 @@ def test_kubectl_builds_the_overlays(folder):
         if document["kind"] == "Deployment"
     }
     chat, tiny = pods["kubernetes", "chat-big"], pods["kubernetes", "tiny-cut"]
-    limits = tiny["spec"]["containers"][0]["resources"]["limits"]
-    assert limits["nvidia.com/mig-1g.10gb"] == "1"
-    assert "nvidia.com/gpu" not in limits
     assert tiny["metadata"]["labels"]["cost-centre"] == label_value("CC 7")
     assert chat["metadata"]["labels"]["team"] == label_value(HOSTILE)
     keys = [rule["topologyKey"] for rule in chat["spec"]["topologySpreadConstraints"]]
@@ -235,8 +232,34 @@ def test_kubectl_builds_the_overlays(folder):
     claimed = pods["dra/tiny-cut", "tiny-cut"]["spec"]
     resources = claimed["containers"][0]["resources"]
     assert resources["claims"] == [{"name": "devices", "request": "devices-0"}]
-    assert "nvidia.com/mig-1g.10gb" not in resources["limits"]
+    assert not [name for name in resources["limits"] if name.startswith("nvidia.com/")]
     assert claimed["resourceClaims"][0]["resourceClaimTemplateName"] == "tiny-cut"
+
+
+@needs("overlays of the bundles", "kubectl")
+def test_replicas_over_several_nodes_stay_in_a_rack_and_claim_on_each(tmp_path):
+    place = write_fleet(over_nodes(), tmp_path / "prod")
+    built = {}
+    for name in ("kubernetes", "dra/chat-big"):
+        done = run("kubectl", "kustomize", place / name)
+        assert done.returncode == 0, done.stderr
+        built[f"{name}.yaml"] = done.stdout
+    found = objects_in(built)
+    assert_strictly_valid(found)
+    sets = {p: d for (p, _), d in found.items() if d["kind"] == "LeaderWorkerSet"}
+    outer = sets["kubernetes.yaml"]["spec"]["leaderWorkerTemplate"]
+    for name in ("leaderTemplate", "workerTemplate"):
+        metadata = outer[name]["metadata"]
+        rack = metadata["annotations"]["kueue.x-k8s.io/podset-preferred-topology"]
+        assert rack == "recipe-builder.io/rack"
+        assert metadata["labels"]["team"] == label_value(HOSTILE)
+    claimed = sets["dra/chat-big.yaml"]["spec"]["leaderWorkerTemplate"]["workerTemplate"]["spec"]
+    claims = [d for d in found.values() if d["kind"] == "ResourceClaimTemplate"]
+    requests = {c["metadata"]["name"]: c["spec"]["spec"]["devices"]["requests"] for c in claims}
+    name = claimed["resourceClaims"][0]["resourceClaimTemplateName"]
+    assert [request["exactly"]["count"] for request in requests[name]] == [8]
+    scaled = parse_yaml((place / "nights/scaledobjects.yaml").read_text().split("---\n")[1])
+    assert scaled["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
 
 
 def test_bundles_have_the_replicas_queues_and_priorities_of_the_plan(folder):

@@ -1,8 +1,7 @@
 """Kubernetes: overlays over the bundles' objects, and claims of devices by DRA.
 
-An overlay gives a placement its team's labels, asks for slices in place of whole devices, and
-spreads replicas over racks. A second overlay over it claims devices in place of a plugin's
-resource; a cluster takes one of them.
+An overlay gives a placement its team's labels and spreads its replicas over racks. A second one
+over it claims devices in place of a plugin's resource; a cluster takes one of them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.fleet.exports.kueue import priority_levels, priority_of
-from recipe_core.fleet.exports.parts import Part, plugin_resource, pool_vendor
+from recipe_core.fleet.exports.parts import Part, pool_vendor
 from recipe_core.fleet.exports.texts import render_export
 from recipe_core.targets.names import cluster_names
 
@@ -38,7 +37,7 @@ class PodTemplate:
     """A template of pods in an object of a bundle: where it is, and what its containers ask for.
 
     ``devices``: by the number of a container that has some the resource, and how many of it.
-    ``host``: names of what else they ask for.
+    ``host``: names of what else they ask for. ``annotated``: whether it has annotations.
     """
 
     kind: str
@@ -46,6 +45,7 @@ class PodTemplate:
     path: str
     devices: Mapping[int, tuple[str, int]]
     host: frozenset[str]
+    annotated: bool
 
 
 def bundle_target(files: Files) -> str | None:
@@ -82,7 +82,8 @@ def _templates_in(document: Any) -> Iterator[PodTemplate]:
                     host.add(name)
         if place:
             name = document["metadata"]["name"]
-            yield PodTemplate(str(kind), name, path, devices, frozenset(host))
+            annotated = bool(place.get("metadata", {}).get("annotations"))
+            yield PodTemplate(str(kind), name, path, devices, frozenset(host), annotated)
 
 
 def cluster_files(
@@ -111,7 +112,6 @@ def cluster_files(
                 bundle=f"../../{part.folder}/targets/{target}",
                 level=priority_of(part),
                 templates=pod_templates(bundle),
-                cut=plugin_resource(part.pool, part.placement.slice),
             )
     listed = render_export("kustomization.yaml.j2", resources=resources)
     return {**files, "kubernetes/kustomization.yaml": listed}
@@ -137,7 +137,6 @@ def claim_files(
             "vendor": vendor,
             "templates": templates,
             "requests": [[n for _, n in t.devices.values()] for t in templates] or [[per_node]],
-            "resource": plugin_resource(part.pool, part.placement.slice),
         }
         names = ("claims.yaml", "kustomization.yaml") if templates else ("claims.yaml",)
         for name in names:
