@@ -204,7 +204,7 @@ def write_fleet(answer: FleetAnswer, folder: Path, parameters: Parameters | None
         InputError: when ``folder`` holds what no fleet wrote, or cannot be written.
         RecipeError: as ``fleet_folder``.
     """
-    files, target = fleet_folder(answer, parameters), folder.resolve()
+    target = folder.resolve()
     try:
         if (foreign := _foreign_file(target)) is not None:
             raise InputError(
@@ -214,7 +214,7 @@ def write_fleet(answer: FleetAnswer, folder: Path, parameters: Parameters | None
             )
         place = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.swap-"))
         try:
-            _put_whole(files, target, place)
+            _put_whole(fleet_folder(answer, parameters), target, place)
         finally:
             shutil.rmtree(place, ignore_errors=True)
     except OSError as error:

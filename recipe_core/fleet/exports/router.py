@@ -6,6 +6,7 @@ the fleet is served under that name.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -143,17 +144,21 @@ def _weighted_servers(
 def replica_places(part: Part, parts: Sequence[Part], port: int) -> list[tuple[str, int, int]]:
     """Node, port and first device of each replica, in the order of the plan's nodes.
 
-    On a node, parts have the ports and devices after those of the parts before them. Slurm chooses
-    nodes itself, so that all of its replicas have ports of their own.
+    On a node, parts have the ports and devices after those of the parts before them; slices are
+    counted by kind, and devices that are cut come before whole ones. Slurm chooses nodes itself, so
+    that all of its replicas have ports of their own.
     """
-    earlier = parts[: parts.index(part)]
+    earlier, cut = parts[: parts.index(part)], part.placement.slice
     places: list[tuple[str, int, int]] = []
     for share in part.placement.nodes:
-        alike = [s for p in earlier for s in p.placement.nodes if s.node == share.node]
-        first, device = sum(s.replicas for s in alike), round(sum(s.devices for s in alike))
+        alike = [(p, s) for p in earlier for s in p.placement.nodes if s.node == share.node]
+        first = port + sum(s.replicas for _, s in alike)
+        if cut:
+            device = sum(s.replicas for p, s in alike if p.placement.slice == cut)
+        else:
+            device = math.ceil(sum(s.devices for _, s in alike) - 1e-6)
         places += [
-            (share.node, port + first + k, device + k * part.devices_each)
-            for k in range(share.replicas)
+            (share.node, first + k, device + k * part.devices_each) for k in range(share.replicas)
         ]
     # of several nodes each, or without a place
     places += [(f"{part.pool.name}-{k}", port, 0) for k in range(len(places), part.replicas)]

@@ -68,11 +68,14 @@ def partition_files(answer: FleetAnswer, parts: Sequence[Part]) -> dict[str, str
 
 
 def hand_files(answer: FleetAnswer, parts: Sequence[Part], port: int) -> dict[str, str]:
-    """The script that starts and stops a machine's replicas, where no scheduler does."""
+    """The script that starts and stops a machine's replicas, where no scheduler does.
+
+    Those of several nodes are started by hand, as their bundles say.
+    """
     rows = [
         (part, k, *place, VISIBLE["rocm" if pool_vendor(part.pool) == "amd" else "cuda"])
         for part in parts
-        if part.scheduler == "hand"
+        if part.scheduler == "hand" and part.devices_each <= part.devices_on_node
         for k, place in enumerate(replica_places(part, parts, port))
     ]
     script = render_export("hand/replicas.sh.j2", answer=answer, rows=rows)
