@@ -515,19 +515,24 @@ def test_the_report_is_one_file_that_runs_nothing(answer):
 
 
 def test_the_report_of_a_large_fleet_stays_small(answer):
-    """Two thousand nodes, each filled otherwise than its neighbours."""
+    """Fifty models with four placements each, and nodes that are all filled otherwise."""
     part = answer.models[0].placements[0]
-    node = part.nodes[0]
-    nodes = tuple(
-        replace(
-            node, node=f"big-{k}", rack=f"big-r{k}", replicas=1 + k % 4, devices=2.0 * (1 + k % 4)
+
+    def spread(k):
+        nodes = tuple(
+            replace(part.nodes[0], node=f"big-{n}", rack=f"big-r{n}", devices=1.0 + (k + n) % 5)
+            for n in range(k, 2000, 50)
         )
-        for k in range(2000)
+        return tuple(replace(part, nodes=nodes if n == 0 else ()) for n in range(4))
+
+    names = [f"model-{k}" for k in range(50)]
+    models = tuple(
+        replace(answer.models[0], name=name, placements=spread(k)) for k, name in enumerate(names)
     )
-    model = replace(answer.models[0], placements=(replace(part, nodes=nodes),))
     pools = tuple(replace(use, nodes=2500) if use.name == "big" else use for use in answer.pools)
-    page = fleet_report(replace(answer, models=(model, answer.models[1]), pools=pools))
-    assert len(page.encode()) < 300_000
+    page = fleet_report(replace(answer, models=models, pools=pools))
+    assert all(name in page for name in names)
+    assert 100_000 < len(page.encode()) < 300_000
     assert "nodes more are not drawn" in page
 
 

@@ -17,8 +17,8 @@ from recipe_core.fleet.answer import FleetAnswer
 from recipe_core.fleet.exports.parts import Part, fleet_parts
 from recipe_core.fleet.exports.texts import render_export
 
-# Rows of nodes in all pictures together: a file of some hundred kilobytes opens anywhere.
-MOST_ROWS = 240
+# Devices in all pictures together: a file of some hundred kilobytes opens anywhere.
+MOST_CELLS = 1500
 HUES = 8  # those that people with any colour vision tell apart (Okabe and Ito), then again
 
 # A part of a device: a letter, its hue, and the share of the device.
@@ -95,17 +95,21 @@ def _title_engine(name: str) -> str:
 
 def fleet_report(answer: FleetAnswer) -> str:
     """The report, of at most some hundred kilobytes."""
-    parts, room = fleet_parts(answer), MOST_ROWS
+    parts, room = fleet_parts(answer), MOST_CELLS
     rows: dict[str, list[NodeRow]] = {}
+    cut_short = set[str]()
     for use in answer.pools:
-        rows[use.name] = node_rows(parts, use.name, use.per_node)[: max(room, 0)]
-        room -= len(rows[use.name])
+        drawn = rows[use.name] = node_rows(parts, use.name, use.per_node)
+        while drawn and sum(len(row.cells) for row in drawn) > room:
+            drawn.pop()
+            cut_short.add(use.name)
+        room -= sum(len(row.cells) for row in drawn)
     return render_export(
         "report.html.j2",
         answer=answer,
         marks=owner_marks(parts),
         rows=rows,
-        cut_short=room <= 0,
+        cut_short=cut_short,
         engine_name=_title_engine,
         jobs=[job.name for job in answer.jobs],
     )
