@@ -26,7 +26,7 @@ from recipe_core.bundle.verify import read_bundle
 from recipe_core.fleet.exports.folder import fleet_folder, iter_files, write_fleet
 from recipe_core.fleet.exports.kueue import plan_flavors
 from recipe_core.fleet.exports.parts import fleet_parts, label_value, replicas_by_clock
-from recipe_core.fleet.exports.report import fleet_report
+from recipe_core.fleet.exports.report import fleet_report, node_rows
 from recipe_core.fleet.exports.router import integer_weights
 from recipe_core.fleet.request import FleetRequest
 from tests.fixtures import slurm as slurm_fixture
@@ -512,6 +512,15 @@ def test_the_report_is_one_file_that_runs_nothing(answer):
     assert labels.count("A") == 8  # six devices of h100, two of mi300x
     assert (labels.count("B×7"), labels.count("B×2"), labels.count("C")) == (1, 1, 4)
     assert "All of the load is served" in page
+
+
+def test_jobs_without_room_beside_serving_have_a_row_of_their_own(answer):
+    nodes = tuple(replace(share, devices=8.0) for share in answer.models[0].placements[0].nodes)
+    chat = replace(answer.models[0].placements[0], nodes=nodes)
+    model = replace(answer.models[0], placements=(chat,))
+    parts = fleet_parts(replace(answer, models=(model,)))
+    rows = [(row.nodes, len(row.cells), row.later) for row in node_rows(parts, "big", 8)]
+    assert rows == [(("big-0",), 8, False), (("big-1",), 8, False), (("big-1",), 8, True)]
 
 
 def test_the_report_of_a_large_fleet_stays_small(answer):

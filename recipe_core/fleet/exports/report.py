@@ -5,7 +5,7 @@ Racks and devices are drawn as cells with a letter for each model, so that no co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -23,15 +23,20 @@ HUES = 8  # those that people with any colour vision tell apart (Okabe and Ito),
 
 # A part of a device: a letter, its hue, and the share of the device.
 Piece = tuple[str, int, float]
+Cells = tuple[tuple[Piece, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """Nodes of one rack that are filled alike; a cell is a device, without pieces an idle one."""
+    """Nodes of one rack that are filled alike; a cell is a device, without pieces an idle one.
+
+    ``later``: whether these are jobs for which others make room at their hours.
+    """
 
     rack: str
     nodes: tuple[str, ...]
-    cells: tuple[tuple[Piece, ...], ...]
+    cells: Cells
+    later: bool
 
 
 def owner_marks(parts: Sequence[Part]) -> dict[str, tuple[str, int]]:
@@ -44,20 +49,32 @@ def owner_marks(parts: Sequence[Part]) -> dict[str, tuple[str, int]]:
 def node_rows(parts: Sequence[Part], pool: str, per_node: int) -> list[NodeRow]:
     """The nodes of a pool that run something, rack by rack; those filled alike are one row."""
     marks = owner_marks(parts)
-    pieces: dict[tuple[str, str], list[Piece]] = {}
+    pieces: dict[tuple[str, str], tuple[list[Piece], list[Piece]]] = {}
     for part in parts:
         for share in part.placement.nodes if part.pool.name == pool else ():
             count = share.replicas if part.placement.slice else max(1, round(share.devices))
             piece = (*marks[part.owner.name], share.devices / max(count, 1))
-            pieces.setdefault((share.rack, share.node), []).extend([piece] * count)
+            pieces.setdefault((share.rack, share.node), ([], []))[part.is_job].extend(
+                [piece] * count
+            )
     filled = [
-        (rack, node, _pack_cells(shares, per_node))
-        for (rack, node), shares in sorted(pieces.items(), key=lambda item: _by_number(item[0]))
+        (rack, node, *row)
+        for (rack, node), kinds in sorted(pieces.items(), key=lambda item: _by_number(item[0]))
+        for row in _fill_rows(_pack_cells(kinds[0]), _pack_cells(kinds[1]), per_node)
     ]
+    filled.sort(key=lambda row: row[3])
     return [
-        NodeRow(rack, tuple(node for _, node, _ in alike), cells)
-        for (rack, cells), alike in groupby(filled, key=lambda item: (item[0], item[2]))
+        NodeRow(rack, tuple(node for _, node, *_ in alike), cells, later)
+        for (rack, cells, later), alike in groupby(filled, key=lambda row: (row[0], *row[2:]))
     ]
+
+
+def _fill_rows(serving: Cells, jobs: Cells, per_node: int) -> Iterator[tuple[Cells, bool]]:
+    """A node's devices in one row, or in a second one jobs that have no room beside the rest."""
+    together = len(serving) + len(jobs) <= per_node
+    rows = [serving + jobs] if together else [serving, jobs]
+    for k, cells in enumerate(rows):
+        yield cells + ((),) * (per_node - len(cells)), k > 0
 
 
 def _by_number(place: tuple[str, str]) -> list[int]:
@@ -65,15 +82,14 @@ def _by_number(place: tuple[str, str]) -> list[int]:
     return [int(number) if number.isdecimal() else 0 for number in numbers]
 
 
-def _pack_cells(pieces: Sequence[Piece], per_node: int) -> tuple[tuple[Piece, ...], ...]:
-    """Devices of a node: whole ones first, then slices, those of one model on a device together."""
+def _pack_cells(pieces: Sequence[Piece]) -> Cells:
+    """Devices that hold the pieces, whole ones first; slices of one model on a device together."""
     cells: list[list[Piece]] = []
     for piece in sorted(pieces, key=lambda piece: (-piece[2], piece[0])):
         space = next((c for c in cells if sum(s for *_, s in c) + piece[2] <= 1 + 1e-6), None)
         if space is None:
             cells.append(space := [])
         space.append(piece)
-    cells += [[] for _ in range(per_node - len(cells))]
     return tuple(tuple(_join_alike(cell)) for cell in cells)
 
 

@@ -157,6 +157,9 @@ def replica_places(part: Part, parts: Sequence[Part], port: int) -> list[tuple[s
             device = sum(s.replicas for p, s in alike if p.placement.slice == cut)
         else:
             device = math.ceil(sum(s.devices for _, s in alike) - 1e-6)
+            # jobs at the hours of fewer replicas: the last devices, which are free first
+            spare = (part.pool.per_node or math.inf) - share.replicas * part.devices_each
+            device = int(max(min(device, spare), 0))
         places += [
             (share.node, first + k, device + k * part.devices_each) for k in range(share.replicas)
         ]
