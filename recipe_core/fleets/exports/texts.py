@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from recipe_core.base.texts import quote_markdown, quote_shell
-from recipe_core.fleet.exports import parts
+from recipe_core.fleets.exports import parts
 
 # What is run at a priority, in words.
 _PRIORITY_WORDS = {

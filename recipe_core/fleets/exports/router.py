@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.exports.parts import Part
-from recipe_core.fleet.exports.texts import render_export
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports.parts import Part
+from recipe_core.fleets.exports.texts import render_export
 from recipe_core.request.describe import model_short_name
 
 # The range of a server's weight in HAProxy; 0 sends it nothing.

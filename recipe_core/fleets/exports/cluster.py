@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.documents import parse_yaml
-from recipe_core.fleet.exports.kueue import priority_levels, priority_of
-from recipe_core.fleet.exports.parts import Part, pool_vendor
-from recipe_core.fleet.exports.texts import render_export
+from recipe_core.fleets.exports.kueue import priority_levels, priority_of
+from recipe_core.fleets.exports.parts import Part, pool_vendor
+from recipe_core.fleets.exports.texts import render_export
 from recipe_core.targets.names import cluster_names
 
 Files = Mapping[str, bytes]

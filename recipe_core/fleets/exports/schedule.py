@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.exports.cluster import Files, pod_templates
-from recipe_core.fleet.exports.kueue import queue_name, team_quotas
-from recipe_core.fleet.exports.parts import (
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports.cluster import Files, pod_templates
+from recipe_core.fleets.exports.kueue import queue_name, team_quotas
+from recipe_core.fleets.exports.parts import (
     NODES,
     PARTITION,
     Part,
@@ -21,9 +21,9 @@ from recipe_core.fleet.exports.parts import (
     replicas_by_clock,
     scheduler_of,
 )
-from recipe_core.fleet.exports.router import replica_places
-from recipe_core.fleet.exports.texts import render_export
-from recipe_core.fleet.request import Pool
+from recipe_core.fleets.exports.router import replica_places
+from recipe_core.fleets.exports.texts import render_export
+from recipe_core.fleets.request import Pool
 from recipe_core.payload.launcher.machine import VISIBLE
 from recipe_core.targets.scale.keda import cron_triggers
 

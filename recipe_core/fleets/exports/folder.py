@@ -20,11 +20,11 @@ from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.replace import exchange_paths
 from recipe_core.bundle.signing import MANIFEST
 from recipe_core.bundle.write import Bundle, bundle_of
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.exports import cluster, kueue, router, schedule
-from recipe_core.fleet.exports.parts import Part, fleet_parts, node_labels
-from recipe_core.fleet.exports.report import fleet_report
-from recipe_core.fleet.exports.texts import render_export
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports import cluster, kueue, router, schedule
+from recipe_core.fleets.exports.parts import Part, fleet_parts, node_labels
+from recipe_core.fleets.exports.report import fleet_report
+from recipe_core.fleets.exports.texts import render_export
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest

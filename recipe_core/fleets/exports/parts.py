@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Literal
 
 from recipe_core.base.errors import HardwareError
-from recipe_core.fleet.answer import ALL_DAY, FleetAnswer, PlacedJob, PlacedModel, Placement
-from recipe_core.fleet.request import Pool
+from recipe_core.fleets.answer import ALL_DAY, FleetAnswer, PlacedJob, PlacedModel, Placement
+from recipe_core.fleets.request import Pool
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.targets.names import cluster_names
 

@@ -23,18 +23,18 @@ from hypothesis import strategies as st
 from recipe_core.base.documents import parse_json, parse_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.fleet.exports.folder import fleet_folder, iter_files, write_fleet
-from recipe_core.fleet.exports.kueue import plan_flavors
-from recipe_core.fleet.exports.parts import fleet_parts, label_value, replicas_by_clock
-from recipe_core.fleet.exports.report import fleet_report, node_rows
-from recipe_core.fleet.exports.router import integer_weights
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.exports.folder import fleet_folder, iter_files, write_fleet
+from recipe_core.fleets.exports.kueue import plan_flavors
+from recipe_core.fleets.exports.parts import fleet_parts, label_value, replicas_by_clock
+from recipe_core.fleets.exports.report import fleet_report, node_rows
+from recipe_core.fleets.exports.router import integer_weights
+from recipe_core.fleets.request import FleetRequest
 from tests.fixtures import slurm as slurm_fixture
 from tests.fixtures.cluster_schemas import custom, errors, key_of, validate
 from tests.fixtures.needs import needs
 from tests.fixtures.patience import PATIENCE, comes
 from tests.fixtures.ports import free_port, is_free
-from tests.fleet.placed import HOSTILE, on_scheduler, over_nodes, placed_fleet
+from tests.fleets.placed import HOSTILE, on_scheduler, over_nodes, placed_fleet
 
 MISSING = slurm_fixture.missing()
 CUSTOM = ("kueue.x-k8s.io/v1beta2", "gateway.networking.k8s.io/v1", "keda.sh/v1alpha1")

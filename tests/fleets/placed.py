@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from recipe_core.fleet.answer import (
+from recipe_core.fleets.answer import (
     Charge,
     CutDevices,
     FleetAnswer,
@@ -12,7 +12,7 @@ from recipe_core.fleet.answer import (
     Placement,
     PoolUse,
 )
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.request import FleetRequest
 
 WORKLOAD = {"kind": "serving", "mode": "open", "input_tokens": 512, "output_tokens": 128}
 LIMITS = {"optimize": "cost", "limits": {"ttft_ms": 2000, "tpot_ms": 50}}

@@ -13,9 +13,9 @@ from string import ascii_uppercase
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.engines.spec import engine
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.exports.parts import Part, fleet_parts
-from recipe_core.fleet.exports.texts import render_export
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports.parts import Part, fleet_parts
+from recipe_core.fleets.exports.texts import render_export
 
 # Devices in all pictures together: a file of some hundred kilobytes opens anywhere.
 MOST_CELLS = 1500

@@ -11,9 +11,9 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from recipe_core.fleet.answer import FleetAnswer
-from recipe_core.fleet.exports.parts import Part, object_label, plugin_resource, scheduler_of
-from recipe_core.fleet.exports.texts import render_export
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports.parts import Part, object_label, plugin_resource, scheduler_of
+from recipe_core.fleets.exports.texts import render_export
 
 # What pods ask for beside devices. The plan bounds none of it, and a queue admits nothing that it
 # does not cover.
