@@ -27,7 +27,7 @@ from recipe_core.fleets.exports.folder import fleet_folder, iter_files, write_fl
 from recipe_core.fleets.exports.kueue import plan_flavors
 from recipe_core.fleets.exports.parts import fleet_parts, label_value, replicas_by_clock
 from recipe_core.fleets.exports.report import fleet_report, node_rows
-from recipe_core.fleets.exports.router import integer_weights
+from recipe_core.fleets.exports.router import RouterPlace, integer_weights, router_files
 from recipe_core.fleets.request import FleetRequest
 from tests.fixtures import slurm as slurm_fixture
 from tests.fixtures.cluster_schemas import custom, errors, key_of, validate
@@ -109,6 +109,17 @@ def test_haproxy_takes_the_configuration(tmp_path, scheduler):
     assert done.returncode == 0, done.stderr
     strange = [line for line in done.stderr.splitlines() if "WARNING" in line]
     assert all("could not resolve address" in line for line in strange), strange
+
+
+@needs("the configuration of HAProxy", "haproxy")
+def test_haproxy_takes_any_name_of_a_model(answer, tmp_path):
+    names = {"tiny-cut": """/models/it's "{x}" ${HOME} # \\""", "chat-amd": "a", "chat-big": "a"}
+    files = router_files(answer, fleet_parts(answer), RouterPlace("prod", served=names))
+    (tmp_path / "haproxy.cfg").write_text(files["router/haproxy.cfg"])
+    done = run("haproxy", "-c", "-f", tmp_path / "haproxy.cfg")
+    assert done.returncode == 0, done.stderr
+    routes = list(yaml.safe_load_all(files["router/routes.yaml"]))
+    assert routes[-1]["spec"]["rules"][1]["matches"][0]["headers"][0]["value"] == names["tiny-cut"]
 
 
 class Echo(BaseHTTPRequestHandler):

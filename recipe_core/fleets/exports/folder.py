@@ -29,6 +29,7 @@ from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
 from recipe_core.targets import slurm as slurm_target
+from recipe_core.targets.context import Context
 
 _CHARGES = ("team", "project", "cost_centre", "models", "devices", "usd_per_hour", "usd_per_month")
 _LOOPBACK = Parameters().host
@@ -53,12 +54,12 @@ def _joining_files(
     answer: FleetAnswer, parts: Sequence[Part], bundles: Mapping[str, Bundle], base: Parameters
 ) -> dict[str, str]:
     files = {name: bundle.files for name, bundle in bundles.items()}
-    launches = {name: bundle.context.launch for name, bundle in bundles.items()}
+    contexts = {name: bundle.context for name, bundle in bundles.items()}
     place = router.RouterPlace(
         base.namespace,
         base.port,
-        {name: launch.health for name, launch in launches.items()},
-        {name: launch.api_model for name, launch in launches.items() if launch.api_model},
+        {name: context.launch.health for name, context in contexts.items()},
+        {name: served_name(context) for name, context in contexts.items()},
     )
     templates = (t for bundle in files.values() for t in cluster.pod_templates(bundle))
     host_resources = set(kueue.HOST_RESOURCES).union(*(t.host for t in templates))
@@ -73,6 +74,11 @@ def _joining_files(
         **charge_files(answer),
         **slice_files(answer),
     }
+
+
+def served_name(context: Context) -> str:
+    """The model's name to its servers, of which some are told the folder or id that they load."""
+    return context.launch.api_model.replace("${model}", context.model_source)
 
 
 def charge_files(answer: FleetAnswer) -> dict[str, str]:
