@@ -43,11 +43,8 @@ def iter_files(answer: FleetAnswer, parameters: Parameters | None = None) -> Map
 
     ``parameters``: of the place, for all bundles; by default the namespace is the fleet's name.
     """
-    return _joining_files(answer, fleet_parts(answer), {}, _place(answer, parameters))
-
-
-def _place(answer: FleetAnswer, parameters: Parameters | None) -> Parameters:
-    return parameters or Parameters(namespace=answer.request.name)
+    base = parameters or Parameters(namespace=answer.request.name)
+    return _joining_files(answer, fleet_parts(answer), {}, base)
 
 
 def _joining_files(
@@ -173,7 +170,7 @@ def fleet_folder(answer: FleetAnswer, parameters: Parameters | None = None) -> d
     Raises:
         RecipeError: for a placement whose bundle cannot be made, by its name.
     """
-    base, parts = _place(answer, parameters), fleet_parts(answer)
+    base, parts = parameters or Parameters(namespace=answer.request.name), fleet_parts(answer)
     bundles: dict[str, Bundle] = {}
     refused: dict[str, str] = {}
     files: dict[str, bytes] = {}
