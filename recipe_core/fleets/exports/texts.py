@@ -16,14 +16,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from recipe_core.base.texts import quote_markdown, quote_shell
 from recipe_core.fleets.exports import parts
 
-# What is run at a priority, in words.
-_PRIORITY_WORDS = {
-    "jobs": "Jobs that give their devices back when serving needs them.",
-    "serving": "Models that serve; they take devices back from preemptible jobs.",
-    "fixed-jobs": "Jobs that run in every hour of their periods; nobody preempts them.",
-}
-
-
+# What templates name of module ``parts``.
+_FROM_PARTS = (
+    "RACK_LABEL",
+    "node_labels",
+    "object_label",
+    "label_value",
+    "owner_labels",
+    "plugin_resource",
+)
 # Ends of lines of YAML 1.1, and controls, which its quoted texts hold as escapes alone.
 _BREAKS = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff]")
 
@@ -46,16 +47,7 @@ def _environment(*, escaped: bool) -> Environment:
         extensions=["jinja2.ext.loopcontrols"],
     )
     environment.filters |= {"quoted": _quote_yaml, "shell": quote_shell, "markdown": quote_markdown}
-    environment.globals |= {
-        "rack_label": parts.RACK_LABEL,
-        "pool_label": parts.POOL_LABEL,
-        "priority_words": _PRIORITY_WORDS,
-        "node_labels": parts.node_labels,
-        "object_label": parts.object_label,
-        "label_value": parts.label_value,
-        "owner_labels": parts.owner_labels,
-        "plugin_resource": parts.plugin_resource,
-    }
+    environment.globals |= {name: getattr(parts, name) for name in _FROM_PARTS}
     return environment
 
 
