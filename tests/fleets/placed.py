@@ -95,7 +95,9 @@ def model_placements():
         ),
         placement("amd", "mi300x", [("amd-0", "amd-r0", 2)], 2, 2, 0.4),
     )
-    small = plan_request(SMALL, "a100-sxm-80gb", {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1})
+    small = plan_request(
+        SMALL, "a100-sxm-80gb-mig-1g.10gb", {"engine": "vllm", "tp": 1, "pp": 1, "dp": 1}
+    )
     tiny = (
         placement(
             "cut",

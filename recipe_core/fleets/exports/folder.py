@@ -22,9 +22,15 @@ from recipe_core.bundle.signing import MANIFEST
 from recipe_core.bundle.write import Bundle, bundle_of
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.exports import cluster, kueue, router, schedule
-from recipe_core.fleets.exports.parts import Part, fleet_parts, node_labels
+from recipe_core.fleets.exports.parts import Part, fleet_parts, node_labels, pool_vendor
 from recipe_core.fleets.exports.report import fleet_report
 from recipe_core.fleets.exports.texts import render_export
+from recipe_core.fleets.slice_files import (
+    NodeCuts,
+    amd_partition_commands,
+    mig_parted_config,
+    nodes_cuts,
+)
 from recipe_core.recipe.build import Additions, make_recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.schema import PlanRequest
@@ -96,13 +102,23 @@ def charge_files(answer: FleetAnswer) -> dict[str, str]:
 
 
 def slice_files(answer: FleetAnswer) -> dict[str, str]:
-    """How many devices of a pool are cut into what, where some are."""
-    pools = {
-        use.name: [{"devices": cut.devices, "slices": dict(cut.counts)} for cut in use.cuts]
-        for use in answer.pools
-        if use.cuts
-    }
-    return {"slices/slices.json": to_json(pools) + "\n"} if pools else {}
+    """Files that cut devices, a configuration of mig-parted or a script of amd-smi a node.
+
+    Raises:
+        HardwareError: for a cut that a device does not allow.
+    """
+    configurations: dict[str, NodeCuts] = {}
+    files: dict[str, str] = {}
+    for use in answer.pools:
+        cuts = [(cut.devices, cut.counts) for cut in use.cuts]
+        for k, node in enumerate(nodes_cuts(use.device, use.per_node, cuts)):
+            if pool_vendor(answer.request.pool(use.name)) == "amd":
+                files[f"slices/{use.name}-{k}.sh"] = amd_partition_commands(node)
+            else:
+                configurations[f"{use.name}-{k}"] = node
+    if configurations:
+        files["slices/mig-parted.yaml"] = mig_parted_config(configurations)
+    return files
 
 
 # --- bundles
