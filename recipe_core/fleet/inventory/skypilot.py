@@ -23,8 +23,7 @@ from recipe_core.hardware.cluster import device_profile
 from recipe_core.targets.names import cluster_names
 
 _USE = re.compile(r"(\d{1,6}) of (\d{1,6}) free")
-_CLUSTER = re.compile(r"(\d{1,5})x\s?\((?:gpus=)?([\w.-]{1,40}):(\d{1,4})\b([^)]*)\)", re.ASCII)
-_SPOT = re.compile(r"(?i)\[?spot\]?")
+_CLUSTER = re.compile(r"(\d{1,5})x\s?(\[spot\])?\((?:gpus=)?([\w.-]{1,40}):(\d{1,4})\b", re.ASCII)
 _NODE = ("NODE", "NODE_NAME")
 _USED = ("UTILIZATION", "GPU UTILIZATION")
 _EACH = ("REQUESTABLE_QTY_PER_NODE", "QTY_PER_NODE")
@@ -117,19 +116,18 @@ def _read_cluster_row(cells: Mapping[str, str], remarks: Remarks) -> Iterator[Ma
         remarks.add("clusters that are stopped are left out", name)
     elif match is None:
         remarks.add("clusters without devices are left out", name)
-    elif device := match_device(match[2], name, remarks, names=cluster_names().sky):
+    elif device := match_device(match[3], name, remarks, names=cluster_names().sky):
         place = re.search(r"\(([^)]*)\)", infra)
         own = re.match(r"(?i)kubernetes|k8s|ssh|slurm", infra)
         if own:
             remarks.add("clusters on machines of one's own are no machines beside them", name)
             return
-        spot = _SPOT.search(match[4]) or _SPOT.search(cells["RESOURCES"])
         yield Machine(
             device,
-            int(match[3]),
+            int(match[4]),
             int(match[1]),
             region=make_label(place[1]) if place else None,
-            term="spot" if spot else "on-demand",
+            term="spot" if match[2] else "on-demand",
         )
 
 
