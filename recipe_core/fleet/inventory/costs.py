@@ -6,17 +6,17 @@ Fields: https://github.com/opencost/opencost, core/pkg/opencost/allocation_json.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.fleet.inventory.kubernetes import device_word
 from recipe_core.fleet.inventory.machines import (
     FIELD,
-    MAX_ENTRIES,
     Payment,
     Remarks,
+    check_entries,
     dig,
     match_device,
 )
@@ -24,13 +24,6 @@ from recipe_core.fleet.inventory.machines import (
 _HOURS_PER_MONTH = 730.0
 _TEAM_LABELS = ("team", "owner", "cost-center", "cost_center", "costcenter", "department")
 _MACHINE_COSTS = ("gpuCost", "cpuCost", "ramCost")
-# What OpenCost calls costs of nobody, and what they are called here.
-_NOBODY = {
-    "__idle__": "idle",
-    "__unallocated__": "unallocated",
-    "__unmounted__": "unmounted",
-    "__shared__": "shared",
-}
 
 
 def read_costs(
@@ -38,71 +31,50 @@ def read_costs(
 ) -> tuple[tuple[Payment, ...], dict[str, float]]:
     """Payments of teams, and prices of devices in US dollars per device-hour.
 
-    A team is a label such as ``team``, else the namespace, else the name of the allocation.
+    A team is a label such as ``team``, else the namespace, else the allocation's name; costs of
+    nobody (``__idle__``) are called so. A device-hour has the processors and memory of what ran on
+    the device.
 
     Raises:
         InputError: where no allocation or no time is stated.
     """
-    rows = list(_read_allocations(document, name))
-    hours = _window_hours([row for _, row in rows], name)
+    steps = document.get("data")
+    parts = [steps] if isinstance(steps, Mapping) else steps
+    pairs = [pair for part in check_entries(parts, name) for pair in part.items()]
+    names = [str(key) for key, row in pairs if isinstance(row, Mapping)]
+    rows = check_entries([row for _, row in pairs], name)
+    hours = _window_hours(rows, name)
     costs: dict[str, float] = defaultdict(float)
     device_hours: dict[str, float] = defaultdict(float)
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    for key, row in rows:
-        team = _team_of(key, row)
+    for key, row in zip(names, rows, strict=True):
+        team, used_hours = _team_of(key, row), _amount(row, "gpuHours")
         costs[team] += _amount(row, "totalCost")
-        used_hours = _amount(row, "gpuHours")
         device_hours[team] += used_hours
         device = _device_of(row, key, remarks) if used_hours > 0 else None
         if device:
-            price = sum(_amount(row, c) + _amount(row, f"{c}Adjustment") for c in _MACHINE_COSTS)
-            spent[device][0] += price
+            adjusted = (*_MACHINE_COSTS, *(f"{cost}Adjustment" for cost in _MACHINE_COSTS))
+            spent[device][0] += sum(_amount(row, cost) for cost in adjusted)
             spent[device][1] += used_hours
-        elif used_hours > 0:
-            remarks.add("allocations that name no device set no price", key)
-    if spent:
-        remarks.add("a device-hour has the processors and memory of what ran on it")
-    payments = tuple(
+    payments = [
         Payment(team, cost / hours, cost / hours * _HOURS_PER_MONTH, device_hours[team] / hours)
         for team, cost in sorted(costs.items(), key=lambda pair: (-pair[1], pair[0]))
-    )
-    return payments, {device: usd / used for device, (usd, used) in spent.items() if usd > 0}
-
-
-def _read_allocations(
-    document: Mapping[str, Any], name: str
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every allocation of every step with its name."""
-    sets = document.get("data")
-    rows = [
-        (str(key), row)
-        for part in (sets if isinstance(sets, list) else [sets])
-        if isinstance(part, Mapping)
-        for key, row in part.items()
-        if isinstance(row, Mapping)
     ]
-    if not rows:
-        hint = "Ask /allocation with window=7d and aggregate=namespace or label:team."
-        raise InputError(f"{name} has no allocation.", field=FIELD, hint=hint)
-    if len(rows) > MAX_ENTRIES:
-        message = f"{name} has {len(rows):,} allocations; the limit is {MAX_ENTRIES:,}."
-        raise InputError(message, field=FIELD, hint="Aggregate by namespace or label.")
-    yield from rows
+    return tuple(payments), {device: usd / used for device, (usd, used) in spent.items() if usd > 0}
 
 
-def _window_hours(rows: list[Mapping[str, Any]], name: str) -> float:
+def _window_hours(rows: Iterable[Mapping[str, Any]], name: str) -> float:
     """Hours from the first start of a window to the last end."""
-    starts, ends = [], []
-    for row in rows:
-        window = dig(row, "window") or row
-        starts.append(_read_time(window.get("start")))
-        ends.append(_read_time(window.get("end")))
-    first = min((start for start in starts if start), default=None)
-    last = max((end for end in ends if end), default=None)
-    if first is None or last is None or not (hours := (last - first).total_seconds() / 3600) > 0:
-        hint = "Export /allocation as OpenCost answers it."
-        raise InputError(f"{name} states no window of time.", field=FIELD, hint=hint)
-    return hours
+    windows = [dig(row, "window") or row for row in rows]
+    times = [_read_time(window.get(end)) for window in windows for end in ("start", "end")]
+    stated_times = [time for time in times if time is not None]
+    if not stated_times or min(stated_times) == max(stated_times):
+        raise InputError(
+            f"{name} has no allocation with a window of time.",
+            field=FIELD,
+            hint="Ask OpenCost's /allocation with window=7d and aggregate=namespace or label:team.",
+        )
+    return (max(stated_times) - min(stated_times)).total_seconds() / 3600
 
 
 def _read_time(value: Any) -> datetime | None:
@@ -110,30 +82,29 @@ def _read_time(value: Any) -> datetime | None:
         time = datetime.fromisoformat(value[:40]) if isinstance(value, str) else None
     except ValueError:
         return None
-    return time.astimezone() if time else None
+    return time.replace(tzinfo=time.tzinfo or UTC) if time else None
 
 
 def _amount(row: Mapping[str, Any], key: str) -> float:
+    """A number of any sign; adjustments may be negative. 0 for what is none."""
     value = row.get(key)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and abs(value) < 1e12 else 0.0  # type: ignore[arg-type]
+    return float(value) if type(value) in (int, float) and abs(value) < 1e12 else 0.0  # type: ignore[arg-type]
 
 
 def _team_of(key: str, row: Mapping[str, Any]) -> str:
-    if key in _NOBODY:
-        return _NOBODY[key]
+    if key.startswith("__"):
+        return key.strip("_")
     properties = dig(row, "properties")
     labels = {**dig(properties, "namespaceLabels"), **dig(properties, "labels")}
-    for label in _TEAM_LABELS:
-        if isinstance(labels.get(label), str) and labels[label]:
-            return str(labels[label])[:120]
-    namespace = properties.get("namespace")
-    return (namespace if isinstance(namespace, str) and namespace else key)[:120]
+    texts = (*(labels.get(label) for label in _TEAM_LABELS), properties.get("namespace"), key)
+    return next(text for text in texts if isinstance(text, str) and text)[:120]
 
 
 def _device_of(row: Mapping[str, Any], key: str, remarks: Remarks) -> str | None:
-    gpu = dig(row, "gpuAllocation")
-    labels = {k: v for k, v in dig(row, "properties", "labels").items() if isinstance(v, str)}
-    words = (gpu.get("gpuModel"), gpu.get("gpuDevice"), device_word(labels))
-    word = next((word for word in words if isinstance(word, str) and word), None)
-    return match_device(word, key, remarks) if word else None
+    gpu, labels = dig(row, "gpuAllocation"), dig(row, "properties", "labels").items()
+    word = device_word({name: value for name, value in labels if isinstance(value, str)})
+    words = (gpu.get("gpuModel"), gpu.get("gpuDevice"), word)
+    device = next((text for text in words if isinstance(text, str) and text), None)
+    if device is None:
+        remarks.add("allocations that name no device set no price", key)
+    return match_device(device, key, remarks) if device else None

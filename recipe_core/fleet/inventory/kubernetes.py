@@ -1,9 +1,10 @@
-"""Nodes of Kubernetes as machines: labels of GPU operators, allocatable devices, taints."""
+"""Nodes of Kubernetes as machines, by the labels of GPU operators, and Kueue's queues as quotas."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,9 @@ from recipe_core.base.provenance import Sourced
 from recipe_core.fleet.inventory.machines import (
     FIELD,
     Machine,
+    Quota,
     Remarks,
+    check_entries,
     dig,
     make_label,
     match_device,
@@ -33,11 +36,10 @@ from recipe_core.targets.names import cluster_names
 _LABELS = DataFile(Path(__file__).with_name("labels.yaml"), FIELD)
 _MIG = re.compile(r"nvidia\.com/mig-((\d)g\.(\d{1,3})gb)(\.me)?")
 _CUT = re.compile(r"(?i)-MIG-((\d)g\.(\d{1,3})gb)")
+_SHARED = ("mps", "time-slicing")
 _PARTITION = re.compile(r"(?:amd\.com/)?(spx|dpx|tpx|qpx|cpx)_(nps\d)")
 # Partitions of a device by AMD's mode of compute; its devices with eight dies.
 _PARTITIONS = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4, "cpx": 8}
-_BLOCKING = ("NoSchedule", "NoExecute")
-_STATES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 
 class _Places(Sourced):
@@ -88,33 +90,30 @@ def _read_node(
     counts = {key: resources.get(key, 0) for key in device_resources()}
     counts |= {key: n for key, n in resources.items() if _MIG.match(key) or _PARTITION.match(key)}
     if not sum(counts.values()):
-        what = "nodes without devices are left out"
-        remarks.add("nodes whose device plugin offers none are left out" if word else what, name)
+        remarks.add("nodes that offer no devices are left out", name)
         return
     if not word:
         resource = max(counts, key=lambda key: counts[key])
-        remarks.add(f"nodes offer {resource}, but no label names the device; set it", name)
+        remarks.add(f"nodes offer {resource}, but no label names the device", name)
         return
     memory_mib = read_number(labels.get("nvidia.com/gpu.memory"))
     is_cut = _CUT.search(word) or any(_MIG.match(key) for key in counts)
-    is_shared = "nvidia.com/gpu.sharing-strategy" in labels
     device = match_device(word, name, remarks, memory_mib=None if is_cut else memory_mib)
     if device is None:
         return
     per_node, slices = _whole_devices(device, word, labels, counts)
-    if is_shared and (replicas := read_whole(labels.get("nvidia.com/gpu.replicas"))) > 1:
-        per_node = read_whole(labels.get("nvidia.com/gpu.count")) or max(per_node // replicas, 1)
-    if slices:
-        text = "devices are cut today; slices: [any] lets a plan cut them anew"
-        remarks.add(text, name)
     strategy = labels.get("nvidia.com/gpu.sharing-strategy", "")
+    if strategy in _SHARED:
+        per_node = read_whole(labels.get("nvidia.com/gpu.count")) or per_node
+    if slices:
+        remarks.add("devices are cut today; slices: [any] lets a plan cut them anew", name)
     _remark_taints(node, name, remarks)
     of = _place_labels()
     yield Machine(
         device=device,
         per_node=per_node,
         slices=slices,
-        sharing=(strategy,) if strategy in ("mps", "time-slicing") else (),
+        sharing=(strategy,) if strategy in _SHARED else (),
         labels=tuple(sorted((k, v) for k, v in labels.items() if k in device_labels())),
         term=_read_term(node, name, labels, remarks),
         region=make_label(_first_label(of.regions, labels)),
@@ -143,15 +142,15 @@ def _read_term(
     node: Mapping[str, Any], name: str, labels: Mapping[str, str], remarks: Remarks
 ) -> Term:
     """How a node is paid: by its labels, else by whose machine it is."""
-    spot = (spot for spot in cluster_names().spot.values() if labels.get(spot.label) == spot.value)
     words = {labels.get(key, "").casefold() for key in _place_labels().terms}
-    if next(spot, None) is not None or "spot" in words:
+    spots = cluster_names().spot.values()
+    if "spot" in words or any(labels.get(spot.label) == spot.value for spot in spots):
         return "spot"
     if "reserved" in words:
         return "reserved"
     provider = str(dig(node, "spec").get("providerID") or "").partition("://")[0]
     if provider in _place_labels().rented or "on-demand" in words:
-        remarks.add("rented nodes are taken as on-demand; set term and price", name)
+        remarks.add("rented nodes are taken as on-demand", name)
         return "on-demand"
     return "owned"
 
@@ -160,8 +159,8 @@ def _remark_taints(node: Mapping[str, Any], name: str, remarks: Remarks) -> None
     taints = dig(node, "spec").get("taints")
     for taint in taints if isinstance(taints, list) else ():
         key = str(taint.get("key") or "") if isinstance(taint, Mapping) else ""
-        blocks = key and taint.get("effect") in _BLOCKING and key not in device_resources()
-        if blocks and not key.startswith(_STATES):
+        blocks = key and taint.get("effect") in ("NoSchedule", "NoExecute")
+        if blocks and key not in device_resources() and ".kubernetes.io/" not in key:
             remarks.add(f"pods need a toleration of the taint {key[:120]}", name)
 
 
@@ -201,3 +200,60 @@ def _slices_each(device: str, cells: int, memory_gb: int) -> int:
     """
     nominal_gb = device_profile(device).memory_bytes.value / 1e9
     return max(min(7 // max(cells, 1), round(nominal_gb / max(memory_gb, 1))), 1)
+
+
+def read_queues(items: list[Mapping[str, Any]], remarks: Remarks) -> Iterator[Quota]:
+    """Quotas of devices in ClusterQueues, with the devices that ResourceFlavors name."""
+    devices: dict[str, str | None] = {}
+    for item in items:
+        if item.get("kind") == "ResourceFlavor":
+            name = str(dig(item, "metadata").get("name"))
+            labels = dig(item, "spec", "nodeLabels").items()
+            word = device_word({key: value for key, value in labels if isinstance(value, str)})
+            devices[name] = match_device(word or name, f"flavour {name}", remarks)
+    for item in items:
+        name, spec = str(dig(item, "metadata").get("name")), dig(item, "spec")
+        if spec.get("stopPolicy") in ("Hold", "HoldAndDrain"):
+            remarks.add("queues that are stopped are left out", name)
+        elif item.get("kind") == "ClusterQueue":
+            yield from _queue_quotas(name, spec, devices, remarks)
+
+
+def _queue_quotas(
+    name: str, spec: Mapping[str, Any], devices: Mapping[str, str | None], remarks: Remarks
+) -> Iterator[Quota]:
+    cohort = spec.get("cohortName") or spec.get("cohort")
+    groups = check_entries(spec.get("resourceGroups") or [], name)
+    flavors = [row for group in groups for row in check_entries(group.get("flavors") or [], name)]
+    for flavor in flavors:
+        flavor_name = str(flavor.get("name"))
+        for row in check_entries(flavor.get("resources") or [], name):
+            resource = str(row.get("name"))
+            if resource not in device_resources():
+                continue
+            if devices.get(flavor_name) is None:
+                remarks.add("no label of these flavours names a device", flavor_name)
+            limit = row.get("borrowingLimit")
+            yield Quota(
+                queue=name,
+                cohort=str(cohort) if cohort else None,
+                flavor=flavor_name,
+                resource=resource,
+                device=devices.get(flavor_name),
+                devices=read_whole(row.get("nominalQuota")),
+                borrows=None if cohort and read_number(limit) is None else read_whole(limit),
+            )
+
+
+def quota_machines(quotas: tuple[Quota, ...], remarks: Remarks) -> Iterator[Machine]:
+    """Machines that the quotas of each flavour add up to, in nodes of the usual size."""
+    totals = Counter[tuple[str, str]]()
+    for quota in quotas:
+        if quota.device:
+            totals[quota.flavor, quota.device] += quota.devices
+    for (flavor, device), total in totals.items():
+        per_node = device_profile(device).node.devices
+        text = f"quotas of {total:,} devices are counted as machines of {per_node}"
+        remarks.add(text, flavor)
+        if total >= per_node:
+            yield Machine(device, per_node, total // per_node, group=flavor)

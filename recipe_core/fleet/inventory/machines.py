@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 from recipe_core.base.errors import InputError
@@ -19,38 +20,35 @@ FIELD = "inventory"
 Kind = Literal["kubernetes", "slurm", "skypilot", "csv", "kueue", "opencost"]
 # Machines, rows and allocations that one inventory may have.
 MAX_ENTRIES = 20_000
-# Names that a note lists.
-_LISTED = 6
+MAX_NOTES = 200
+_LISTED = 6  # names in a note
 # Error correction in GDDR takes a sixteenth; a larger deviation is another card.
 _MEMORY_TOLERANCE = 0.08
-_MIB = 2**20
 
 
 class Remarks:
     """Sentences on what was left out or assumed, each with the machines that it is about."""
 
     def __init__(self) -> None:
-        self._names: dict[str, Counter[str]] = {}
+        self._names: dict[str, dict[str, None]] = defaultdict(dict)
 
-    def add(self, text: str, name: str = "", count: int = 1) -> None:
-        self._names.setdefault(text, Counter())[name[:80]] += count
+    def add(self, text: str, name: str) -> None:
+        self._names[text][name[:80]] = None
 
     def lines(self) -> tuple[str, ...]:
-        out = []
-        for text, names in self._names.items():
-            listed = [name for name in names if name]
-            more = f" and {len(listed) - _LISTED:,} more" if len(listed) > _LISTED else ""
-            where = f": {', '.join(listed[:_LISTED])}{more}" if listed else ""
-            out.append(f"{text}{where}.")
-        return tuple(out)
+        lines = [f"{text}: {_list_names([*names])}." for text, names in self._names.items()]
+        more = [f"{len(lines) - MAX_NOTES:,} more notes."] if len(lines) > MAX_NOTES else []
+        return (*lines[:MAX_NOTES], *more)
+
+
+def _list_names(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Machines that are alike, with ``per_node`` devices of one profile each.
-
-    ``group``: what its source calls them together, such as a partition or a node pool.
-    """
+    """Machines that are alike; ``group``: a partition or a node pool that they are called by."""
 
     device: str
     per_node: int
@@ -82,13 +80,12 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Payment:
-    """The cost of a team today, by OpenCost."""
+    """The cost of a team today, and the devices that it has on average."""
 
     team: str
     usd_per_hour: float
     usd_per_month: float
-    device_hours_per_hour: float
-    """Devices that it has, on average."""
+    devices: float
 
 
 @dataclass(frozen=True)
@@ -98,7 +95,7 @@ class Inventory:
     kind: Kind
     name: str
     pools: tuple[Mapping[str, Any], ...] = ()
-    """Pools, as ``fleet.yaml`` has them."""
+    """As ``fleet.yaml`` has them."""
     quotas: tuple[Quota, ...] = ()
     payments: tuple[Payment, ...] = ()
     usd_per_device_hour: Mapping[str, float] = field(default_factory=dict)
@@ -128,41 +125,28 @@ def match_device(
 
     ``names``: those that the inventory's tool has for devices; ``memory_mib``: of one device.
     """
-    sharers = [
-        profile
-        for profile, word in (names.names if names else {}).items()
-        if word.casefold() == name.casefold()
-    ]
-    device = device_called(name, names.names if names else None)
+    by_tool = names.names if names else {}
+    device = device_called(name, by_tool)
     if device is None:
-        remarks.add(f"{name[:80]!r} is no known device; add its profile to the pool", machine_name)
+        remarks.add(f"{name[:80]!r} is no known device, so state its profile", machine_name)
         return None
-    if memory_mib is not None and not _has_memory(device, memory_mib):
-        sharers = [profile for profile in sharers if _has_memory(profile, memory_mib)]
-        if not sharers:
-            text = f"{name[:80]!r} is {device}, but has {memory_mib:,.0f} MiB"
-            remarks.add(f"{text}; add the profile of that variant to the pool", machine_name)
-            return None
-        device = sharers[0]
-    if len(sharers) > 1:
-        listed = ", ".join(sharers)
-        remarks.add(f"{name[:80]!r} may be {listed}; read as {device}: set device", machine_name)
+    profile_mib = device_profile(device).memory_bytes.value / 2**20
+    if memory_mib and abs(memory_mib / profile_mib - 1) > _MEMORY_TOLERANCE:
+        text = f"{name[:80]!r} is {device}, but has {memory_mib:,.0f} MiB, so state its profile"
+        remarks.add(text, machine_name)
+        return None
+    alike = [key for key, word in by_tool.items() if word.casefold() == name.casefold()]
+    if len(alike) > 1:
+        text = f"{name[:80]!r} may be {', '.join(alike)}, and is read as {device}"
+        remarks.add(text, machine_name)
     return device
-
-
-def _has_memory(device: str, memory_mib: float) -> bool:
-    profile = device_profile(device)
-    sizes = (profile.memory_bytes.value, profile.usable_memory_bytes)
-    return any(abs(memory_mib * _MIB / size - 1) <= _MEMORY_TOLERANCE for size in sizes)
 
 
 def group_machines(machines: Iterable[Machine], remarks: Remarks) -> tuple[dict[str, Any], ...]:
     """Machines as pools: alike in device, number, region, term, price, cut and group.
 
-    Racks are counted by their names; zones stand in for them where machines name none.
-
-    Raises:
-        InputError: for values that no pool may have.
+    Zones stand in for racks where machines name none. Raises InputError for values that no pool
+    may have.
     """
     groups: dict[Machine, list[Machine]] = {}
     for machine in machines:
@@ -177,39 +161,28 @@ def _make_pool(alike: list[Machine], names: set[str], remarks: Remarks) -> dict[
     term = None if first.term == "owned" else first.term
     parts = (first.device, first.region, first.group, term)
     name = _free_name("-".join(filter(None, parts)), names)
-    racks, by_zone = Counter[str](), Counter[str]()
+    racks, zones = Counter[str](), Counter[str]()
     for machine in alike:
-        place = "/".join(filter(None, (machine.zone, machine.rack)))
-        by_zone[machine.zone or ""] += machine.count
+        zones[machine.zone or ""] += machine.count
         if machine.rack:
-            racks[place] += machine.count
-    nodes = sum(machine.count for machine in alike)
-    if racks and racks.total() < nodes:
-        remarks.add("some machines name no rack; they are taken to stand in those named", name)
-    if not racks and len(by_zone) > 1:
-        racks = by_zone
-        remarks.add("no racks are named; each zone counts as one", name)
-    if racks and max(racks.values()) - min(racks.values()) > 1:
-        remarks.add(
-            f"racks have {min(racks.values())} to {max(racks.values())} machines; "
-            "a pool takes them as even",
-            name,
-        )
+            racks[f"{machine.zone}/{machine.rack}"] += machine.count
+    if not racks and len(zones) > 1:
+        racks = zones
+        remarks.add("no racks are named, so each zone counts as one", name)
+    nodes = zones.total()
+    if racks and (racks.total() < nodes or max(racks.values()) - min(racks.values()) > 1):
+        remarks.add("machines are not even over racks, as a pool takes them", name)
     labels = set.intersection(*(set(machine.labels) for machine in alike))
-    pool = {
+    pool = asdict(replace(first, labels=())) | {
         "name": name,
-        "device": first.device,
         "nodes": nodes,
-        "per_node": first.per_node,
         "racks": len(racks) or None,
-        "region": first.region,
-        "term": first.term,
-        "usd_per_device_hour": first.usd_per_device_hour,
         "slices": list(first.slices),
         "sharing": list(first.sharing),
         "labels": dict(sorted(labels)),
     }
-    return check_pool({key: value for key, value in pool.items() if value not in (None, [], {})})
+    pool = {key: pool[key] for key in Pool.model_fields if pool.get(key) not in (None, [], {})}
+    return check_pool(pool)
 
 
 def check_pool(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +190,8 @@ def check_pool(values: Mapping[str, Any]) -> dict[str, Any]:
     try:
         validate_plain(values, Pool, "docs/guide/fleet.md")
     except InputError as error:
-        field_name = f"pools.{values.get('name')}.{error.field}"
+        name = values.get("name") if isinstance(values, Mapping) else None
+        field_name = f"pools.{name}.{error.field}"
         raise InputError(error.message, field=field_name, hint=error.hint) from None
     return dict(values)
 
@@ -225,20 +199,14 @@ def check_pool(values: Mapping[str, Any]) -> dict[str, Any]:
 def _free_name(text: str, names: set[str]) -> str:
     """A label that no other pool has."""
     base = make_label(text) or "pool"
-    name, number = base, 1
-    while name in names:
-        number += 1
-        name = f"{base[: 40 - len(str(number)) - 1].strip('-')}-{number}"
+    numbered = (f"{base[:35].strip('-')}-{number}" for number in range(2, MAX_ENTRIES + 2))
+    name = next(name for name in chain([base], numbered) if name not in names)
     names.add(name)
     return name
 
 
 def check_entries(entries: Any, name: str) -> list[Mapping[str, Any]]:
-    """The objects of a list, which may not be too long; what is no object is left out.
-
-    Raises:
-        InputError: for no list, or more than ``MAX_ENTRIES``.
-    """
+    """The objects of a list; raises InputError for no list, or more than ``MAX_ENTRIES``."""
     if not isinstance(entries, list):
         raise InputError(f"{name} has no list of entries.", field=FIELD, hint="Export it anew.")
     if len(entries) > MAX_ENTRIES:
