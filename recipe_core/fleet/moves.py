@@ -146,14 +146,14 @@ def _placed_spots(answer: FleetAnswer) -> dict[Spot, int]:
 
 
 def _spot_of(model: str, place: Placement, shares: Mapping[str, float]) -> Spot:
-    layout = _layout_words(place)
+    layout = _spot_words(place)
     devices = place.devices_each * (shares.get(place.pool, 1.0) if place.shared else 1.0)
     return Spot(
         model, place.pool, layout, place.slice, place.capacity_each, devices, place.candidate
     )
 
 
-def _layout_words(place: Placement) -> str:
+def _spot_words(place: Placement) -> str:
     return " · ".join(filter(None, (place.engine, place.layout, place.slice)))
 
 
@@ -314,5 +314,5 @@ def _weights(board: Board, model: str, counts: Counts) -> dict[str, float]:
 def _answer_weights(model: PlacedModel) -> dict[str, float]:
     weights: dict[str, float] = defaultdict(float)
     for place in model.placements:
-        weights[f"{place.pool} · {_layout_words(place)}"] += place.weight
+        weights[f"{place.pool} · {_spot_words(place)}"] += place.weight
     return dict(weights)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.inventory.kubernetes import device_word
+from recipe_core.fleet.inventory.kubernetes import find_device_label
 from recipe_core.fleet.inventory.machines import (
     FIELD,
     Payment,
@@ -48,13 +48,13 @@ def read_costs(
     device_hours: dict[str, float] = defaultdict(float)
     spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for key, row in zip(names, rows, strict=True):
-        team, used_hours = _team_of(key, row), _amount(row, "gpuHours")
-        costs[team] += _amount(row, "totalCost")
+        team, used_hours = _team_of(key, row), _cost_in(row, "gpuHours")
+        costs[team] += _cost_in(row, "totalCost")
         device_hours[team] += used_hours
         device = _device_of(row, key, remarks) if used_hours > 0 else None
         if device:
             adjusted = (*_MACHINE_COSTS, *(f"{cost}Adjustment" for cost in _MACHINE_COSTS))
-            spent[device][0] += sum(_amount(row, cost) for cost in adjusted)
+            spent[device][0] += sum(_cost_in(row, cost) for cost in adjusted)
             spent[device][1] += used_hours
     payments = [
         Payment(team, cost / hours, cost / hours * _HOURS_PER_MONTH, device_hours[team] / hours)
@@ -85,7 +85,7 @@ def _read_time(value: Any) -> datetime | None:
     return time.replace(tzinfo=time.tzinfo or UTC) if time else None
 
 
-def _amount(row: Mapping[str, Any], key: str) -> float:
+def _cost_in(row: Mapping[str, Any], key: str) -> float:
     """A number of any sign; adjustments may be negative. 0 for what is none."""
     value = row.get(key)
     return float(value) if type(value) in (int, float) and abs(value) < 1e12 else 0.0  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ def _team_of(key: str, row: Mapping[str, Any]) -> str:
 
 def _device_of(row: Mapping[str, Any], key: str, remarks: Remarks) -> str | None:
     gpu, labels = dig(row, "gpuAllocation"), dig(row, "properties", "labels").items()
-    word = device_word({name: value for name, value in labels if isinstance(value, str)})
+    word = find_device_label({name: value for name, value in labels if isinstance(value, str)})
     words = (gpu.get("gpuModel"), gpu.get("gpuDevice"), word)
     device = next((text for text in words if isinstance(text, str) and text), None)
     if device is None:

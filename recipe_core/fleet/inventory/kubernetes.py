@@ -21,7 +21,7 @@ from recipe_core.fleet.inventory.machines import (
     dig,
     make_label,
     match_device,
-    read_number,
+    read_quantity,
     read_whole,
 )
 from recipe_core.fleet.request import Term
@@ -86,7 +86,7 @@ def _read_node(
 ) -> Iterator[Machine]:
     offered = dig(node, "status", "allocatable").items()
     resources = {resource: read_whole(count) for resource, count in offered}
-    word = device_word(labels)
+    word = find_device_label(labels)
     counts = {key: resources.get(key, 0) for key in device_resources()}
     counts |= {key: n for key, n in resources.items() if _MIG.match(key) or _PARTITION.match(key)}
     if not sum(counts.values()):
@@ -96,7 +96,7 @@ def _read_node(
         resource = max(counts, key=lambda key: counts[key])
         remarks.add(f"nodes offer {resource}, but no label names the device", name)
         return
-    memory_mib = read_number(labels.get("nvidia.com/gpu.memory"))
+    memory_mib = read_quantity(labels.get("nvidia.com/gpu.memory"))
     is_cut = _CUT.search(word) or any(_MIG.match(key) for key in counts)
     device = match_device(word, name, remarks, memory_mib=None if is_cut else memory_mib)
     if device is None:
@@ -123,7 +123,7 @@ def _read_node(
     )
 
 
-def device_word(labels: Mapping[str, str]) -> str:
+def find_device_label(labels: Mapping[str, str]) -> str:
     """The label that names a node's device: a vendor's, else a cloud's, else that of the machine.
 
     One that names a known device comes before those that do not; empty where there is none.
@@ -209,7 +209,9 @@ def read_queues(items: list[Mapping[str, Any]], remarks: Remarks) -> Iterator[Qu
         if item.get("kind") == "ResourceFlavor":
             name = str(dig(item, "metadata").get("name"))
             labels = dig(item, "spec", "nodeLabels").items()
-            word = device_word({key: value for key, value in labels if isinstance(value, str)})
+            word = find_device_label(
+                {key: value for key, value in labels if isinstance(value, str)}
+            )
             devices[name] = match_device(word or name, f"flavour {name}", remarks)
     for item in items:
         name, spec = str(dig(item, "metadata").get("name")), dig(item, "spec")
@@ -241,7 +243,7 @@ def _queue_quotas(
                 resource=resource,
                 device=devices.get(flavor_name),
                 devices=read_whole(row.get("nominalQuota")),
-                borrows=None if cohort and read_number(limit) is None else read_whole(limit),
+                borrows=None if cohort and read_quantity(limit) is None else read_whole(limit),
             )
 
 

@@ -160,7 +160,7 @@ def _make_pool(alike: list[Machine], names: set[str], remarks: Remarks) -> dict[
     first = alike[0]
     term = None if first.term == "owned" else first.term
     parts = (first.device, first.region, first.group, term)
-    name = _free_name("-".join(filter(None, parts)), names)
+    name = _unused_pool_name("-".join(filter(None, parts)), names)
     racks, zones = Counter[str](), Counter[str]()
     for machine in alike:
         zones[machine.zone or ""] += machine.count
@@ -196,7 +196,7 @@ def check_pool(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values)
 
 
-def _free_name(text: str, names: set[str]) -> str:
+def _unused_pool_name(text: str, names: set[str]) -> str:
     """A label that no other pool has."""
     base = make_label(text) or "pool"
     numbered = (f"{base[:35].strip('-')}-{number}" for number in range(2, MAX_ENTRIES + 2))
@@ -222,7 +222,7 @@ def dig(value: Any, *path: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def read_number(value: Any) -> float | None:
+def read_quantity(value: Any) -> float | None:
     """A number that is not negative and below a billion, or a text of one with k or M after it."""
     factor = 1.0
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?[kM]?", value):
@@ -234,4 +234,4 @@ def read_number(value: Any) -> float | None:
 
 def read_whole(value: Any) -> int:
     """A whole number as above; 0 for anything else."""
-    return int(read_number(value) or 0)
+    return int(read_quantity(value) or 0)

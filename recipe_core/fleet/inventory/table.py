@@ -13,7 +13,7 @@ from recipe_core.fleet.inventory.machines import (
     Remarks,
     make_label,
     match_device,
-    read_number,
+    read_quantity,
 )
 from recipe_core.fleet.request import Term
 from recipe_core.hardware.cluster import device_profile
@@ -63,7 +63,7 @@ def read_csv_machines(text: str, name: str, remarks: Remarks) -> Iterator[Machin
 def _read_cell(row: Mapping[str, str], column: str, where: str) -> float | None:
     """A cell as a number, whole unless it is a price; None where it is empty."""
     cell = row.get(column)
-    value = read_number(cell)
+    value = read_quantity(cell)
     if cell is not None and (value is None or (column != "price" and not 1 <= value == value // 1)):
         message = f"{where}, {column}: {cell!r:.80} is no such number."
         raise InputError(message, field=FIELD, hint="Give 8, or of a price 2.49.")
