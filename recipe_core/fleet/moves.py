@@ -81,17 +81,17 @@ def plan_moves(
         InputError: for a replica of today whose capacity is not known.
     """
     notes: list[str] = []
-    wanted = _placed_spots(answer)
+    planned = _placed_spots(answer)
     if isinstance(today, FleetAnswer):
         running = _placed_spots(today)
     else:
         running = _running_spots(today, answer, capacity_of)
-    spots = list(dict.fromkeys([*running, *wanted]))
-    board = _make_board(spots, running, wanted, answer, notes)
+    spots = list(dict.fromkeys([*running, *planned]))
+    board = _make_board(spots, running, planned, answer, notes)
     path, lacking = find_order(board, detours=False), dict[str, float]()
     if path is None:
         spots += _spots_elsewhere(spots, answer.request)
-        roomy = _make_board(spots, running, wanted, answer, [])
+        roomy = _make_board(spots, running, planned, answer, [])
         if path := find_order(roomy, detours=True):
             board = roomy
     if path is None:
@@ -106,11 +106,11 @@ def plan_moves(
 def _make_board(
     spots: Sequence[Spot],
     running: Mapping[Spot, int],
-    wanted: Mapping[Spot, int],
+    planned: Mapping[Spot, int],
     answer: FleetAnswer,
     notes: list[str],
 ) -> Board:
-    first, last = ([state.get(spot, 0) for spot in spots] for state in (running, wanted))
+    first, last = ([state.get(spot, 0) for spot in spots] for state in (running, planned))
     floors: dict[str, float] = {}
     board = Board(spots, first, last, _free_devices(answer, notes), floors)
     loads = {model.name: max(model.load.values(), default=0.0) for model in answer.models}

@@ -75,8 +75,10 @@ class Board:
         parts = self._slices(pool, counts)
         needed = sum(math.ceil(part - _EPSILON) for part in parts.values())
         for state in (self.first, self.last):
-            there = self._slices(pool, state)
-            if needed and all(part <= there.get(name, 0) + 1e-6 for name, part in parts.items()):
+            end_parts = self._slices(pool, state)
+            if needed and all(
+                part <= end_parts.get(name, 0) + 1e-6 for name, part in parts.items()
+            ):
                 bound = math.floor(self.devices[pool] - self._whole(pool, state) + _EPSILON)
                 needed = min(needed, max(bound, 0))
         return needed
@@ -90,8 +92,8 @@ class Board:
         return parts
 
     def _whole(self, pool: str, counts: Counts) -> float:
-        here = self._of_pool[pool]
-        return sum(self.spots[k].devices * counts[k] for k in here if not self.spots[k].slice)
+        spots = self._of_pool[pool]
+        return sum(self.spots[k].devices * counts[k] for k in spots if not self.spots[k].slice)
 
     def _packed(self, pool: str, counts: Counts) -> float:
         parts = self._slices(pool, counts).values()

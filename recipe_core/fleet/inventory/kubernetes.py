@@ -141,7 +141,7 @@ def _first_label(keys: Iterable[str], labels: Mapping[str, str]) -> str:
 def _read_term(
     node: Mapping[str, Any], name: str, labels: Mapping[str, str], remarks: Remarks
 ) -> Term:
-    """How a node is paid: by its labels, else by whose machine it is."""
+    """Return how a node is paid: by its labels, else by whose machine it is."""
     words = {labels.get(key, "").casefold() for key in _place_labels().terms}
     spots = cluster_names().spot.values()
     if "spot" in words or any(labels.get(spot.label) == spot.value for spot in spots):
@@ -173,8 +173,8 @@ def _whole_devices(
     (``strategy: single``), and slices beside devices where they are not.
     """
     if cut := _CUT.search(word):
-        each = _slices_each(device, int(cut[2]), int(cut[3]))
-        return math.ceil(max(counts.values()) / each), (cut[1],)
+        usual = _slices_each(device, int(cut[2]), int(cut[3]))
+        return math.ceil(max(counts.values()) / usual), (cut[1],)
     mode = _PARTITION.fullmatch(labels.get("amd.com/gpu.compute-memory-partition", "").casefold())
     parts: set[str] = set()
     total = 0.0

@@ -90,7 +90,7 @@ class Payment:
 
 @dataclass(frozen=True)
 class Inventory:
-    """What an inventory says of a fleet."""
+    """Pools, quotas, payments and prices of one inventory."""
 
     kind: Kind
     name: str

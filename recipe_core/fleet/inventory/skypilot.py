@@ -111,13 +111,14 @@ def read_sky_document(document: Mapping[str, Any], remarks: Remarks) -> Iterator
 def _read_resources(
     resources: Mapping[str, Any], nodes: int, remarks: Remarks
 ) -> Iterator[Machine]:
-    stated = resources.get("accelerators")
-    if isinstance(stated, Mapping):
-        stated = [f"{word}:{count}" for word, count in stated.items()]
+    accelerators = resources.get("accelerators")
+    if isinstance(accelerators, Mapping):
+        accelerators = [f"{word}:{count}" for word, count in accelerators.items()]
     infra = [part for part in str(resources.get("infra") or "").split("/") if part != "*"]
     region = resources.get("region") or (infra[1] if len(infra) > 1 else "")
     term: Term = "spot" if resources.get("use_spot") is True else "on-demand"
-    for text in stated if isinstance(stated, list) else filter(None, [stated]):
+    texts = accelerators if isinstance(accelerators, list) else [accelerators]
+    for text in filter(None, texts):
         word, _, count = str(text).partition(":")
         if device := _match_sky(word.strip(), "resources", remarks):
             per_node = read_whole(count.strip()) or 1
