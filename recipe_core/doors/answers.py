@@ -20,6 +20,8 @@ from recipe_core.request.schema import PlanRequest, asks_for_any
 if TYPE_CHECKING:
     from recipe_core.calibration.validation.reconcile import Reconciled
     from recipe_core.estimates.columns.corrections import Corrections
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
     from recipe_core.plans.plan import Plan
     from recipe_core.recipe import Recipe
     from recipe_core.scaling.traces.trace import Rates, Trace
@@ -254,6 +256,64 @@ def _read_body_trace(body: Body) -> Trace | Rates:
 def _named_text(body: Body) -> tuple[str, str]:
     _check_body_fields(body, "name", "text")
     return _body_text({"name": "", **body}, "name"), _body_text(body, "text")
+
+
+# Fleets
+
+
+def check_fleet(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
+    """Nothing, after what ``answer_fleet`` is asked has been read as far as takes no time."""
+    _fleet(body)
+    return {}
+
+
+def answer_fleet(body: Body, folders: bool = False) -> Json:
+    """Place a fleet: ``{fleet, what_if, month, seconds}``.
+
+    With ``what_if`` the answer of today has that of the changed fleet beside it, and what differs.
+    """
+    from recipe_core.fleets.what_if import compare_answers
+
+    fleet = _fleet(body)
+    asked: Json = {"month": fleet.month, "seconds": fleet.seconds, "folders": folders}
+    before = public.fleet(fleet.request, **asked)
+    answer = before.to_json()
+    if fleet.changes is not None:
+        after = public.fleet(fleet.request, what_if=fleet.changes, **asked)
+        answer["what_if"] = {
+            "answer": after.to_json(),
+            "differences": compare_answers(before, after),
+        }
+    return clean(answer)
+
+
+class _Fleet(NamedTuple):
+    request: FleetRequest
+    changes: FleetChanges | None
+    month: float
+    seconds: float
+
+
+def _fleet(body: Body) -> _Fleet:
+    """The parts of the body of a fleet, all of them held to their types."""
+    from recipe_core.fleets.pools import resolve_pools
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
+
+    _check_body_fields(body, "fleet", "what_if", "month", "seconds")
+    request = FleetRequest.parse(_body_object(body, "fleet"))
+    resolve_pools(request)
+    changes = None
+    if body.get("what_if") is not None:
+        changes = FleetChanges.parse(_body_object(body, "what_if"))
+        changes.apply(request)
+    month, seconds = body.get("month", 0.0), body.get("seconds", 60.0)
+    return _Fleet(
+        request,
+        changes,
+        bounded_float("month", month, minimum=0, maximum=600),
+        bounded_float("seconds", seconds, above=0, maximum=600),
+    )
 
 
 # Recipes and bundles

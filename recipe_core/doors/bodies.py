@@ -13,6 +13,8 @@ from recipe_core.base.documented import DescribedModel
 from recipe_core.base.types import Text
 from recipe_core.commands.context import CommandContext
 from recipe_core.doors.jobs import Status
+from recipe_core.fleets.request import FleetRequest
+from recipe_core.fleets.what_if import FleetChanges
 from recipe_core.recipe import Recipe
 from recipe_core.recipe.place import Parameters
 from recipe_core.request.scaling import Policy
@@ -79,6 +81,22 @@ class TraceBody(DescribedModel):
 
     text: Annotated[str, Field(min_length=1)]
     """Content of the file: CSV or JSON lines (docs/guide/scale.md)."""
+
+
+class FleetBody(DescribedModel):
+    """A fleet, and what is tried with it."""
+
+    fleet: FleetRequest
+    """Models and machines, as in a fleet.yaml."""
+
+    what_if: FleetChanges | None = None
+    """Changes that are tried; the answer says what they change."""
+
+    month: Annotated[float, Field(ge=0, le=600)] = 0.0
+    """Months of growth ahead of today for which it is placed."""
+
+    seconds: Annotated[float, Field(gt=0, le=600)] = 60.0
+    """Seconds after which the best so far is the answer."""
 
 
 class SimulateBody(DescribedModel):

@@ -66,7 +66,7 @@ reason why it cannot run. Call `known` for models, hardware and engines; `size` 
 and how many; `plan` for the ranking of layouts on known hardware; `estimate` for one layout in
 full; `compress` for what quantising or pruning would do;
 `check` for an existing command; `simulate` for a load over hours and weeks and the policy that
-scales replicas; `build` for a runnable bundle.
+scales replicas; `fleet` for many models on many machines; `build` for a runnable bundle.
 Memory is in bytes per device, times in seconds; every estimate has a band and a basis."""
 
 BUNDLE = "recipe://bundle/{asked}"
@@ -295,6 +295,39 @@ class Tools:
 
         with budget.watched(report):
             return await self._ask("simulate", body, series=series)
+
+    async def fleet(
+        self,
+        fleet: Annotated[
+            dict[str, Any],
+            Field(
+                description="A fleet.yaml: models (each with workload and objective.limits), pools "
+                "(device, nodes, term, usd_per_device_hour), jobs, regions, periods, headroom."
+            ),
+        ],
+        context: Context[Any, Any],
+        what_if: Annotated[
+            dict[str, Any] | None,
+            Field(
+                description="Changes to try: lose_nodes, lose_racks, prices, loads, months, "
+                "add_models, add_pools, drop."
+            ),
+        ] = None,
+        month: Annotated[float, Field(ge=0, le=600)] = 0.0,
+        seconds: Annotated[float, Field(gt=0, le=600)] = 30.0,
+    ) -> Json:
+        """Place many models on owned and rented machines: who runs where, cost, joint probability.
+
+        With replicas, layouts and router weights by pool, what is rented or reserved, what each
+        team pays, and the smallest set of demands and bounds that conflict where not all fit.
+        """
+        body = _without_none(fleet=fleet, what_if=what_if, month=month, seconds=seconds)
+
+        def report(done: int, steps: int) -> None:
+            from_thread.run(context.report_progress, float(done), float(steps))
+
+        with budget.watched(report):
+            return await self._ask("fleet", body)
 
     async def trace(
         self,

@@ -91,6 +91,12 @@ OPERATIONS: dict[str, Operation] = {
             bodies.TraceBody,
             most_bytes=MAX_TRACE_BYTES,
         ),
+        Operation(
+            answers.answer_fleet,
+            "Many models on owned and rented machines, as a job: begins it and says where to look",
+            bodies.FleetBody,
+            job=answers.check_fleet,
+        ),
         Operation(answers.answer_build, "The bundle as a zip", bodies.RecipeBody),
         Operation(
             answers.answer_recipe, "The recipe of a request, without its files", bodies.RecipeBody

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from recipe_core.estimates.columns.corrections import Corrections
     from recipe_core.estimates.measured.runs import Run
     from recipe_core.estimates.results import Estimate
+    from recipe_core.fleets.answer import FleetAnswer
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.request.size import SizeRequest
     from recipe_core.scaling.result import OverTimeAnswer
@@ -103,6 +106,51 @@ def size(
     return sizing.size_devices(
         parsed, folders=folders, corrections=_learn_corrections(measured, folders)
     )
+
+
+def fleet(
+    request: FleetRequest | Mapping[str, Any] | str | Path,
+    *,
+    what_if: FleetChanges | Mapping[str, Any] | None = None,
+    month: float = 0.0,
+    gap: float = 0.001,
+    seconds: float = 60.0,
+    folders: bool = True,
+    measured: MeasuredSource | None = None,
+) -> FleetAnswer:
+    """Place many models on owned and rented machines: who runs where, and what it costs.
+
+    Args:
+        request: the fleet: plain values, the path of a `fleet.yaml`, or a ``FleetRequest``.
+        what_if: changes that are tried: machines that are lost, prices, loads, models that come.
+        month: months of growth ahead of today for which it is placed.
+        gap: relative distance of the objective to its bound with which the search ends.
+        seconds: after which the best so far is the answer.
+        folders: whether models may be named by a path on this machine.
+        measured: runs of your own that correct the estimates, as for `plan`.
+
+    Returns:
+        The answer: ``models`` with their placements, ``pools``, ``charges``, ``probability`` that
+        all limits hold together, and where not all can be served the ``conflict``.
+
+    Raises:
+        InputError: for a fleet, changes or runs that cannot be read.
+    """
+    from recipe_core.fleets.columns import Sources
+    from recipe_core.fleets.place import place_fleet
+    from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.what_if import FleetChanges
+
+    values = (
+        request
+        if isinstance(request, FleetRequest)
+        else FleetRequest.parse(_read_request_values(request))
+    )
+    if what_if is not None:
+        parsed = what_if if isinstance(what_if, FleetChanges) else FleetChanges.parse(what_if)
+        values, month = parsed.apply(values), month + parsed.months
+    sources = Sources(folders, _learn_corrections(measured, folders))
+    return place_fleet(values, month=month, gap=gap, seconds=seconds, sources=sources)
 
 
 def compress(

@@ -14,6 +14,7 @@ from recipe_core.compression.advisor.result import CompressAnswer
 from recipe_core.engines.spec import Engine, engine, engine_names
 from recipe_core.estimates.results import Estimate
 from recipe_core.estimates.rules.kernels import reply_on_format
+from recipe_core.fleets.request import FleetRequest
 from recipe_core.hardware.cluster import Cluster, dtypes, fabric
 from recipe_core.hardware.offer_tables import offer_sources
 from recipe_core.hardware.offers import Offer
@@ -38,6 +39,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _TYPES: dict[str, Any] = {
     "request": PlanRequest,
     "size": SizeRequest,
+    "fleet": FleetRequest,
     "recipe": Recipe,
     "manifest": Manifest,
     "estimate": Estimate,

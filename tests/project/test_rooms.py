@@ -34,6 +34,7 @@ BUDGETS = {
     "targets": 8_040,
     "bundle": 2_280,
     "calibration": 8_800,
+    "fleets": 5_000,
     "views": 11_660,
     "doors": 6_740,
 }
@@ -47,7 +48,7 @@ ARROWS = 144
 """The most pairs of rooms of which the later imports the earlier."""
 FEATURES = ("compression", "sizing", "scaling", "commands", "calibration")
 """Rooms that import plans; nothing that makes a plan or a launch names them."""
-USERS = ("recipe", "targets", "bundle", "views", "doors")
+USERS = ("recipe", "targets", "bundle", "fleets", "views", "doors")
 """Rooms that put features together, for a bundle or for people."""
 TRAVELLERS = ("payload.launcher", "payload.trainer", "payload.compressor")
 """Folders that are copied into bundles: they import nothing but themselves."""

@@ -22,6 +22,7 @@ COMMANDS = {
     "offers": "catalog",
     "plan": "planning",
     "size": "planning",
+    "fleet": "fleets",
     "estimate": "planning",
     "compress": "planning",
     "simulate": "over_time",

@@ -18,6 +18,7 @@ from recipe_core.engines.release import release_key
 from recipe_core.estimates.columns.serving import Cases, Setting
 from recipe_core.estimates.serving.cache_blocks import (
     Counted,
+    SharedBlocks,
     kv_token_bytes,
     request_state_bytes,
     shared_blocks,
@@ -41,9 +42,18 @@ def cached_tokens(layer: Layer, context: Float, block_tokens: Float) -> Float:
     return np.minimum(tokens, (np.ceil((window - 1) / block_tokens) + 1) * block_tokens)
 
 
-def context_bytes(setting: Setting, layers: Counted, cases: Cases, context: Float) -> Float:
-    """Bytes of cache and state of one request over these layers on one rank (one per case)."""
-    tp, shared = cases.tp, shared_blocks(setting, layers, cases)
+def context_bytes(
+    setting: Setting,
+    layers: Counted,
+    cases: Cases,
+    context: Float,
+    shared: SharedBlocks | None = None,
+) -> Float:
+    """Bytes of cache and state of one request over these layers on one rank (one per case).
+
+    ``shared``: the blocks that the layers share, where they are made already.
+    """
+    tp, shared = cases.tp, shared or shared_blocks(setting, layers, cases)
     parts = [
         n
         * (
@@ -66,6 +76,7 @@ def in_flight_bytes(
     cases: Cases,
     context: Float,
     pool_bytes: Float | None = None,
+    shared: SharedBlocks | None = None,
 ) -> Float:
     """Bytes that steps in progress add to the windows of shared blocks, for all requests.
 
@@ -75,9 +86,10 @@ def in_flight_bytes(
     charged by ``SlidingWindowSpec.max_admission_blocks_per_request`` (vllm#47728, in 0.26). The
     compressed caches of DeepSeek-V4 have blocks of four tokens, so that a chunk costs gigabytes
     (vllm#54703, vllm#51041). SGLang's pools of DeepSeek-V4 that hold no tokens of the cache count
-    here too. Zero for other engines and caches.
+    here too. Zero for other engines and caches. ``shared``: the blocks that the layers share, where
+    they are made already.
     """
-    shared = shared_blocks(setting, layers, cases, pool_bytes)
+    shared = shared or shared_blocks(setting, layers, cases, pool_bytes)
     rules = setting.engine.memory.groups
     if shared is not None and shared.fixed_bytes is not None:
         return shared.fixed_bytes

@@ -365,17 +365,19 @@ def _stage_memory(
     """The columns of ``Memory`` of one stage."""
     capacity = np.full(len(cases), setting.cluster.device.usable_memory_bytes)
     full = np.minimum(cases.input_tokens + cases.output_tokens, cases.max_context)
-    sequence = context_bytes(setting, layers, cases, full)
-    longest = context_bytes(setting, layers, cases, cases.max_context)
+    shared = shared_blocks(setting, layers, cases)
+    sequence = context_bytes(setting, layers, cases, full, shared)
+    longest = context_bytes(setting, layers, cases, cases.max_context, shared)
     pool, besides, usable = _cache_pool(setting, cases, fixed, capacity)
     accepted = cases.accepted_tokens
-    smallest = context_bytes(setting, layers, cases, accepted)
+    smallest = context_bytes(setting, layers, cases, accepted, shared)
     if not setting.engine.memory.needs_longest:  # then one block must fit
-        smallest = context_bytes(setting, layers, cases, cases.block_tokens)
+        smallest = context_bytes(setting, layers, cases, cases.block_tokens, shared)
     if setting.engine.memory.whole_contexts and setting.mode != "static":
         sequence = smallest  # every slot has room for the longest
-    in_flight = in_flight_bytes(setting, layers, cases, cases.max_context, pool)
-    starting = in_flight_bytes(setting, layers, cases, accepted, pool)
+    in_pool = shared_blocks(setting, layers, cases, pool)
+    in_flight = in_flight_bytes(setting, layers, cases, cases.max_context, pool, in_pool)
+    starting = in_flight_bytes(setting, layers, cases, accepted, pool, in_pool)
     stated_pool = _stated_pool(setting, cases, longest)
     pool = pool if stated_pool is None else stated_pool
     settled = np.maximum(pool - in_flight, 0)
@@ -484,10 +486,13 @@ def _longest_packed(
     setting: Setting, layers: Counted, cases: Cases, pool: Float, sequences: Float
 ) -> Float:
     """The same for packed blocks: a request's bytes are a staircase, searched by bisection."""
+    shared = shared_blocks(setting, layers, cases)
+    in_pool = shared_blocks(setting, layers, cases, pool)
     low, high = np.zeros_like(sequences), np.full_like(sequences, setting.model.max_context)
     while (low < high).any():
         middle = np.ceil((low + high) / 2)
-        cached = sequences * context_bytes(setting, layers, cases, middle)
-        fits = cached + in_flight_bytes(setting, layers, cases, middle, pool) <= pool
+        cached = sequences * context_bytes(setting, layers, cases, middle, shared)
+        in_flight = in_flight_bytes(setting, layers, cases, middle, pool, in_pool)
+        fits = cached + in_flight <= pool
         low, high = np.where(fits, middle, low), np.where(fits, high, middle - 1)
     return low

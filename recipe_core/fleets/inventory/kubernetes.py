@@ -12,7 +12,7 @@ from typing import Any
 
 from recipe_core.base.data_files import DataFile
 from recipe_core.base.provenance import Sourced
-from recipe_core.fleet.inventory.machines import (
+from recipe_core.fleets.inventory.machines import (
     FIELD,
     Machine,
     Quota,
@@ -24,7 +24,7 @@ from recipe_core.fleet.inventory.machines import (
     read_quantity,
     read_whole,
 )
-from recipe_core.fleet.request import Term
+from recipe_core.fleets.request import Term
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.targets.deployments.deployment import (
     device_called,

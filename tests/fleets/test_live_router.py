@@ -23,11 +23,11 @@ from unittest import mock
 import pytest
 from scipy.stats import chisquare
 
-from recipe_core.fleet.moves import plan_moves
+from recipe_core.fleets.moves import plan_moves
 from tests.fixtures.needs import TORCH, needs
 from tests.fixtures.patience import PATIENCE, comes, until
 from tests.fixtures.ports import free_port
-from tests.fleet.test_moves import answer_of, place
+from tests.fleets.test_moves import answer_of, place
 from tests.life import tiny_model
 
 HAPROXY = shutil.which("haproxy") or shutil.which("haproxy", path="/usr/sbin")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.inventory.machines import (
+from recipe_core.fleets.inventory.machines import (
     FIELD,
     MAX_ENTRIES,
     Machine,

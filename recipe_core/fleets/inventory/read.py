@@ -7,9 +7,9 @@ from typing import Any
 
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, parse_yaml
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.inventory.costs import read_costs
-from recipe_core.fleet.inventory.kubernetes import quota_machines, read_nodes, read_queues
-from recipe_core.fleet.inventory.machines import (
+from recipe_core.fleets.inventory.costs import read_costs
+from recipe_core.fleets.inventory.kubernetes import quota_machines, read_nodes, read_queues
+from recipe_core.fleets.inventory.machines import (
     FIELD,
     Inventory,
     Kind,
@@ -20,20 +20,20 @@ from recipe_core.fleet.inventory.machines import (
     check_pool,
     group_machines,
 )
-from recipe_core.fleet.inventory.skypilot import (
+from recipe_core.fleets.inventory.skypilot import (
     is_sky_document,
     is_sky_table,
     read_sky_document,
     read_sky_tables,
 )
-from recipe_core.fleet.inventory.slurm import (
+from recipe_core.fleets.inventory.slurm import (
     SINFO,
     is_sinfo_table,
     read_sinfo_json,
     read_sinfo_table,
 )
-from recipe_core.fleet.inventory.table import is_csv, read_csv_machines
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.inventory.table import is_csv, read_csv_machines
+from recipe_core.fleets.request import FleetRequest
 from recipe_core.hardware.cluster import device_profile
 
 _KINDS = (

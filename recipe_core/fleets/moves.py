@@ -15,9 +15,9 @@ from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.answer import FleetAnswer, PlacedModel, Placement
-from recipe_core.fleet.order import Board, Counts, Spot, find_lacking, find_order
-from recipe_core.fleet.request import FleetRequest, Pool, Today
+from recipe_core.fleets.answer import FleetAnswer, PlacedModel, Placement
+from recipe_core.fleets.order import Board, Counts, Spot, find_lacking, find_order
+from recipe_core.fleets.request import FleetRequest, Pool, Today
 
 CapacityOf = Callable[[str, str, Mapping[str, Any] | None], tuple[float, float]]
 StartSeconds = Callable[[Spot], float | None]

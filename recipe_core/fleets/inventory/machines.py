@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.request import Pool, Term
+from recipe_core.fleets.request import Pool, Term
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.request.first_error import validate_plain
 from recipe_core.targets.deployments.deployment import device_called
@@ -187,10 +187,11 @@ def _make_pool(alike: list[Machine], names: set[str], remarks: Remarks) -> dict[
 
 def check_pool(values: Mapping[str, Any]) -> dict[str, Any]:
     """The plain values of a pool, checked; raises InputError for the first wrong one."""
+    name = values.get("name") if isinstance(values, Mapping) else None
     try:
-        validate_plain(values, Pool, "docs/guide/fleet.md")
+        for flaw, message, hint in validate_plain(values, Pool, "docs/guide/fleet.md").flaws():
+            raise InputError(message, field=flaw, hint=hint)
     except InputError as error:
-        name = values.get("name") if isinstance(values, Mapping) else None
         field_name = f"pools.{name}.{error.field}"
         raise InputError(error.message, field=field_name, hint=error.hint) from None
     return dict(values)

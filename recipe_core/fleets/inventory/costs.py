@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.inventory.kubernetes import find_device_label
-from recipe_core.fleet.inventory.machines import (
+from recipe_core.fleets.inventory.kubernetes import find_device_label
+from recipe_core.fleets.inventory.machines import (
     FIELD,
     Payment,
     Remarks,

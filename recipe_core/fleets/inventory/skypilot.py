@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from recipe_core.fleet.inventory.machines import (
+from recipe_core.fleets.inventory.machines import (
     Machine,
     Remarks,
     check_entries,
@@ -17,7 +17,7 @@ from recipe_core.fleet.inventory.machines import (
     match_device,
     read_whole,
 )
-from recipe_core.fleet.request import Term
+from recipe_core.fleets.request import Term
 from recipe_core.targets.names import cluster_names
 
 _USE = re.compile(r"(\d{1,6}) of (\d{1,6}) free")

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.inventory.read import merge_inventories, read_inventory
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.inventory.read import merge_inventories, read_inventory
+from recipe_core.fleets.request import FleetRequest
 from tests.fixtures import slurm as slurms
 from tests.fixtures.rows import over, table
 
@@ -182,6 +182,9 @@ def test_a_fleet_keeps_what_its_owner_stated():
     with pytest.raises(InputError) as error:
         merge_inventories({"pools": [{"name": "A B", "device": "h100-sxm", "nodes": 1}]}, [])
     assert (error.value.field, bool(error.value.hint)) == ("pools.A B.name", True)
+    owned = {"name": "a", "device": "h100-sxm", "nodes": 1, "offer": "x"}
+    with pytest.raises(InputError, match=r"pools\.a\.offer: goes with rented machines"):
+        merge_inventories({"pools": [owned]}, [])
 
 
 @over("text, words", table("fleet_inventory", "refused"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.inventory.machines import (
+from recipe_core.fleets.inventory.machines import (
     FIELD,
     MAX_ENTRIES,
     Machine,
@@ -15,7 +15,7 @@ from recipe_core.fleet.inventory.machines import (
     match_device,
     read_quantity,
 )
-from recipe_core.fleet.request import Term
+from recipe_core.fleets.request import Term
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.offer_tables import read_csv_rows
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleet.answer import CutDevices, FleetAnswer, PlacedModel, Placement, PoolUse
-from recipe_core.fleet.moves import plan_moves
-from recipe_core.fleet.order import Board, Spot, find_lacking, find_order
-from recipe_core.fleet.request import FleetRequest
+from recipe_core.fleets.answer import CutDevices, FleetAnswer, PlacedModel, Placement, PoolUse
+from recipe_core.fleets.moves import plan_moves
+from recipe_core.fleets.order import Board, Spot, find_lacking, find_order
+from recipe_core.fleets.request import FleetRequest
 
 SERVING = {"mode": "open", "request_rate": 1.0, "input_tokens": 500, "output_tokens": 100}
 

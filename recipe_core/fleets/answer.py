@@ -5,11 +5,11 @@ Every door, page and export takes these; ``to_json`` is the contract.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from recipe_core.fleet.request import FleetRequest, Goal, Term
+from recipe_core.fleets.request import FleetRequest, Goal, Term
 
 SCHEMA_VERSION = 1
 # ``optimal`` within the gap that was asked for, ``feasible`` where time or the caller ended the
@@ -226,6 +226,13 @@ class FleetAnswer:
     @property
     def complete(self) -> bool:
         return self.status != "partial"
+
+    def placements(self) -> Iterator[tuple[str, Placement]]:
+        """Every placement, with the name of its model or job."""
+        for model in self.models:
+            yield from ((model.name, placed) for placed in model.placements)
+        for job in self.jobs:
+            yield from ((job.name, placed) for placed in job.placements)
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole answer, as the contract writes it."""

@@ -1,0 +1,470 @@
+"""The columns of a fleet: what one replica of a model holds on a device, layout by layout.
+
+A column is a layout of one replica with the largest load at which every limit holds with the
+confidence that is asked for. All layouts of a device and all loads are columns of one estimate, so
+a model costs a fraction of a second over all devices.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from recipe_core.base.arrays import Float, Int
+from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.engines.grammar import grammars
+from recipe_core.engines.spec import engine as engine_of
+from recipe_core.estimates.columns.corrections import Corrections
+from recipe_core.estimates.columns.scopes import standing_corrections
+from recipe_core.estimates.measured.support import fitted_engines_for
+from recipe_core.fleets.request import FleetModel
+from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.request import HardwareRequest
+from recipe_core.plans.limits import without_percentile
+from recipe_core.plans.plan import Plan
+from recipe_core.plans.plans import plan_cases
+from recipe_core.plans.problem import Problem, resolve_problem
+from recipe_core.plans.serving_kind import SERVING
+from recipe_core.plans.serving_search import evaluate_pairs, judge_evaluated, search_pairs
+from recipe_core.plans.splits import row_reasons, row_request
+from recipe_core.request.metrics import timed_limits
+from recipe_core.request.objective import Limits, Objective
+from recipe_core.request.schema import PlanRequest
+from recipe_core.request.serving_workload import LOADS
+from recipe_core.request.split_key import split_name
+from recipe_core.sizing.size import LEAST_RATE, largest_load
+
+# Loads of the first scan, and of the gap that it leaves: a rate is then known within 0.5 %.
+POINTS = 40
+# The smallest load that counts, as a share of the largest.
+SMALLEST = 2e-3
+# Share by which a larger replica must hold more per device than smaller ones to be kept.
+GAIN = 0.02
+# Share within which a first scan guesses what a layout holds, by the chances on both sides.
+COARSE = 1.01
+# Layouts of a device that are kept: a larger one that holds no more per device is never chosen.
+KEPT = 6
+# Nodes of a replica that spans several, where none fits into one.
+SPANS = (2, 4, 8)
+# Limits that a replica keeps by itself; the others are the fleet's.
+OWN_LIMITS = frozenset({*timed_limits(), "accuracy_recovery", "percentile", "joules_per_token"})
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A layout of one replica on a device, and the load that it holds within every limit.
+
+    ``capacities``: loads by added round-trip time, as ``Demands.round_trips`` lists them; 0 where
+    the limits do not hold. ``watts``: of its devices under the largest. ``software`` and
+    ``shared_error``: what its errors have in common with those of other columns, and the share of
+    their variance that is common. ``plan`` and ``row``: the estimate that it is of.
+    """
+
+    device: str | Mapping[str, Any]
+    devices: int
+    capacities: tuple[float, ...]
+    watts: float
+    layout: str
+    engine: str
+    software: tuple[str, ...]
+    shared_error: float
+    plan: Plan = field(compare=False, repr=False)
+    row: int = field(compare=False)
+
+    @property
+    def capacity(self) -> float:
+        return self.capacities[0]
+
+    @property
+    def candidate(self) -> dict[str, Any]:
+        return self.plan.candidate(self.row)
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Where estimates take from: whether models may be folders here, and one's own runs."""
+
+    folders: bool = True
+    corrections: Corrections | None = None
+
+    @property
+    def kept(self) -> bool:
+        """Return whether columns are the same for everyone, so that they may be kept."""
+        return self.corrections is None and standing_corrections() is None
+
+
+ANYWHERE = Sources()
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The columns of a model on a device; ``reason``: why there is none."""
+
+    columns: tuple[Column, ...]
+    reason: str | None = None
+
+
+def make_columns(
+    model: FleetModel,
+    device: str | Mapping[str, Any],
+    per_node: int,
+    nodes: int,
+    *,
+    most: float,
+    round_trips: Sequence[float] = (0.0,),
+    confidence: float | None = None,
+    sources: Sources = ANYWHERE,
+) -> Columns:
+    """Return the layouts of one replica of a model on nodes of a device, best kept only.
+
+    Args:
+        model: with its limits.
+        device: as a plan's request names it.
+        per_node: devices of a node.
+        nodes: that a replica may span, where none fits into one.
+        most: largest load that is looked at, requests a second or users at once.
+        round_trips: milliseconds that are taken from limits on the first token.
+        confidence: with which limits must hold; None: the model's own.
+        sources: of models and corrections.
+
+    Raises:
+        InputError: for what is wrong with the model's request.
+    """
+    plain = model.model_dump(mode="json", include=set(_REQUEST_FIELDS), exclude_none=True)
+    first: Columns | None = None
+    for count in (1, *(span for span in SPANS if span <= nodes)):
+        key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
+        make = _columns_of if sources.kept else _columns_of.__wrapped__
+        found = make(key, float(most), tuple(round_trips), sources)
+        if found.columns:
+            return found
+        first = first or found
+    assert first is not None  # noqa: S101 - one node is always looked at
+    return first
+
+
+_REQUEST_FIELDS = ("name", "model", "workload", "objective", "options", "candidate", "adapters")
+
+
+@lru_cache(maxsize=8192)
+def _columns_of(key: str, most: float, round_trips: tuple[float, ...], sources: Sources) -> Columns:
+    plain, device, per_node, nodes, confidence = json.loads(key)
+    hardware = HardwareRequest(
+        device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
+    )
+    request = replica_request(FleetModel.model_validate(plain), hardware, confidence)
+    try:
+        return _kept_columns(device, request, round_trips, most, sources, spans=nodes > 1)
+    except InputError:
+        raise
+    except RecipeError as error:
+        return Columns((), error.message)
+
+
+def replica_request(
+    model: FleetModel, hardware: HardwareRequest, confidence: float | None = None
+) -> PlanRequest:
+    """Return the request of one replica: nearly no load, limits that are its own."""
+    objective = check_limits(model)
+    if confidence is not None:
+        objective = objective.model_copy(update={"confidence": confidence})
+    workload = model.workload
+    least = LEAST_RATE if getattr(workload, "mode", "") == "open" else 1
+    load = {LOADS[workload.mode]: least}  # type: ignore[union-attr]
+    options = model.options
+    profile = device_profile(hardware.device)
+    if not options.engines:
+        options = options.model_copy(update={"engines": fitted_engines_for(profile)})
+    options = options.model_copy(update={"hardware": (), "loads": (), "nodes": "any"})
+    if model.adapters is not None:
+        options = _with_adapters(options, model)
+    return model.on(
+        hardware,
+        workload=workload.model_copy(update=load),
+        objective=objective,
+        options=options,
+    )
+
+
+def check_limits(model: FleetModel) -> Objective:
+    """Return a model's objective as a replica keeps it.
+
+    Raises:
+        InputError: for limits on money and devices, which belong to the fleet.
+    """
+    for name in Limits.model_fields:
+        if getattr(model.objective.limits, name) is not None and name not in OWN_LIMITS:
+            raise InputError(
+                f"of {model.name} bounds what the fleet decides.",
+                field=f"objective.limits.{name}",
+                hint="Leave it out; bound the fleet's objective, or a pool's power.",
+            )
+    return model.objective
+
+
+def _with_adapters(options: Any, model: FleetModel) -> Any:
+    """Options with places for adapters, of the engines whose grammar counts them."""
+    adapters = model.adapters
+    assert adapters is not None  # noqa: S101 - its caller has looked
+    counted: dict[str, dict[str, Any]] = {}
+    for name in options.engines:
+        grammar = grammars().get(engine_of(name).wraps or name)
+        meanings = {} if grammar is None else {m: o for o, m in grammar.counted.items()}
+        if {"adapter_slots", "adapter_rank"} <= set(meanings):
+            counted[name] = {
+                meanings["adapter_slots"]: adapters.count,
+                meanings["adapter_rank"]: adapters.rank,
+                **({meanings["adapters"]: True} if "adapters" in meanings else {}),
+            }
+    if not counted:
+        raise InputError(
+            f"of {model.name} are not estimated on {', '.join(options.engines)}.",
+            field="adapters",
+            hint="Name an engine that serves LoRA adapters, such as vllm.",
+        )
+    first = next(iter(counted))
+    own = {**options.engine_options, **counted[first]}
+    return options.model_copy(update={"engines": (first,), "engine_options": own})
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Layouts of one replica that fill nodes, as cases of their settings.
+
+    ``pair`` and ``case``: of each row, in ``pairs``. ``devices``: of each.
+    """
+
+    problem: Problem[Any]
+    pairs: tuple[tuple[Any, Any], ...]
+    pair: Int
+    case: Int
+    devices: Int
+
+    def __len__(self) -> int:
+        return len(self.pair)
+
+    def take(self, rows: Int) -> Layouts:
+        return replace(self, pair=self.pair[rows], case=self.case[rows], devices=self.devices[rows])
+
+    def judge(self, loads: Float) -> tuple[Plan, Int]:
+        """Judge every row under its loads (rows × loads).
+
+        Returns:
+            A plan, and the row of it of each row and load.
+        """
+        pairs, places = [], np.zeros(loads.shape, dtype=np.int64)
+        start = 0
+        for number in np.unique(self.pair).tolist():
+            members = np.flatnonzero(self.pair == number)
+            setting, cases = self.pairs[number]
+            taken = cases.take(np.repeat(self.case[members], loads.shape[1]))
+            pairs.append((setting, replace(taken, load=loads[members].ravel())))
+            places[members] = start + np.arange(len(taken)).reshape(len(members), -1)
+            start += len(taken)
+        blocks = evaluate_pairs(self.problem, pairs, searching=True)
+        return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks)), places
+
+
+def list_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> Layouts:
+    """Return every layout of one replica; ``spans``: only those over several nodes."""
+    problem = resolve_problem(request, folders=sources.folders, corrections=sources.corrections)
+    means = replace(problem, request=without_percentile(problem.request))
+    problem = replace(means, on_one_machine=not spans)
+    per_node = problem.cluster.per_node
+    pairs = search_pairs(problem, problem.candidate)
+    pair, case, devices = [], [], []
+    for number, (_, cases) in enumerate(pairs):
+        size = np.asarray(cases.devices, dtype=np.int64)
+        whole = size % per_node == 0
+        fills = whole & (size > per_node) if spans else (per_node % size == 0) | whole
+        one = (np.asarray(cases.replicas) == 1) | (np.asarray(cases.ep) > 1)
+        rows = np.flatnonzero(fills & one)
+        pair += [number] * len(rows)
+        case += rows.tolist()
+        devices += size[rows].tolist()
+    columns = (np.array(values, dtype=np.int64) for values in (pair, case, devices))
+    return Layouts(problem, tuple(pairs), *columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """Loads between which each row stops holding its limits.
+
+    ``low`` is 0 where not even the smallest holds; ``plan`` and ``row``: its estimate. ``guess``:
+    where between them, by the chances at both.
+    """
+
+    low: Float
+    high: Float
+    guess: Float
+    plan: Plan
+    row: Int
+
+
+def _scan(layouts: Layouts, low: Float, high: Float) -> Scan:
+    """The gap behind the last load that holds without a break, of a grid from low to high."""
+    loads = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, POINTS)
+    if layouts.problem.workload.mode != "open":
+        loads = np.round(loads)
+    plan, places = layouts.judge(loads)
+    holds = plan.holds[places]
+    first = np.where(holds.all(axis=1), POINTS, (~holds).argmax(axis=1))
+    index, last = np.arange(len(layouts)), np.maximum(first - 1, 0)
+    beyond = np.minimum(first, POINTS - 1)
+    low, high = np.where(first > 0, loads[index, last], 0.0), loads[index, beyond]
+    chances = np.nan_to_num(plan.chances)[places]
+    sure, unsure = chances[index, last], chances[index, beyond]
+    asked = layouts.problem.request.objective.required_confidence
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.nan_to_num((sure - asked) / (sure - unsure), nan=1.0)
+        guess = np.where(low > 0, low * (high / low) ** np.clip(share, 0.0, 1.0), 0.0)
+    return Scan(low, high, guess, plan, places[index, last])
+
+
+def _kept_columns(
+    device: str | Mapping[str, Any],
+    request: PlanRequest,
+    round_trips: tuple[float, ...],
+    most: float,
+    sources: Sources,
+    *,
+    spans: bool,
+) -> Columns:
+    """The layouts that hold most of each size, each with the largest load within its limits."""
+    layouts = list_layouts(request, sources, spans=spans)
+    if not len(layouts):
+        return Columns((), "no layout of one replica fits.")
+    integral = layouts.problem.workload.mode != "open"
+    least = 1.0 if integral else max(LEAST_RATE, most * SMALLEST)
+    scan = _scan(layouts, np.full(len(layouts), least), np.full(len(layouts), max(most, least)))
+    near = _undominated(layouts.devices, scan.guess, COARSE)
+    if not len(near):
+        return Columns((), refusal_text(scan.plan))
+    layouts = layouts.take(near)
+    scan = _scan(layouts, scan.low[near], scan.high[near])
+    kept = _undominated(layouts.devices, scan.low)
+    layouts, rows, held = layouts.take(kept), scan.row[kept], scan.low[kept]
+    capacities = [held]
+    for trip in round_trips[1:]:
+        nearer = replace(layouts, problem=_nearer(layouts.problem, trip))
+        far = _scan(nearer, np.full(len(kept), least), np.maximum(held, least))
+        far = _scan(nearer, np.maximum(far.low, least), np.maximum(far.high, least))
+        capacities.append(np.minimum(far.low, held))
+    return Columns(
+        tuple(
+            _column(device, request, scan.plan, int(row), tuple(float(c[k]) for c in capacities))
+            for k, row in enumerate(rows.tolist())
+        )
+    )
+
+
+def _column(
+    device: str | Mapping[str, Any],
+    request: PlanRequest,
+    plan: Plan,
+    row: int,
+    capacities: tuple[float, ...],
+) -> Column:
+    setting = plan.setting(row)
+    watts = float(plan.columns["watts"][row])
+    if request.objective.limits.percentile is not None:
+        plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
+        first = largest_load(plan, row).value or 0.0
+        capacities = tuple(min(value, first) for value in capacities)
+    return Column(
+        device=device,
+        devices=int(plan.columns["gpus"][row]),
+        capacities=capacities,
+        watts=watts,
+        layout=split_name(plan.candidate(row)),
+        engine=setting.engine.name,
+        software=tuple(map(str, plan.spec.ranking.software(setting))),
+        shared_error=shared_error(plan, row),
+        plan=plan,
+        row=row,
+    )
+
+
+def _undominated(devices: Int, capacity: Float, slack: float = 1.0) -> Int:
+    """Rows worth keeping: of each size those that hold most, while larger ones hold more a device.
+
+    ``slack``: by how much a row may be better than it looks; 1 keeps one row a size.
+    """
+    each = np.where(capacity > 0, capacity / devices, 0.0)
+    kept: list[int] = []
+    best = 0.0
+    for size in np.unique(devices).tolist():
+        of_size = np.flatnonzero((devices == size) & (each > 0))
+        if not len(of_size):
+            continue
+        top = float(each[of_size].max())
+        if top * slack > best * (1 + GAIN):
+            near = of_size[each[of_size] * slack >= top]
+            kept += near.tolist() if slack > 1 else [int(of_size[each[of_size].argmax()])]
+        best = max(best, top)
+    return np.array(kept if slack > 1 else [*kept[: KEPT - 1], *kept[KEPT - 1 :][-1:]], dtype=int)
+
+
+def _nearer(problem: Problem[Any], trip_ms: float) -> Problem[Any]:
+    """The problem with limits to the first and the last token that a round trip takes part of."""
+    objective = problem.request.objective
+    limits = objective.limits
+    update = {
+        name: max(value - trip_ms, 1e-3)
+        for name in ("ttft_ms", "request_latency_ms")
+        if (value := getattr(limits, name)) is not None
+    }
+    objective = objective.model_copy(update={"limits": limits.model_copy(update=update)})
+    return replace(problem, request=problem.request.model_copy(update={"objective": objective}))
+
+
+def shared_error(plan: Plan, row: int) -> float:
+    """Return the share of an estimate's variance that runs of the same software have in common."""
+    common, alone = plan.spec.ranking.errors(plan.setting(row))
+    total = float(np.trace(common) + np.trace(alone))
+    return float(np.trace(common)) / total if total > 0 else 0.0
+
+
+def refusal_text(plan: Plan) -> str:
+    """Say why no layout of one replica holds any load."""
+    row = next((row for row in range(len(plan)) if plan.runs[row]), None)
+    if row is None:
+        row = 0 if len(plan) else None
+    reasons = [] if row is None else row_reasons(plan, row)
+    return "; ".join(reasons) or "no layout of one replica fits."
+
+
+def loaded_plan(column: Column, load: float) -> tuple[Plan, int]:
+    """Return the plan of a column's layout under a load, and its row there."""
+    block, place = column.plan.at(column.row)
+    cases = replace(block.cases.take(np.array([place])), load=np.array([load]))
+    return plan_cases(column.plan.problem, block.setting, cases), 0
+
+
+def judge_loads(column: Column, loads: Float) -> Float:
+    """Return the probability that a replica of a column holds each load within its limits."""
+    block, place = column.plan.at(column.row)
+    cases = replace(block.cases.take(np.full(len(loads), place)), load=loads)
+    judged = plan_cases(column.plan.problem, block.setting, cases)
+    return np.where(judged.runs & ~judged.queues, np.nan_to_num(judged.chances), 0.0)
+
+
+def loaded_request(column: Column, load: float, usd_per_device_hour: float) -> PlanRequest:
+    """Return the plan's request of one replica under a load at a price, its layout stated."""
+    plan, row = loaded_plan(column, load)
+    request = row_request(plan, row)
+    per_node = request.hardware.per_node
+    devices = column.devices
+    hardware = request.hardware.model_copy(
+        update={
+            "per_node": min(devices, per_node),
+            "nodes": -(-devices // per_node),
+            "usd_per_device_hour": usd_per_device_hour or None,
+        }
+    )
+    return request.model_copy(update={"hardware": hardware})

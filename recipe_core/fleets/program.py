@@ -1,0 +1,536 @@
+"""The fleet as a mixed-integer program: replicas, machines, cuts and flows.
+
+Loads are served by whole replicas, each of which holds a known load; pools bound devices, whole
+machines are rented, devices are cut by one of the ways that their vendor allows, and what must
+survive the loss of failure domains has the capacity beside them. With ``k`` domains lost, the
+capacity that is lost is at most the sum of the ``k`` largest of all domains, a linear bound by its
+dual: ``k·u + Σ max(v - u, 0)``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from recipe_core.fleets.instance import Instance, Option, Solution, Supply
+from recipe_core.fleets.request import Goal
+from recipe_core.fleets.solver import Found, ProgramRows, Watch, run_solver
+
+# Of money, power and devices that break ties between equally good fleets.
+TIE = 1e-6
+# Hours that the devices of a started replica serve nothing, so that periods differ where it pays.
+START_HOURS = 1 / 6
+# Share of the time in which devices that sleeping models share may be busy with them.
+BUSY = 0.5
+# Of a whole number that the solver may miss.
+ROUNDING = 1e-6
+# Penalties of what is not served: each class of priority above the next by so much.
+CLASSES, STEP = 6, 12.0
+# Slices of a device at most, and numbers of what is not bounded.
+MOST_SLICES, UNBOUNDED = 64, float(1 << 20)
+# Largest number of one failure domain's replicas that is told apart.
+DOMAIN_REPLICAS = 8
+
+
+class FleetProgram:
+    """The variables and rows of an instance.
+
+    ``relaxed``: groups of rows that do not bind, by name: ``demand.K``, ``pool.K``, ``power.K``,
+    ``headroom.K``, ``work.K``, ``budget``. ``elastic``: whether load may stay unserved.
+    """
+
+    def __init__(
+        self, instance: Instance, relaxed: frozenset[str] = frozenset(), *, elastic: bool = False
+    ) -> None:
+        self.instance, self.relaxed, self.elastic = instance, relaxed, elastic
+        self.rows = ProgramRows()
+        self.slots = range(len(instance.hours))
+        self._share = np.asarray(instance.hours) / sum(instance.hours)
+        self._usd: defaultdict[int, float] = defaultdict(float)
+        self._fixed_usd = 0.0
+        self._watts: defaultdict[int, float] = defaultdict(float)
+        self._co2: defaultdict[int, float] = defaultdict(float)
+        self._used: defaultdict[int, float] = defaultdict(float)
+        self._starts: dict[int, float] = {}
+        # devices in use by pool and slot; of slices by pool, slot and name
+        self._taken: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        self._sliced: defaultdict[tuple[int, int, str], dict[int, float]] = defaultdict(dict)
+        self.count: dict[tuple[int, int], dict[int, float]] = {}
+        self.flow: dict[tuple[int, int, int], int] = {}
+        self.miss: dict[tuple[int, int], int] = {}
+        self.skip: dict[int, int] = {}
+        self.machines: dict[tuple[int, int], int] = {}
+        self.reserve: dict[int, int] = {}
+        self.cut: dict[int, list[int]] = {}
+        self.naps: dict[tuple[int, int], int] = {}
+        self._by_owner: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
+        for k, option in enumerate(instance.options):
+            self._by_owner[option.job, option.owner].append(k)
+        self._add_machines()
+        self._add_demands()
+        self._add_works()
+        self._add_sleepers()
+        self._bound_pools()
+        self._count_starts()
+        self._bound_money()
+
+    # variables
+
+    def _add_machines(self) -> None:
+        """Machines that are rented or reserved, and devices that are cut."""
+        for p, supply in enumerate(self.instance.supplies):
+            self.cut[p] = [
+                self.rows.variable(float(self._machines_of(p) * supply.per_node), integer=True)
+                for _ in supply.cuts
+            ]
+            if supply.paid != "nodes":
+                if supply.paid == "fixed":
+                    self._fixed_usd += supply.usd * supply.nodes * supply.per_node
+                continue
+            if supply.reserve_usd is not None:
+                reserve = self.rows.variable(self._machines_of(p), integer=True)
+                self.reserve[p] = reserve
+                self._usd[reserve] += supply.reserve_usd * supply.per_node
+            for t in self.slots:
+                machines = self.rows.variable(self._machines_of(p), integer=True)
+                self.machines[p, t] = machines
+                if p not in self.reserve:
+                    self._usd[machines] += supply.usd * supply.per_node * self._share[t]
+                    continue
+                beyond = self.rows.variable(self._machines_of(p), integer=True)
+                self._usd[beyond] += supply.usd * supply.per_node * self._share[t]
+                self.rows.row({machines: 1.0, beyond: -1.0, self.reserve[p]: -1.0}, high=0.0)
+
+    def _machines_of(self, p: int) -> float:
+        return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
+
+    def _replicas(self, k: int, t: int, per_domain: int | None = None) -> int:
+        """A variable that counts replicas of an option in a slot, with what it takes."""
+        option = self.instance.options[k]
+        supply = self.instance.supplies[option.pool]
+        devices = supply.nodes * supply.per_node
+        each = option.devices if option.slice is None else 0.0
+        most = devices // each if each else devices * MOST_SLICES
+        if f"pool.{option.pool}" in self.relaxed:
+            most = UNBOUNDED
+        replicas = self.rows.variable(float(min(most, UNBOUNDED)), integer=True)
+        self.count.setdefault((k, t), {})[replicas] = 1.0 if per_domain is None else per_domain
+        self._take(k, t, replicas)
+        return replicas
+
+    def _take(self, k: int, t: int, replicas: int) -> None:
+        option = self.instance.options[k]
+        supply = self.instance.supplies[option.pool]
+        if option.slice is None:
+            self._taken[option.pool, t][replicas] = option.devices
+            self._used[replicas] += option.devices * self._share[t]
+            if supply.paid in ("used", "devices"):
+                self._usd[replicas] += supply.usd * option.devices * self._share[t]
+        else:
+            self._sliced[option.pool, t, option.slice][replicas] = 1.0
+        self._watts[replicas] += option.watts * self._share[t]
+        self._co2[replicas] += option.watts * supply.co2 * self._share[t]
+
+    def _add_demands(self) -> None:
+        for m, demand in enumerate(self.instance.demands):
+            options = list(self._by_owner[False, m])
+            for t in self.slots:
+                if not demand.loads[:, t].sum() > 0:
+                    continue
+                if f"demand.{m}" in self.relaxed:
+                    continue
+                if self.elastic:
+                    self.miss[m, t] = self.rows.variable(1.0)
+                awake = [k for k in options if self.instance.options[k].nap is None]
+                lost = self._add_lost(m, t, awake)
+                self._serve(m, t, awake, lost)
+
+    def _serve(self, m: int, t: int, awake: list[int], lost: dict[int, float]) -> None:
+        """The load of a demand in a slot: by flows where users are in several regions."""
+        demand, options = self.instance.demands[m], self.instance.options
+        regions = np.flatnonzero(demand.loads[:, t] > 0)
+        total = float(demand.loads[:, t].sum())
+        missed = {self.miss[m, t]: 1.0} if (m, t) in self.miss else {}
+        napping = {
+            self._nap(k): 1.0 for k in self._by_owner[False, m] if options[k].nap is not None
+        }
+        if len(regions) == 1:
+            r = int(regions[0])
+            served = {
+                replicas: options[k].capacities[r] * options[k].up / total
+                for k in awake
+                for replicas in self.count.get((k, t), ())
+            }
+            self.rows.row({**served, **missed, **napping}, low=1.0)
+            if lost:
+                spare = {name: -value / total for name, value in lost.items()}
+                self.rows.row({**served, **missed, **napping, **spare}, low=1.0)
+            return
+        for r in regions.tolist():
+            flows = {}
+            for k in awake:
+                if options[k].capacities[r] > 0:
+                    self.flow[k, r, t] = self.rows.variable()
+                    flows[self.flow[k, r, t]] = 1.0
+            self.rows.row({**flows, **missed, **napping}, low=1.0)
+        for k in awake:
+            parts = {
+                self.flow[k, r, t]: float(demand.loads[r, t])
+                / (options[k].capacities[r] * options[k].up)
+                for r in regions.tolist()
+                if (k, r, t) in self.flow
+            }
+            counted = dict.fromkeys(self.count.get((k, t), ()), -1.0)
+            self.rows.row({**parts, **counted}, high=0.0)
+        if lost:
+            least = [min(c for c in options[k].capacities if c > 0) for k in awake]
+            served = {
+                replicas: capacity * options[k].up / total
+                for k, capacity in zip(awake, least, strict=True)
+                for replicas in self.count.get((k, t), ())
+            }
+            spare = {name: -value / total for name, value in lost.items()}
+            self.rows.row({**served, **missed, **napping, **spare}, low=1.0)
+
+    def _add_lost(self, m: int, t: int, awake: list[int]) -> dict[int, float]:
+        """Replicas of a demand's options, and what the loss of its domains may take of them.
+
+        Each option comes with so many replicas a domain, as far as losses count.
+        """
+        demand, instance = self.instance.demands[m], self.instance
+        if not demand.failures or f"headroom.{m}" in self.relaxed:
+            for k in awake:
+                self._replicas(k, t)
+            return {}
+        by_pool: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        domains: dict[int, int] = {}
+        for k in awake:
+            option = instance.options[k]
+            supply = instance.supplies[option.pool]
+            domains[option.pool], per_domain = _domains(demand.domain, supply, option)
+            capacity = max(option.capacities) * option.up
+            for size in per_domain:
+                replicas = self._replicas(k, t, size)
+                if size < 0:  # the whole pool
+                    by_pool[option.pool][replicas] = capacity
+                    continue
+                used = self.rows.variable(1.0, integer=True)
+                spread = domains[option.pool] * size
+                self.rows.row({replicas: 1.0, used: -float(spread)}, high=0.0)
+                if (option.pool, t) in self.machines and demand.domain == "node":
+                    machines = self.machines[option.pool, t]
+                    self.rows.row({replicas: 1.0, machines: -float(size)}, high=0.0)
+                by_pool[option.pool][used] = capacity * size
+        return self._largest_losses(demand.failures, by_pool, domains)
+
+    def _largest_losses(
+        self, failures: int, by_pool: Mapping[int, dict[int, float]], domains: Mapping[int, int]
+    ) -> dict[int, float]:
+        """An upper bound of the capacity of the ``failures`` largest domains."""
+        if failures == 1:
+            lost = self.rows.variable()
+            for losses in by_pool.values():
+                self.rows.row({lost: -1.0, **losses}, high=0.0)
+            return {lost: 1.0}
+        level = self.rows.variable()
+        out = {level: float(failures)}
+        for p, losses in by_pool.items():
+            above = self.rows.variable()
+            self.rows.row({level: -1.0, above: -1.0, **losses}, high=0.0)
+            out[above] = float(min(domains[p], failures))
+        return out
+
+    def _add_works(self) -> None:
+        for j, work in enumerate(self.instance.works):
+            if f"work.{j}" in self.relaxed:
+                continue
+            skipped = {}
+            if self.elastic:
+                self.skip[j] = self.rows.variable(1.0)
+                skipped = {self.skip[j]: 1.0}
+            runs: dict[int, float] = {}
+            allowed = [t for t in self.slots if work.slots[t]]
+            for t in allowed:
+                at_once = {}
+                for k in self._by_owner[True, j]:
+                    replicas = self._replicas(k, t)
+                    hours = self.instance.hours[t] * 24.0 / sum(self.instance.hours)
+                    rate = self.instance.options[k].capacities[0] * self.instance.options[k].up
+                    runs[replicas] = rate * hours / work.runs_per_day
+                    at_once[replicas] = 1.0
+                if work.single and at_once:
+                    self.rows.row(at_once, high=1.0)
+            self.rows.row({**runs, **skipped}, low=1.0)
+            if not work.preemptible:
+                for k in self._by_owner[True, j]:
+                    [first], *rest = [list(self.count[k, t]) for t in allowed]
+                    for [later] in rest:
+                        self.rows.row({first: 1.0, later: -1.0}, low=0.0, high=0.0)
+
+    def _nap(self, k: int) -> int:
+        """A binary: whether an option sleeps and wakes where others do; the same in all slots."""
+        if (k, 0) not in self.naps:
+            self.naps[k, 0] = self.rows.variable(1.0, integer=True)
+        return self.naps[k, 0]
+
+    def _add_sleepers(self) -> None:
+        """Devices that sleeping models share: groups, each awake for a part of the time."""
+        options = self.instance.options
+        sizes: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
+        for k, option in enumerate(options):
+            if option.nap is not None and (k, 0) in self.naps:
+                sizes[option.pool, option.devices].append(k)
+        self.groups: dict[tuple[int, float, int], dict[int, int]] = {}
+        for (p, devices), members in sizes.items():
+            places: defaultdict[int, dict[int, float]] = defaultdict(dict)
+            for number in range(len(members)):
+                group = self.rows.variable(1.0, integer=True)
+                awake = {}
+                for k in members[number:]:  # a group is named after its first member
+                    inside = self.rows.variable(1.0, integer=True)
+                    awake[inside] = float(options[k].nap or 0.0)
+                    places[k][inside] = 1.0
+                    self.groups.setdefault((p, devices, number), {})[k] = inside
+                self.rows.row({**awake, group: -BUSY}, high=0.0)
+                for t in self.slots:
+                    self._taken[p, t][group] = devices
+                self._used[group] += devices
+                if self.instance.supplies[p].paid in ("used", "devices"):
+                    self._usd[group] += self.instance.supplies[p].usd * devices
+                self._watts[group] += max(options[k].watts for k in members)
+            for k, inside_of in places.items():
+                self.rows.row({**inside_of, self.naps[k, 0]: -1.0}, low=0.0, high=0.0)
+
+    # bounds
+
+    def _bound_pools(self) -> None:
+        for p, supply in enumerate(self.instance.supplies):
+            for variable in self.cut[p]:
+                self._used[variable] += 1.0
+                if supply.paid in ("used", "devices"):
+                    self._usd[variable] += supply.usd
+            for t in self.slots:
+                taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
+                if f"pool.{p}" not in self.relaxed and taken:
+                    if (p, t) in self.machines:
+                        machines = self.machines[p, t]
+                        self.rows.row({**taken, machines: -float(supply.per_node)}, high=0.0)
+                    else:
+                        self.rows.row(taken, high=float(supply.nodes * supply.per_node))
+                for name in {name for pool, slot, name in self._sliced if (pool, slot) == (p, t)}:
+                    cut = {
+                        variable: -float(counts.get(name, 0))
+                        for variable, counts in zip(self.cut[p], supply.cuts, strict=True)
+                    }
+                    self.rows.row({**self._sliced[p, t, name], **cut}, high=0.0)
+                self._bound_power(p, t)
+
+    def _bound_power(self, p: int, t: int) -> None:
+        supply = self.instance.supplies[p]
+        if supply.most_watts is None or f"power.{p}" in self.relaxed:
+            return
+        drawn = {
+            variable: self._watts[variable] / self._share[t]
+            for (k, slot), counted in self.count.items()
+            for variable in counted
+            if slot == t and self.instance.options[k].pool == p
+        }
+        asleep = {
+            variable: self._watts[variable]
+            for variable in self._taken[p, t]
+            if variable not in drawn
+        }
+        self.rows.row({**drawn, **asleep}, high=supply.most_watts)
+
+    def _count_starts(self) -> None:
+        """Replicas that a period starts beyond the one before: their devices serve nothing then."""
+        if len(self.slots) < 2:
+            return
+        hours = sum(self.instance.hours)
+        for k, option in enumerate(self.instance.options):
+            supply = self.instance.supplies[option.pool]
+            for t in self.slots:
+                now = self.count.get((k, t))
+                before = self.count.get((k, (t - 1) % len(self.slots)))
+                if not now or not before:
+                    continue
+                started = self.rows.variable()
+                terms = dict.fromkeys(now, 1.0) | dict.fromkeys(before, -1.0)
+                self.rows.row({**terms, started: -1.0}, high=0.0)
+                devices = option.devices if option.slice is None else 1.0
+                self._starts[started] = max(supply.usd, 1e-3) * devices * START_HOURS / hours
+
+    def _bound_money(self) -> None:
+        most = self.instance.most_usd
+        if most is not None and "budget" not in self.relaxed:
+            self.rows.row(dict(self._usd), high=most - self._fixed_usd)
+
+    # objectives
+
+    def count_unmet(self) -> dict[int, float]:
+        """Return what unserved load weighs: higher priorities far above lower ones."""
+        ranked = [self.instance.demands[m].priority for m, _ in self.miss]
+        ranked += [self.instance.works[j].priority for j in self.skip]
+        ranks = {value: k for k, value in enumerate(sorted(set(ranked))[-CLASSES:], start=1)}
+        out = {
+            variable: STEP ** ranks.get(self.instance.demands[m].priority, 0)
+            for (m, _), variable in self.miss.items()
+        }
+        return out | {
+            variable: STEP ** ranks.get(self.instance.works[j].priority, 0)
+            for j, variable in self.skip.items()
+        }
+
+    def goal_terms(self) -> dict[int, float]:
+        """Return the objective by variable, ties broken by money, power and devices."""
+        parts: dict[Goal, Mapping[int, float]] = {
+            "money": self._usd,
+            "power": self._watts,
+            "co2": self._co2,
+            "devices": self._used,
+            "spread": {},
+        }
+        terms: defaultdict[int, float] = defaultdict(float, parts[self.instance.goal])
+        if self.instance.goal == "spread":
+            terms[self._add_spread()] = 1.0
+        if self.instance.goal == "money":
+            terms.update(self._starts)
+        scale = max(terms.values(), default=1.0) or 1.0
+        for other in (self._usd, self._used):
+            largest = max(other.values(), default=0.0)
+            for variable, value in other.items():
+                if largest:
+                    terms[variable] += TIE * scale * value / largest
+        return terms
+
+    def _add_spread(self) -> int:
+        """The largest share of any pool's devices that is in use."""
+        largest = self.rows.variable(1.0)
+        for p, supply in enumerate(self.instance.supplies):
+            devices = float(supply.nodes * supply.per_node)
+            for t in self.slots:
+                taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
+                if taken and devices:
+                    self.rows.row({**taken, largest: -devices}, high=0.0)
+        return largest
+
+    # solving
+
+    def solve(
+        self, cost: Mapping[int, float], *, gap: float, seconds: float, watch: Watch | None = None
+    ) -> Found | None:
+        """Return the best values found; None where there are none.
+
+        Raises:
+            Cancelled: where the caller has left.
+        """
+        for variable in range(len(self.rows.cost)):
+            self.rows.cost[variable] = cost.get(variable, 0.0)
+        return run_solver(self.rows.lp(), gap, seconds, watch)
+
+    def read(self, found: Found, started: float) -> Solution:
+        """Return the solver's values by what they mean."""
+        instance, value = self.instance, found.values
+        shape = len(instance.options), len(instance.hours)
+        replicas = np.zeros(shape, dtype=np.int64)
+        for (k, t), counted in self.count.items():
+            replicas[k, t] = sum(round(value[variable]) for variable in counted)
+        for (k, _), variable in self.naps.items():
+            replicas[k, :] = round(value[variable])
+        regions = max((len(demand.loads) for demand in instance.demands), default=1)
+        flows = np.zeros((len(instance.options), regions, len(instance.hours)))
+        for (k, r, t), variable in self.flow.items():
+            flows[k, r, t] = max(value[variable], 0.0)
+        unmet = np.zeros((len(instance.demands), len(instance.hours)))
+        for (m, t), variable in self.miss.items():
+            unmet[m, t] = _clean(value[variable])
+        undone = np.zeros(len(instance.works))
+        for j, variable in self.skip.items():
+            undone[j] = _clean(value[variable])
+        machines = np.zeros((len(instance.supplies), len(instance.hours)), dtype=np.int64)
+        for (p, t), variable in self.machines.items():
+            machines[p, t] = round(value[variable])
+        reserved = np.zeros(len(instance.supplies), dtype=np.int64)
+        for p, variable in self.reserve.items():
+            reserved[p] = round(value[variable])
+        groups = {
+            (p, int(devices), number): tuple(k for k, at in inside.items() if value[at] > 0.5)
+            for (p, devices, number), inside in self.groups.items()
+        }
+        usd = self._fixed_usd + sum(price * value[v] for v, price in self._usd.items())
+        return Solution(
+            replicas=replicas,
+            flows=flows,
+            unmet=unmet,
+            undone=undone,
+            machines=machines,
+            reserved=reserved,
+            cuts=tuple(
+                np.array([round(value[v]) for v in self.cut[p]], dtype=np.int64)
+                for p in range(len(instance.supplies))
+            ),
+            groups={key: members for key, members in groups.items() if members},
+            usd_per_hour=float(usd),
+            objective=found.objective + (self._fixed_usd if instance.goal == "money" else 0.0),
+            bound=found.bound + (self._fixed_usd if instance.goal == "money" else 0.0),
+            gap=found.gap,
+            proven=found.proven,
+            seconds=time.monotonic() - started,
+        )
+
+
+def _clean(value: float) -> float:
+    return 0.0 if value < ROUNDING else min(float(value), 1.0)
+
+
+def _domains(domain: str, supply: Supply, option: Option) -> tuple[int, tuple[int, ...]]:
+    """Failure domains of a pool, and the numbers of replicas that one of them may hold."""
+    if domain == "pool":
+        return 1, (-1,)
+    if option.slice is not None:
+        inside = supply.per_node * max(cut.get(option.slice, 0) for cut in supply.cuts)
+    else:
+        inside = int(supply.per_node // option.devices) if option.devices else 1
+    spanned = max(int(-(-option.devices // supply.per_node)), 1)
+    nodes = supply.nodes // spanned
+    if domain == "rack" and supply.racks < nodes:
+        return supply.racks, tuple(range(1, DOMAIN_REPLICAS + 1))
+    return max(nodes, 1), tuple(range(1, min(max(inside, 1), DOMAIN_REPLICAS) + 1))
+
+
+def solve_fleet(
+    instance: Instance, *, gap: float = 0.005, seconds: float = 60.0, watch: Watch | None = None
+) -> Solution:
+    """Return the best fleet: everything served where that can be, else the most by priority.
+
+    Args:
+        instance: the fleet in numbers.
+        gap: relative distance to the bound with which the search ends.
+        seconds: after which the best so far is the answer.
+        watch: is told of each better fleet.
+
+    Raises:
+        Cancelled: where the caller has left.
+    """
+    started = time.monotonic()
+    program = FleetProgram(instance)
+    found = program.solve(program.goal_terms(), gap=gap, seconds=seconds, watch=watch)
+    if found is not None:
+        return program.read(found, started)
+    program = FleetProgram(instance, elastic=True)
+    terms = program.count_unmet()
+    first = program.solve(terms, gap=1e-4, seconds=seconds, watch=None)
+    assert first is not None  # noqa: S101 - serving nothing is always feasible
+    program.rows.row(terms, high=first.objective * (1 + 1e-6) + 1e-6)
+    left_s = max(seconds - (time.monotonic() - started), 1.0)
+    best = program.solve(program.goal_terms(), gap=gap, seconds=left_s, watch=watch)
+    return program.read(best or first, started)
+
+
+def is_feasible(instance: Instance, relaxed: frozenset[str], seconds: float = 20.0) -> bool:
+    """Return whether anything serves all of a fleet but some groups of rows that do not bind."""
+    program = FleetProgram(instance, relaxed)
+    return program.solve({}, gap=1.0, seconds=seconds) is not None
