@@ -8,6 +8,7 @@ replicas stood packed.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,10 +16,13 @@ from itertools import groupby, pairwise
 from typing import Any, Literal
 
 from recipe_core.base.errors import InputError
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import FleetAnswer, PlacedModel, Placement
 from recipe_core.fleets.order import Board, Counts, Spot, find_lacking, find_order
 from recipe_core.fleets.request import FleetRequest, Pool, Today
+from recipe_core.request.split_key import split_name
 
+_DEGREES = ("tp", "pp", "dp", "ep", "cp")
 CapacityOf = Callable[[str, str, Mapping[str, Any] | None], tuple[float, float]]
 StartSeconds = Callable[[Spot], float | None]
 Kind = Literal["start", "stop", "cut", "uncut", "weights"]
@@ -86,7 +90,7 @@ def plan_moves(
         running = _placed_spots(today)
     else:
         running = _running_spots(today, answer, capacity_of)
-    spots = list(dict.fromkeys([*running, *planned]))
+    spots = list(dict.fromkeys([*planned, *running]))
     board = _make_board(spots, running, planned, answer, notes)
     path, lacking = find_order(board, detours=False), dict[str, float]()
     if path is None:
@@ -146,15 +150,15 @@ def _placed_spots(answer: FleetAnswer) -> dict[Spot, int]:
 
 
 def _spot_of(model: str, place: Placement, shares: Mapping[str, float]) -> Spot:
-    layout = _spot_words(place)
+    layout, launch = _spot_words(place), json.dumps(dict(place.candidate), sort_keys=True)
     devices = place.devices_each * (shares.get(place.pool, 1.0) if place.shared else 1.0)
-    return Spot(
-        model, place.pool, layout, place.slice, place.capacity_each, devices, place.candidate
-    )
+    return Spot(model, place.pool, layout, place.slice, place.capacity_each, devices, launch)
 
 
 def _spot_words(place: Placement) -> str:
-    return " · ".join(filter(None, (place.engine, place.layout, place.slice)))
+    """A layout with its slice and engine, as people read it."""
+    title = engine(place.engine).title if place.engine in engine_names() else place.engine
+    return f"{place.layout}{f' on {place.slice}' if place.slice else ''}, {title}"
 
 
 def _shared_parts(answer: FleetAnswer) -> dict[str, float]:
@@ -192,9 +196,10 @@ def _running_spots(
             spot = _spot_of(part.model, place, shares)
         elif capacity_of is not None:
             capacity, devices = capacity_of(part.model, part.pool, layout)
-            words = " · ".join(f"{name} {value}" for name, value in (layout or {}).items())
-            name = words or part.slice or "as today"
-            spot = Spot(part.model, part.pool, name, part.slice, capacity, devices, layout or {})
+            launch, words = json.dumps(layout), "as today"
+            if layout:
+                words = split_name({**dict.fromkeys(_DEGREES, 1), **layout})
+            spot = Spot(part.model, part.pool, words, part.slice, capacity, devices, launch)
         else:
             raise InputError(
                 f"{part.model} runs in {part.pool} with a layout whose capacity is not known.",

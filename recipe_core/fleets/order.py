@@ -11,7 +11,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from typing import Any
 
 # Moves that a search tries, and numbers of replicas that it may keep: a small fleet has fewer, a
 # large one is not searched whole.
@@ -24,17 +23,21 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """A way to run a replica of a model: in one pool, on whole devices or a slice."""
+    """A way to run a replica of a model: in one pool, on whole devices or a slice.
+
+    Two are the same where one launch serves for both, whatever they are said to hold.
+    """
 
     model: str
     pool: str
     layout: str
     slice: str | None
-    capacity: float
+    capacity: float = field(compare=False)
     """Load that a replica holds within the model's limits."""
-    devices: float
+    devices: float = field(compare=False)
     """Devices of a replica; of a slice its part of one."""
-    candidate: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    launch: str = ""
+    """Its layout with all that is launched, as one text."""
 
 
 class Board:

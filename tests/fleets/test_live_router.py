@@ -195,11 +195,6 @@ def live(tmp_path_factory):
         yield replicas, stack.enter_context(router(folder, replicas))
 
 
-def layout(replica):
-    """The name by which weights of steps call a placement."""
-    return f"{replica.pool} · vLLM · TP 1"
-
-
 def plan(pools_of_chat):
     """An answer of a plan: two replicas a model with their weights, chat in some pools."""
     models = {}

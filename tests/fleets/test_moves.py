@@ -249,6 +249,13 @@ def test_weights_of_the_plan_come_last_and_unknown_layouts_are_refused():
     assert [step.kind for step in moves.steps] == ["start", "weights"]
     assert [*moves.steps[-1].weights.values()] == [0.7, 0.3]
     assert moves.to_json()["steps"][1]["text"].startswith("Give a the plan's weights: 70 % to")
+    # What runs and is judged anew stays; what is launched otherwise does not.
+    again = [place("x", 1, 1.2, weight=0.5), place("y", 1, 0.9, weight=0.5)]
+    sure = answer_of({"a": (1.0, again)}, {"x": (1, ()), "y": (1, ())})
+    assert [step.kind for step in plan_moves(answer, sure).steps] == ["weights"]
+    again[0] = replace(again[0], candidate={"tp": 1, "max_num_seqs": 64})
+    changed = answer_of({"a": (1.0, again)}, {"x": (2, ()), "y": (1, ())})
+    assert [step.kind for step in plan_moves(answer, changed).steps][:2] == ["start", "stop"]
     odd = answer_of(
         places, {"x": (1, ()), "y": (1, ())}, [today_of("a", "x", 1, candidate={"tp": 2})]
     )
