@@ -103,11 +103,14 @@ def queue(name, cohort, **quotas):
     return {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
 
 
-def kueue():
-    labels = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+
+
+def kueue(*nodes):
+    labels = H100
     flavor = {"kind": "ResourceFlavor", "metadata": {"name": "big"}, "spec": {"nodeLabels": labels}}
     queues = [queue("chat", "ml", big=(20, 4)), queue("batch", "ml", big=("12", None))]
-    return read_inventory(listed(flavor, *queues), "kueue")
+    return read_inventory(listed(flavor, *queues, *nodes), "kueue")
 
 
 def test_queues_are_quotas_and_bound_pools():
@@ -122,6 +125,10 @@ def test_queues_are_quotas_and_bound_pools():
     assert merged["pools"] == [fleet["pools"][0] | {"nodes": 4}]
     assert "6 machines are 4 by the quotas" in notes[0]
     assert fleet["pools"][0]["nodes"] == 6
+    both = kueue(*(node(f"n{k}", H100, {"nvidia.com/gpu": "8"}) for k in range(5)))
+    assert (both.kind, both.pools[0]["nodes"], len(both.quotas)) == ("kubernetes", 5, 2)
+    merged, _ = merge_inventories({}, [both])
+    assert [pool["nodes"] for pool in merged["pools"]] == [4]
 
 
 def allocation(hours, gpu_hours, model=None, labels=None, namespace=None, **costs):

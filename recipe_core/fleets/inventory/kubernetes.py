@@ -87,8 +87,13 @@ def _read_node(
     offered = dig(node, "status", "allocatable").items()
     resources = {resource: read_whole(count) for resource, count in offered}
     word = find_device_label(labels)
-    counts = {key: resources.get(key, 0) for key in device_resources()}
-    counts |= {key: n for key, n in resources.items() if _MIG.match(key) or _PARTITION.match(key)}
+    counts = {
+        resource: count
+        for resource, count in resources.items()
+        if resource.removesuffix(".shared") in device_resources()
+        or _MIG.match(resource)
+        or _PARTITION.match(resource)
+    }
     if not sum(counts.values()):
         remarks.add("nodes that offer no devices are left out", name)
         return

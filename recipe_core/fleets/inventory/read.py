@@ -122,10 +122,9 @@ def merge_inventories(
     merged = [check_pool(pool) for pool in fleet.get("pools", [])]
     remarks = Remarks()
     for inventory in inventories:
-        if inventory.kind == "kueue" and merged:
-            _bound_by_quotas(merged, inventory, remarks)
-        elif inventory.pools:
+        if inventory.pools and not (inventory.kind == "kueue" and merged):
             _merge_pools(merged, inventory, remarks)
+        _bound_by_quotas(merged, inventory, remarks)
         for pool in merged:
             price = inventory.usd_per_device_hour.get(str(pool["device"]))
             if price is not None and "usd_per_device_hour" not in pool:
