@@ -3,7 +3,7 @@
 At every moment what serves of a model holds its load, and no pool has more devices in use than it
 has. Where no such order is found, the devices that are lacking are named. A model whose load is not
 held today, or will not be, keeps what both hold. Devices that are cut are counted by slice, as if
-replicas stood packed.
+replicas stood packed. Spare replicas of headroom may be in use meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
@@ -20,7 +21,11 @@ from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import FleetAnswer, PlacedModel, Placement
 from recipe_core.fleets.order import Board, Counts, Spot, find_lacking, find_order
 from recipe_core.fleets.request import FleetRequest, Pool, Today
+from recipe_core.plans.plans import plan_candidate
+from recipe_core.request.over_time import Start
+from recipe_core.request.schema import PlanRequest
 from recipe_core.request.split_key import split_name
+from recipe_core.scaling.scenario import start_of
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp")
 CapacityOf = Callable[[str, str, Mapping[str, Any] | None], tuple[float, float]]
@@ -79,7 +84,8 @@ def plan_moves(
         answer: the fleet to reach, with the replicas of the busiest period.
         capacity_of: capacity and devices of a replica of a model in a pool with a layout (None: the
             best there), for layouts that the answer does not have.
-        start_seconds: seconds of a start, where they are known.
+        start_seconds: seconds of a start, where they are known; ``estimate_starts`` has those of
+            the answer.
 
     Raises:
         InputError: for a replica of today whose capacity is not known.
@@ -104,6 +110,7 @@ def plan_moves(
         notes.append(f"No order was found that keeps every load; devices lacking: {listed}.")
         board = board.with_more(lacking)
     steps = tuple(_write_steps(board, path, answer, start_seconds))
+    notes += _remark_sizes(board, path)
     return Moves(steps, lacking, _total_seconds(steps), tuple(notes))
 
 
@@ -125,6 +132,42 @@ def _make_board(
         if 0 < today < load * (1 - 1e-9):
             notes.append(f"{model} holds {today:g} of its load of {load:g} today.")
     return board
+
+
+def estimate_starts(answer: FleetAnswer) -> StartSeconds:
+    """Return the cold start of each replica of an answer, in seconds, as its request finds it.
+
+    A machine of one's own is there; a rented one is new.
+    """
+    requests = {
+        _spot_of(model.name, place, {}): place.request
+        for model in answer.models
+        for place in model.placements
+    }
+    rented = {pool.name for pool in answer.request.pools if pool.is_rented}
+
+    @cache
+    def seconds(spot: Spot) -> float | None:
+        if not requests.get(spot):
+            return None
+        request = PlanRequest.parse(requests[spot])
+        if spot.pool not in rented and request.options.start == Start():
+            options = request.options.model_copy(update={"start": Start(node="ready")})
+            request = request.model_copy(update={"options": options})
+        return start_of(*plan_candidate(request))[0].seconds
+
+    return seconds
+
+
+def _remark_sizes(board: Board, path: Sequence[Counts]) -> Iterator[str]:
+    """Say where replicas of several sizes share nodes, which devices by pool do not tell."""
+    sizes: dict[str, set[float]] = defaultdict(set)
+    for k, spot in enumerate(board.spots):
+        if not spot.slice and any(counts[k] for counts in path):
+            sizes[spot.pool].add(spot.devices)
+    for pool, devices in sizes.items():
+        if len(devices) > 1:
+            yield f"In {pool} a start may find its devices on several nodes: move a smaller one."
 
 
 def _total_seconds(steps: Sequence[Step]) -> float | None:

@@ -9,7 +9,7 @@ import pytest
 
 from recipe_core.base.errors import InputError
 from recipe_core.fleets.answer import CutDevices, FleetAnswer, PlacedModel, Placement, PoolUse
-from recipe_core.fleets.moves import plan_moves
+from recipe_core.fleets.moves import estimate_starts, plan_moves
 from recipe_core.fleets.order import Board, Spot, find_lacking, find_order
 from recipe_core.fleets.request import FleetRequest
 
@@ -262,6 +262,27 @@ def test_weights_of_the_plan_come_last_and_unknown_layouts_are_refused():
     with pytest.raises(InputError) as error:
         plan_moves(odd.request.today, odd)
     assert error.value.field == "today.0.candidate"
+
+
+def test_starts_take_the_time_of_their_cold_start():
+    request = {
+        "model": "Qwen/Qwen3-8B",
+        "hardware": {"device": "h100-sxm", "per_node": 1},
+        "workload": SERVING,
+        "candidate": {"engine": "vllm", "tp": 1},
+    }
+    moves = []
+    for term in ("owned", "on-demand"):
+        places = {"a": (1.0, [place("x", 1, request=request)])}
+        answer = answer_of(places, {"x": (1, ())})
+        fleet = answer.request.to_json()
+        fleet["pools"][0]["term"] = term
+        answer = replace(answer, request=FleetRequest.parse(fleet))
+        moves.append(plan_moves((), answer, start_seconds=estimate_starts(answer)))
+    ready, rented = (move.seconds for move in moves)
+    # A rented machine is provisioned and pulls the image first.
+    assert 20 < ready < rented - 60
+    assert moves[0].steps[0].seconds == ready
 
 
 def test_a_large_fleet_has_an_order_soon():
