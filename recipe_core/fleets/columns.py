@@ -34,7 +34,7 @@ from recipe_core.plans.serving_search import evaluate_pairs, judge_evaluated, se
 from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits, Objective
-from recipe_core.request.schema import PlanRequest
+from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import split_name
 from recipe_core.sizing.size import LEAST_RATE, largest_load
@@ -51,6 +51,8 @@ COARSE = 1.01
 KEPT = 6
 # Nodes of a replica that spans several, where none fits into one.
 SPANS = (2, 4, 8)
+# Options that turn adapters and sleep on, of engines that have them.
+ADAPTS, SLEEPS = "enable_lora", "enable_sleep_mode"
 # Limits that a replica keeps by itself; the others are the fleet's.
 OWN_LIMITS = frozenset({*timed_limits(), "accuracy_recovery", "percentile", "joules_per_token"})
 
@@ -148,7 +150,10 @@ def make_columns(
     return first
 
 
-_REQUEST_FIELDS = ("name", "model", "workload", "objective", "options", "candidate", "adapters")
+_REQUEST_FIELDS = (
+    *("name", "model", "workload", "objective", "options", "candidate"),
+    *("adapters", "sleep"),
+)
 
 
 @lru_cache(maxsize=8192)
@@ -181,8 +186,11 @@ def replica_request(
     if not options.engines:
         options = options.model_copy(update={"engines": fitted_engines_for(profile)})
     options = options.model_copy(update={"hardware": (), "loads": (), "nodes": "any"})
+    if model.sleep is not None:
+        options = _with_switch(options, model, SLEEPS, "sleep", {})
     if model.adapters is not None:
-        options = _with_adapters(options, model)
+        adapters = {"adapter_slots": model.adapters.count, "adapter_rank": model.adapters.rank}
+        options = _with_switch(options, model, ADAPTS, "adapters", adapters)
     return model.on(
         hardware,
         workload=workload.model_copy(update=load),
@@ -207,29 +215,22 @@ def check_limits(model: FleetModel) -> Objective:
     return model.objective
 
 
-def _with_adapters(options: Any, model: FleetModel) -> Any:
-    """Options with places for adapters, of the engines whose grammar counts them."""
-    adapters = model.adapters
-    assert adapters is not None  # noqa: S101 - its caller has looked
-    counted: dict[str, dict[str, Any]] = {}
+def _with_switch(
+    options: Options, model: FleetModel, switch: str, field: str, counted: Mapping[str, int]
+) -> Options:
+    """Options with a switch on, of the first engine that has it, and values of what it counts."""
     for name in options.engines:
         grammar = grammars().get(engine_of(name).wraps or name)
-        meanings = {} if grammar is None else {m: o for o, m in grammar.counted.items()}
-        if {"adapter_slots", "adapter_rank"} <= set(meanings):
-            counted[name] = {
-                meanings["adapter_slots"]: adapters.count,
-                meanings["adapter_rank"]: adapters.rank,
-                **({meanings["adapters"]: True} if "adapters" in meanings else {}),
-            }
-    if not counted:
-        raise InputError(
-            f"of {model.name} are not estimated on {', '.join(options.engines)}.",
-            field="adapters",
-            hint="Name an engine that serves LoRA adapters, such as vllm.",
-        )
-    first = next(iter(counted))
-    own = {**options.engine_options, **counted[first]}
-    return options.model_copy(update={"engines": (first,), "engine_options": own})
+        if grammar is None or switch not in {*grammar.counted, *grammar.unmodelled}:
+            continue
+        named = {o: counted[m] for o, m in grammar.counted.items() if m in counted}
+        own = {**options.engine_options, switch: True, **named}
+        return options.model_copy(update={"engines": (name,), "engine_options": own})
+    raise InputError(
+        f"of {model.name} needs an engine that has {switch}; {', '.join(options.engines)} do not.",
+        field=field,
+        hint="Name vllm in options.engines, or leave it out.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -246,3 +246,42 @@ def test_what_is_wrong_is_named_with_its_field(change, field):
         fleet({"models": [CHAT], "pools": [H100], **change})
     assert (error.value.field or "").startswith(field)
     assert error.value.hint
+
+
+def test_adapters_share_a_base_and_models_that_sleep_share_a_device():
+    base = placed(SMALL, pools=[H100])
+    many = placed({**SMALL, "adapters": {"count": 64, "rank": 64}}, pools=[H100])
+    [part] = many.models[0].placements
+    assert part.request["options"]["engine_options"]["enable_lora"] is True
+    assert part.capacity_each < base.models[0].placements[0].capacity_each
+    rare = [
+        {
+            **SMALL,
+            "name": f"rare-{k}",
+            "workload": {**SMALL["workload"], "request_rate": 0.02},
+            "sleep": {"wakes_per_hour": 6, "longest_wake_s": 20},
+        }
+        for k in range(3)
+    ]
+    asleep = placed(*rare, pools=[H100])
+    assert asleep.pools[0].used["all"] == 1
+    assert asleep.usd_per_hour == pytest.approx(1.2)
+    assert all(part.shared for model in asleep.models for part in model.placements)
+    # others may be awake when a request comes, which counts
+    assert asleep.models[0].probability < 0.99
+    awake = [{**model, "sleep": {"wakes_per_hour": 6, "longest_wake_s": 0.1}} for model in rare]
+    assert placed(*awake, pools=[H100]).pools[0].used["all"] == 3
+
+
+def test_growth_of_the_load_takes_more_machines_month_by_month():
+    grows = fleet_of(SMALL, pools=[{**H100, "nodes": 8}], growth={"per_month": 0.3, "months": 12})
+    costs = [place_fleet(grows, month=month).usd_per_hour for month in (0, 6, 12)]
+    assert costs[0] < costs[1] < costs[2]
+
+
+def test_the_whole_holds_as_surely_as_is_asked():
+    pools = [{**H100, "nodes": 4}, {**MI300X, "nodes": 4}]
+    plain = placed(CHAT, SMALL, pools=pools)
+    sure = placed(CHAT, SMALL, pools=pools, objective={"confidence": 0.97})
+    assert plain.probability < 0.97 <= sure.probability
+    assert sure.usd_per_hour > plain.usd_per_hour
