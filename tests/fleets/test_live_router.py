@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -226,16 +225,18 @@ def test_shares_and_latencies_are_those_of_the_plan(live):
             counts[model, pool] += 1
             through[model, pool].append(seconds)
     for model, shares in SHARES.items():
-        measured = [counts[model, pool] for pool in shares]
+        requests = [counts[model, pool] for pool in shares]
         expected = [ROUNDS * share for share in shares.values()]
-        assert sum(measured) == ROUNDS
-        assert chisquare(measured, expected).pvalue > 0.05, (model, measured, expected)
+        assert sum(requests) == ROUNDS
+        assert chisquare(requests, expected).pvalue > 0.05, (model, requests, expected)
+    # Of each server the fastest: others on this machine slow that least.
+    planned = {key: min(before[key]) for key in running}
+    measured = {key: min(through[key]) for key in running}
     for key in running:
-        ratio = statistics.median(through[key]) / statistics.median(before[key])
-        assert 0.5 < ratio < 2.0, (key, ratio)
-    # Planned and measured latencies tell the models apart: one has six times the layers.
-    assert statistics.median(before["code", "x"]) > 2 * statistics.median(before["chat", "x"])
-    assert statistics.median(through["code", "x"]) > 2 * statistics.median(through["chat", "x"])
+        assert 0.5 < measured[key] / planned[key] < 2.0, (key, measured, planned)
+    # They tell the models apart: one has six times the layers of another.
+    for latencies in (planned, measured):
+        assert latencies["code", "x"] > 1.5 * latencies["chat", "x"]
 
 
 class Clients:
