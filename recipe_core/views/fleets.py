@@ -9,6 +9,7 @@ from typing import Any
 from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
 from recipe_core.engines.spec import engine
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
+from recipe_core.fleets.moves import Moves
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.texts import Phrases
 
@@ -128,3 +129,8 @@ def fleet_text(answer: FleetAnswer) -> str:
 def differences_text(differences: Mapping[str, Any]) -> str:
     """What changes of a fleet change, as text."""
     return PHRASES.text("differences", differences)
+
+
+def moves_text(moves: Moves) -> str:
+    """The steps from today to an answer, as text."""
+    return PHRASES.text("moves", moves)
