@@ -26,6 +26,7 @@ from recipe_core.fleets.inventory.machines import (
 )
 from recipe_core.fleets.request import Term
 from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.slices import list_geometries
 from recipe_core.targets.deployments.deployment import (
     device_called,
     device_labels,
@@ -34,12 +35,10 @@ from recipe_core.targets.deployments.deployment import (
 from recipe_core.targets.names import cluster_names
 
 _LABELS = DataFile(Path(__file__).with_name("labels.yaml"), FIELD)
-_MIG = re.compile(r"nvidia\.com/mig-((\d)g\.(\d{1,3})gb)(\.me)?")
-_CUT = re.compile(r"(?i)-MIG-((\d)g\.(\d{1,3})gb)")
+_MIG = re.compile(r"nvidia\.com/mig-(\dg\.\d{1,3}gb)")
+_CUT = re.compile(r"(?i)-MIG-(\dg\.\d{1,3}gb)")
 _SHARED = ("mps", "time-slicing")
 _PARTITION = re.compile(r"(?:amd\.com/)?(spx|dpx|tpx|qpx|cpx)_(nps\d)")
-# Partitions of a device by AMD's mode of compute; its devices with eight dies.
-_PARTITIONS = {"spx": 1, "dpx": 2, "tpx": 3, "qpx": 4, "cpx": 8}
 
 
 class _Places(Sourced):
@@ -103,7 +102,8 @@ def _read_node(
         return
     memory_mib = read_quantity(labels.get("nvidia.com/gpu.memory"))
     is_cut = _CUT.search(word) or any(_MIG.match(key) for key in counts)
-    device = match_device(word, name, remarks, memory_mib=None if is_cut else memory_mib)
+    whole_word = _CUT.sub("", word)
+    device = match_device(whole_word, name, remarks, memory_mib=None if is_cut else memory_mib)
     if device is None:
         return
     per_node, slices = _whole_devices(device, word, labels, counts)
@@ -178,33 +178,22 @@ def _whole_devices(
     (``strategy: single``), and slices beside devices where they are not.
     """
     if cut := _CUT.search(word):
-        usual = _slices_each(device, int(cut[2]), int(cut[3]))
-        return math.ceil(max(counts.values()) / usual), (cut[1],)
+        return math.ceil(max(counts.values()) / _slices_each(device, cut[1])), (cut[1],)
     mode = _PARTITION.fullmatch(labels.get("amd.com/gpu.compute-memory-partition", "").casefold())
     parts: set[str] = set()
     total = 0.0
     for resource, count in counts.items():
-        if not count:
-            continue
-        if mig := _MIG.match(resource):
-            parts.add(mig[1])
-            total += count / _slices_each(device, int(mig[2]), int(mig[3]))
-        elif cell := _PARTITION.match(resource) or mode:
-            if cell[1] != "spx":
-                parts.add(f"{cell[1]}-{cell[2]}")
-            total += count / _PARTITIONS[cell[1]]
-        else:
-            total += count
+        mig, cell = _MIG.match(resource), _PARTITION.match(resource) or mode
+        name = mig[1] if mig else f"{cell[1]}-{cell[2]}" if cell and cell[1] != "spx" else ""
+        total += count / _slices_each(device, name)
+        if name and count:
+            parts.add(name)
     return max(math.ceil(total - 1e-9), 1), tuple(sorted(parts))
 
 
-def _slices_each(device: str, cells: int, memory_gb: int) -> int:
-    """MIG slices of one kind on a device, by its seven slices of compute and by its memory.
-
-    Source: NVIDIA's MIG user guide, supported profiles.
-    """
-    nominal_gb = device_profile(device).memory_bytes.value / 1e9
-    return max(min(7 // max(cells, 1), round(nominal_gb / max(memory_gb, 1))), 1)
+def _slices_each(device: str, name: str) -> int:
+    """Slices of one kind on a device; 1 for one that the device is not known to have."""
+    return max((cut.counts.get(name, 0) for cut in list_geometries(device)), default=0) or 1
 
 
 def read_queues(items: list[Mapping[str, Any]], remarks: Remarks) -> Iterator[Quota]:

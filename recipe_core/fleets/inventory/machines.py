@@ -12,6 +12,7 @@ from typing import Any, Literal
 from recipe_core.base.errors import InputError
 from recipe_core.fleets.request import Pool, Term
 from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.slices import split_slice
 from recipe_core.request.first_error import validate_plain
 from recipe_core.targets.deployments.deployment import device_called
 from recipe_core.targets.names import DeviceNames
@@ -129,6 +130,9 @@ def match_device(
     device = device_called(name, by_tool)
     if device is None:
         remarks.add(f"{name[:80]!r} is no known device, so state its profile", machine_name)
+        return None
+    if split_slice(device):
+        remarks.add(f"{name[:80]!r} is a slice; state the pool of its device", machine_name)
         return None
     profile_mib = device_profile(device).memory_bytes.value / 2**20
     if memory_mib and abs(memory_mib / profile_mib - 1) > _MEMORY_TOLERANCE:
