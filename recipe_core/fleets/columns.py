@@ -145,7 +145,7 @@ def make_columns(
     spans = [span for span in SPANS if span <= nodes]
     for count in (1, *_fitting_spans(model, device, per_node, spans, sources)):
         key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
-        make = _columns_of if sources.kept else _columns_of.__wrapped__
+        make = _find_columns if sources.kept else _find_columns.__wrapped__
         found = make(key, float(most), tuple(round_trips), sources)
         if found.columns:
             return found
@@ -177,12 +177,14 @@ _REQUEST_FIELDS = (
 
 
 @lru_cache(maxsize=8192)
-def _columns_of(key: str, most: float, round_trips: tuple[float, ...], sources: Sources) -> Columns:
+def _find_columns(
+    key: str, most: float, round_trips: tuple[float, ...], sources: Sources
+) -> Columns:
     plain, device, per_node, nodes, confidence = json.loads(key)
     hardware = HardwareRequest(
         device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
     )
-    request = replica_request(FleetModel.model_validate(plain), hardware, confidence)
+    request = pose_replica(FleetModel.model_validate(plain), hardware, confidence)
     try:
         return _kept_columns(device, request, round_trips, most, sources, spans=nodes > 1)
     except InputError:
@@ -191,7 +193,7 @@ def _columns_of(key: str, most: float, round_trips: tuple[float, ...], sources: 
         return Columns((), error.message)
 
 
-def replica_request(
+def pose_replica(
     model: FleetModel, hardware: HardwareRequest, confidence: float | None = None
 ) -> PlanRequest:
     """Return the request of one replica: nearly no load, limits that are its own."""

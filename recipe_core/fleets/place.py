@@ -16,7 +16,7 @@ from recipe_core.fleets.moves import Moves, estimate_starts, plan_moves
 from recipe_core.fleets.placing import MOST_NODES, FleetProblem, packed, pose_fleet
 from recipe_core.fleets.pools import resolve_pools
 from recipe_core.fleets.program import solve_fleet
-from recipe_core.fleets.reading import read_answer
+from recipe_core.fleets.reading import read_solution
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.solver import Watch
 from recipe_core.request.candidate import CandidateRequest
@@ -70,7 +70,7 @@ def solve_problem(
     problem = replace(problem, instance=instance)
     unserved = solution.unmet.max(initial=0.0) > 0 or solution.undone.max(initial=0.0) > 0
     conflict = find_conflict(problem, instance, solution) if unserved and explain else None
-    return read_answer(problem, solution, conflict)
+    return read_solution(problem, solution, conflict)
 
 
 def _raise_probability(

@@ -111,7 +111,9 @@ def pose_fleet(
         growth = model.growth or request.growth
         loads = np.concatenate(
             [
-                _loads(model, periods, _grown(growth, month + part * (growth or _STILL).months))
+                _loads(
+                    model, periods, _growth_factor(growth, month + part * (growth or _STILL).months)
+                )
                 for part, _ in ahead
             ],
             axis=1,
@@ -167,7 +169,7 @@ def _looks_ahead(request: FleetRequest) -> bool:
     return grows and any(pool.reserve is not None for pool in request.pools)
 
 
-def _grown(growth: object, months: float) -> float:
+def _growth_factor(growth: object, months: float) -> float:
     return float((1.0 + getattr(growth, "per_month", 0.0)) ** months)
 
 
@@ -216,7 +218,7 @@ class _OptionMaker:
             trips = [round_trip_ms(pool, users, self.regions) for users in model.users or ("",)]
             distinct = tuple(dict.fromkeys((0.0, *trips)))
             places = [distinct.index(trip) for trip in trips]
-            for part in (None, *pool.slices):
+            for part in (*((None,) if pool.whole else ()), *pool.slices):
                 found = make_columns(
                     model,
                     pool.pool.device if part is None else part.device,
@@ -271,6 +273,8 @@ class _OptionMaker:
         single = False
         for p, pool in enumerate(self.pools):
             forbidden = is_allowed_pool(job.where, pool)
+            if not pool.whole:
+                forbidden = "its devices are all cut"
             if forbidden is not None:
                 self.reasons[job.name][pool.pool.name] = forbidden
                 continue

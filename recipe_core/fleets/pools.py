@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
@@ -24,7 +24,7 @@ class ResolvedPool:
     """A pool with its device, its price and the ways in which its devices may be cut.
 
     ``basis``: where the price is from. ``up``: share of time that a machine serves. ``reclaims``:
-    of a machine in an hour.
+    of a machine in an hour. ``whole``: whether devices may stay whole beside those that are cut.
     """
 
     pool: Pool
@@ -38,6 +38,7 @@ class ResolvedPool:
     slices: tuple[Slice, ...]
     cuts: tuple[Mapping[str, int], ...]
     by_device: bool
+    whole: bool = True
 
     @property
     def devices(self) -> int:
@@ -110,6 +111,7 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
         region=regions.get(pool.region or ""),
         slices=slices,
         cuts=cuts,
+        whole=_memory_mode(slices) in (None, "nps1"),
         by_device=pool.rented_by == "device" or (pool.rented_by is None and unit == 1),
     )
 
@@ -152,11 +154,19 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
             field="slices",
             hint="Leave them out.",
         )
-    names = tuple(available) if ANY in pool.slices else pool.slices
+    names = pool.slices
+    if ANY in names:  # with whole devices beside them
+        names = tuple(n for n, part in available.items() if _memory_mode([part]) in (None, "nps1"))
     for name in names:
         if name not in available:
             message, hint = unknown("slice", name, list(available))
             raise InputError(message, field="slices", hint=hint)
+    if len({_memory_mode([available[name]]) for name in names}) > 1:
+        raise InputError(
+            f"{', '.join(names)} need memory modes that devices of one machine do not mix.",
+            field="slices",
+            hint="Name slices of one memory mode, such as nps1; make a pool of each mode.",
+        )
     cuts = []
     for geometry in list_geometries(profile.name):
         kept = {name: count for name, count in geometry.counts.items() if name in names}
@@ -164,6 +174,12 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
             cuts.append(kept)
     cuts = [cut for cut in cuts if not any(_holds_more(more, cut) for more in cuts)]
     return tuple(available[name] for name in names), tuple(cuts)
+
+
+def _memory_mode(slices: Sequence[Slice]) -> str | None:
+    """The memory mode of AMD's partitions, which all devices of a machine have; None for others."""
+    modes = [part.name.rpartition("-")[2] for part in slices if "-nps" in part.name]
+    return modes[0] if modes else None
 
 
 def _holds_more(more: Mapping[str, int], cut: Mapping[str, int]) -> bool:

@@ -43,7 +43,7 @@ class _Read:
     served_by_slot: Float
 
 
-def read_answer(
+def read_solution(
     problem: FleetProblem, solution: Solution, conflict: Conflict | None = None
 ) -> FleetAnswer:
     """Return the answer that a solution of a fleet's program means."""
@@ -143,7 +143,7 @@ class _Reader:
         busiest = float(each.max())
         plan, row = (column.plan, column.row) if job else loaded_plan(column, max(busiest, 1e-3))
         figures = {
-            name: _finite(plan.columns[name][row])
+            name: _finite_number(plan.columns[name][row])
             for name in (JOB_FIGURES if job else FIGURES)
             if name in plan.columns
         }
@@ -408,6 +408,6 @@ class _Reader:
         return tuple(notes)
 
 
-def _finite(value: object) -> float | None:
+def _finite_number(value: object) -> float | None:
     number = float(value)  # type: ignore[arg-type]
     return number if np.isfinite(number) else None

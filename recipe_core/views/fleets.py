@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
-from recipe_core.engines.spec import engine
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
 from recipe_core.fleets.moves import Moves
 from recipe_core.views.columns import Column, terminal
@@ -54,10 +54,7 @@ def layout_text(placed: Placement) -> str:
     """A layout with its engine, and the slice that it runs on."""
     part = f" on {placed.slice}" if placed.slice else ""
     asleep = ", sleeps" if placed.shared else ""
-    try:
-        title = engine(placed.engine).title
-    except ValueError:
-        title = placed.engine
+    title = engine(placed.engine).title if placed.engine in engine_names() else placed.engine
     return f"{placed.layout}{part}, {title}{asleep}"
 
 
