@@ -47,7 +47,7 @@ def make_job_columns(
         InputError: for what is wrong with the job's request.
     """
     plain = job.model_dump(mode="json", include=set(_FIELDS), exclude_none=True)
-    make = _find_job_columns if sources.kept else _find_job_columns.__wrapped__
+    make = _find_job_columns if sources.cached else _find_job_columns.__wrapped__
     return make(json.dumps([plain, device, per_node, nodes], sort_keys=True), sources)
 
 

@@ -111,24 +111,24 @@ def move_fleet(answer: FleetAnswer, sources: Sources = ANYWHERE) -> Moves | None
     ) -> tuple[float, float]:
         model, pool = models[name], pools[pool_name]
         if candidate:
-            stated = CandidateRequest.model_validate(candidate)
-            model = model.model_copy(update={"candidate": stated})
-        found = make_columns(
+            layout = CandidateRequest.model_validate(candidate)
+            model = model.model_copy(update={"candidate": layout})
+        columns_there = make_columns(
             model,
             pool.pool.device,
             pool.per_node,
             min(pool.pool.nodes, MOST_NODES),
-            most=max(model.peak, 1.0),
+            top_load=max(model.peak, 1.0),
             sources=sources,
         )
-        if not found.columns:
+        if not columns_there.columns:
             raise InputError(
                 f"{name} runs on {pool_name} with a layout that does not hold its limits: "
-                f"{found.reason}.",
+                f"{columns_there.reason}.",
                 field="today",
                 hint="Leave its candidate out, or state what runs.",
             )
-        best = max(found.columns, key=lambda column: column.capacity / column.devices)
+        best = max(columns_there.columns, key=lambda column: column.capacity / column.devices)
         return best.capacity, float(best.devices)
 
     return plan_moves(

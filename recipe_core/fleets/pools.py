@@ -24,7 +24,7 @@ class ResolvedPool:
     """A pool with its device, its price and the ways in which its devices may be cut.
 
     ``basis``: where the price is from. ``up``: share of time that a machine serves. ``reclaims``:
-    of a machine in an hour. ``whole``: whether devices may stay whole beside those that are cut.
+    of a machine in an hour. ``keeps_whole``: whether devices may stay whole beside cut ones.
     """
 
     pool: Pool
@@ -38,7 +38,7 @@ class ResolvedPool:
     slices: tuple[Slice, ...]
     cuts: tuple[Mapping[str, int], ...]
     by_device: bool
-    whole: bool = True
+    keeps_whole: bool = True
 
     @property
     def devices(self) -> int:
@@ -95,10 +95,14 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
     usd, basis, unit = _price(pool, profile, per_node)
     reclaims, restart_s = 0.0, 0.0
     if pool.term == "spot":
-        stated = pool.reclaims
+        reclaim_habits = pool.reclaims
         measured = spot_market(profile.architecture).reclaims_per_hour
-        reclaims = measured if stated is None or stated.per_hour is None else stated.per_hour
-        restart_s = 600.0 if stated is None else stated.restart_s
+        reclaims = (
+            measured
+            if reclaim_habits is None or reclaim_habits.per_hour is None
+            else reclaim_habits.per_hour
+        )
+        restart_s = 600.0 if reclaim_habits is None else reclaim_habits.restart_s
     slices, cuts = _slices(pool, profile)
     return ResolvedPool(
         pool=pool,
@@ -111,7 +115,7 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
         region=regions.get(pool.region or ""),
         slices=slices,
         cuts=cuts,
-        whole=_memory_mode(slices) in (None, "nps1"),
+        keeps_whole=_memory_mode(slices) in (None, "nps1"),
         by_device=pool.rented_by == "device" or (pool.rented_by is None and unit == 1),
     )
 
@@ -125,14 +129,14 @@ def _price(pool: Pool, profile: Device, per_node: int) -> tuple[float, str | Non
         power = OwnershipCost(capex_usd=0.0, upkeep=0.0, watts=watts)
         return power.usd_per_device_hour, f"its power, {watts:,.0f} W at its limit", per_node
     terms: dict[str, Commitment] = {"on-demand": "on-demand", "spot": "spot"}
-    asked = HardwareRequest(
+    hardware = HardwareRequest(
         device=pool.device,
         per_node=per_node,
         nodes=1,
         offer=pool.offer,
         commitment=None if pool.offer else terms[pool.term],
     )
-    price = price_of(asked, profile)
+    price = price_of(hardware, profile)
     if price.usd_per_device_hour is None:
         raise InputError(
             f"is missing, and no {pool.term} price of {profile.title} is known.",
@@ -169,9 +173,9 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
         )
     cuts = []
     for geometry in list_geometries(profile.name):
-        kept = {name: count for name, count in geometry.counts.items() if name in names}
-        if kept and kept not in cuts:
-            cuts.append(kept)
+        counts = {name: count for name, count in geometry.counts.items() if name in names}
+        if counts and counts not in cuts:
+            cuts.append(counts)
     cuts = [cut for cut in cuts if not any(_holds_more(more, cut) for more in cuts)]
     return tuple(available[name] for name in names), tuple(cuts)
 
@@ -201,8 +205,8 @@ def round_trip_ms(pools: ResolvedPool, users: str, regions: Mapping[str, Region]
     place = pools.pool.region
     if place is None or place == users:
         return 0.0
-    for here, there in ((place, users), (users, place)):
-        region = regions.get(here)
-        if region is not None and there in region.round_trip_ms:
-            return region.round_trip_ms[there]
+    for place_name, user_region in ((place, users), (users, place)):
+        region = regions.get(place_name)
+        if region is not None and user_region in region.round_trip_ms:
+            return region.round_trip_ms[user_region]
     return 0.0
