@@ -14,7 +14,7 @@ import streamlit as st
 
 from recipe_core.doors.page_scripts import FOCUS_TITLE
 
-NAVIGATION = ("plan.py", "ship.py", "side.py", "check.py")
+NAVIGATION = ("plan.py", "ship.py", "side.py", "fleet.py", "check.py")
 """Pages that the header leads to; the walk's screens are reached from them and from the start."""
 
 

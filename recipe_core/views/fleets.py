@@ -9,6 +9,7 @@ from typing import Any
 from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
 from recipe_core.engines.spec import engine
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
+from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, terminal
 from recipe_core.views.texts import Phrases
 
@@ -69,16 +70,26 @@ def _milliseconds(name: str) -> Any:
 
 
 PLACEMENTS: tuple[Column[PlacedRow], ...] = (
-    Column("Model", "name", align="left"),
-    Column("Load", "load"),
+    Column("Model", "name", align="left", help="Models, then jobs"),
+    Column("Load", "load", help="Of a model in its busiest period; of a job how long a run takes"),
     Column("Pool", "placement.pool", align="left"),
     Column("Layout", lambda row: row.placement and layout_text(row.placement), align="left"),
     Column("Replicas", lambda row: row.placement and by_period_text(row.placement.replicas)),
-    Column("Share", "placement.weight", percent_text),
-    Column("TTFT (ms)", _milliseconds("ttft_s"), significant),
-    Column("TPOT (ms)", _milliseconds("tpot_s"), significant),
-    Column("Per hour", "placement.usd_per_hour", usd),
-    Column("Sure", "probability", chance_text),
+    Column(
+        "Share",
+        "placement.weight",
+        percent_text,
+        help="Of the model's requests, in the busiest period: the weight that a router gives it",
+    ),
+    Column("TTFT (ms)", _milliseconds("ttft_s"), significant, help=column_metric("ttft_s").help),
+    Column("TPOT (ms)", _milliseconds("tpot_s"), significant, help=column_metric("tpot_s").help),
+    Column("Per hour", "placement.usd_per_hour", usd, help="Mean over the hours of a day"),
+    Column(
+        "Sure",
+        "probability",
+        chance_text,
+        help="Probability that all limits of the model hold, everywhere it runs",
+    ),
 )
 POOLS: tuple[Column[PoolUse], ...] = (
     Column("Pool", "name", align="left"),
@@ -123,6 +134,22 @@ def fleet_text(answer: FleetAnswer) -> str:
         "charges": terminal(answer.charges, CHARGES),
     }
     return PHRASES.text("whole", answer, tables)
+
+
+def headline(answer: FleetAnswer) -> str:
+    """The answer in one sentence or two: what is not served, cost, probability, power, CO₂."""
+    return PHRASES.sentence("headline", answer)
+
+
+def unmet_lines(answer: FleetAnswer) -> list[str]:
+    """What is not served or not run, and why: a line each, then the conflict's sentence."""
+    return [*PHRASES.lines("lacking", answer)]
+
+
+def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
+    """The figures of the whole fleet: title, value and help."""
+    rows = PHRASES.rows("figures", answer)
+    return [(title, value, about) for title, value, about in rows]
 
 
 def differences_text(differences: Mapping[str, Any]) -> str:

@@ -1,0 +1,111 @@
+"""A placed fleet on its page: what is not served, figures, racks, tables, money."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import _columns as columns_of
+import _common as common
+import _fleet_document as documents
+import streamlit as st
+
+from recipe_core.base.documents import to_json
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.views import fleets as view
+from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
+from recipe_core.views.columns import known_columns
+
+PERIOD = "fleet-period"
+
+
+def draw_headline(answer: FleetAnswer) -> None:
+    """What is not served first, then cost, probability and power."""
+    sentence = common.escape(view.headline(answer))
+    if answer.complete:
+        st.success(f"**{sentence}**", icon=":material/check_circle:")
+    else:
+        lines = "\n".join(f"- {common.escape(line)}" for line in view.unmet_lines(answer))
+        st.error(f"**{sentence}**\n\n{lines}", icon=":material/block:")
+    if month := documents.current_month():
+        st.caption(f"Placed for the load in {month:g} months.")
+    with st.grid(6, min_column_width=130):
+        for title, value, about in view.fleet_figures(answer):
+            st.metric(title, common.escape(value), border=True, help=common.escape(about))
+
+
+@st.fragment
+def draw_racks(answer: FleetAnswer) -> None:
+    """The picture of one period; another redraws only this."""
+    st.header("Racks and devices", anchor=False)
+    period = next(iter(answer.periods))
+    if len(answer.periods) > 1:
+        period = (
+            st.selectbox(
+                "Period",
+                list(answer.periods),
+                key=PERIOD,
+                format_func=lambda name: f"{name}, {answer.periods[name]:g} h a day",
+                width=220,
+            )
+            or period
+        )
+    st.html(rack_style(dark=common.dark()))
+    st.html(rack_picture(answer, period))
+    st.caption("A cell is a device; joined cells are one replica. The tables below say the same.")
+
+
+def draw_tables(answer: FleetAnswer) -> None:
+    st.header("Who runs where", anchor=False)
+    rows = view.placed_rows(answer)
+    columns_of.draw_sorted(
+        rows,
+        known_columns(rows, view.PLACEMENTS),
+        f"{len(rows)} placements of {len(answer.models)} models and {len(answer.jobs)} jobs",
+        key="fleet-placements",
+    )
+    st.header("Pools", anchor=False)
+    columns_of.draw_sorted(
+        answer.pools,
+        known_columns(answer.pools, view.POOLS),
+        f"{len(answer.pools)} pools with what is used and paid of them",
+        key="fleet-pools",
+    )
+    for note in answer.notes:
+        st.caption(common.escape(note))
+
+
+def draw_money(answer: FleetAnswer) -> None:
+    """Who pays: a bar a team, and the charges in figures."""
+    st.header("Money by team", anchor=False)
+    chart_column, table_column = st.columns(2, gap="large")
+    with chart_column:
+        common.draw_chart(
+            team_costs(answer.charges, dark=common.dark()),
+            "fleet-charges",
+            f"Cost of a month of {len(answer.charges)} teams, projects and cost centres",
+        )
+    with table_column:
+        columns_of.draw_sorted(
+            answer.charges,
+            known_columns(answer.charges, view.CHARGES),
+            "Charges by team, project and cost centre",
+            key="fleet-charge-table",
+        )
+
+
+def draw_downloads(answer: FleetAnswer) -> None:
+    with st.container(horizontal=True):
+        st.download_button(
+            "Download the answer",
+            partial(answer_bytes, answer),
+            file_name="answer.json",
+            mime="application/json",
+            on_click="ignore",
+            icon=":material/data_object:",
+            key="fleet-answer",
+        )
+
+
+def answer_bytes(answer: FleetAnswer) -> bytes:
+    """The answer as the API and the command line write it."""
+    return f"{to_json(answer.to_json())}\n".encode()
