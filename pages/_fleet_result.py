@@ -19,8 +19,8 @@ PERIOD = "fleet-period"
 
 
 def draw_headline(answer: FleetAnswer) -> None:
-    """What is not served first, then cost, probability and power."""
-    sentence = common.escape(view.headline(answer))
+    """What is not served first, and why; then cost, probability, power and how near the best."""
+    sentence = common.escape(view.served_sentence(answer))
     if answer.complete:
         st.success(f"**{sentence}**", icon=":material/check_circle:")
     else:
@@ -49,7 +49,7 @@ def draw_racks(answer: FleetAnswer) -> None:
             )
             or period
         )
-    st.html(rack_style(dark=common.dark()))
+    st.html(rack_style(answer, dark=common.dark()))
     st.html(rack_picture(answer, period))
     st.caption("A cell is a device; joined cells are one replica. The tables below say the same.")
 

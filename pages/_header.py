@@ -14,7 +14,7 @@ import streamlit as st
 
 from recipe_core.doors.page_scripts import FOCUS_TITLE
 
-NAVIGATION = ("plan.py", "ship.py", "side.py", "fleet.py", "check.py")
+NAVIGATION = ("plan.py", "ship.py", "side.py", "check.py")
 """Pages that the header leads to; the walk's screens are reached from them and from the start."""
 
 
@@ -98,6 +98,7 @@ def draw_menu() -> None:
         disabled=undo is None,
         width="stretch",
     )
+    address.page_link("fleet.py", "Fleet", ":material/dns:")
     address.page_link("home.py", "Examples", ":material/gallery_thumbnail:")
     address.page_link("evidence.py", "Evidence", ":material/rule:")
     if st.button(

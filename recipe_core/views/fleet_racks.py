@@ -69,6 +69,8 @@ class _Spot:
 
     number: int
     free: float
+    promised: float = 0.0
+    """Devices of it that replicas have by the answer and do not stand on yet."""
     owners: Counter[tuple[str, ...]] = field(default_factory=Counter)
     whole: list[tuple[Piece, ...]] = field(default_factory=list)
     cut: list[list[Piece]] = field(default_factory=list)
@@ -93,7 +95,11 @@ def fill_racks(answer: FleetAnswer, use: PoolUse, period: str) -> Racks:
     ]
     spots = {k: _Spot(k, float(use.per_node)) for k in _node_numbers(answer, use, period)}
     _cut(spots.values(), use)
-    for unit in _whole_units(runs, use, period):
+    units = _whole_units(runs, use, period)
+    for unit in units:
+        if unit.node in spots:
+            spots[unit.node].promised += unit.size
+    for unit in units:
         _stand(unit, spots)
     for name, placed in runs:
         if placed.slice is not None:
@@ -151,7 +157,7 @@ def _whole_units(runs: list[tuple[str, Placement]], use: PoolUse, period: str) -
         elif placed.slice is None:
             units += _units_of(name, placed, use, placed.replicas[period])
     units += _shared_units(sharing, use.used.get(period, 0.0) - sum(unit.size for unit in units))
-    yield from sorted(units, key=lambda unit: -unit.size)
+    return sorted(units, key=lambda unit: -unit.size)
 
 
 def _units_of(name: str, placed: Placement, use: PoolUse, replicas: int) -> list[_Unit]:
@@ -197,17 +203,24 @@ def _shared_units(
 def _stand(unit: _Unit, spots: dict[int, _Spot]) -> None:
     """Put a replica where the answer says, else where fewest of its model are, in little room."""
     spot = spots.get(unit.node) if unit.node is not None else None
+    if spot is not None:
+        spot.promised -= unit.size
     if spot is None or spot.free < unit.size - 1e-9:
         room = [spot for spot in spots.values() if spot.free >= unit.size - 1e-9]
         if not room:
             return
-        owners = unit.piece.owners
-        spot = min(room, key=lambda spot: (spot.owners[owners], spot.free, spot.number))
+        spot = min(room, key=lambda spot: _order(spot, unit))
     piece = unit.piece
     spot.free -= unit.size
     spot.owners[piece.owners] += 1
     following = Piece(piece.state, piece.owners, piece.text, goes_on=True)
     spot.whole.append((piece, *[following] * (unit.drawn - 1)))
+
+
+def _order(spot: _Spot, unit: _Unit) -> tuple[bool, int, float, int]:
+    """Nodes whose replicas can all stay first, then those with fewest of its model, the fullest."""
+    crowds_out = spot.free - spot.promised < unit.size - 1e-9
+    return (crowds_out, spot.owners[unit.piece.owners], spot.free, spot.number)
 
 
 def _fill_slices(spots: dict[int, _Spot], name: str, placed: Placement, count: int) -> None:

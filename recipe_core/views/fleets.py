@@ -136,9 +136,12 @@ def fleet_text(answer: FleetAnswer) -> str:
     return PHRASES.text("whole", answer, tables)
 
 
-def headline(answer: FleetAnswer) -> str:
-    """The answer in one sentence or two: what is not served, cost, probability, power, CO₂."""
-    return PHRASES.sentence("headline", answer)
+def served_sentence(answer: FleetAnswer) -> str:
+    """Whether all is served, on how many devices; or how much is not."""
+    devices = max(
+        sum(use.used.get(period, 0.0) for use in answer.pools) for period in answer.periods
+    )
+    return PHRASES.sentence("served", answer, devices)
 
 
 def unmet_lines(answer: FleetAnswer) -> list[str]:

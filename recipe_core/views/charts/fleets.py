@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html import escape
 from itertools import groupby
 
 import plotly.graph_objects as go
@@ -17,8 +18,12 @@ from recipe_core.views.fleet_racks import Device, Node, Piece, Racks, fill_racks
 Marks = Mapping[str, tuple[str, int]]
 # Nodes, or rows of nodes that are filled alike, in a picture.
 MOST_ROWS = 240
+# Width of a device, large in fleets of up to so many.
+LARGE_PX, SMALL_PX, MOST_LARGE = 34, 24, 160
 # Colours of models, then again; letters tell all of them apart.
 HUES = len(LIGHT.groups)
+# Characters of a team, project and cost centre beside their bar.
+LONGEST_NAME = 48
 TERMS = {
     "owned": "owned",
     "reserved": "reserved",
@@ -41,7 +46,7 @@ def team_costs(charges: Sequence[Charge], *, dark: bool = False) -> go.Figure:
             continue
         values = [charge.usd_per_month for charge in rows]
         texts = [f"${value:,.0f}" if value >= 100 else f"${significant(value)}" for value in values]
-        about = [", ".join(charge.models) or "nobody" for charge in rows]
+        about = [escape(", ".join(charge.models)) or "nobody" for charge in rows]
         hover = "%{y}<br>%{text} a month<br>%{customdata}"
         labels = [payer_name(charge) for charge in rows]
         draw.bars(None, labels, values, look, hover, about, **draw.labels(texts))
@@ -53,13 +58,14 @@ def team_costs(charges: Sequence[Charge], *, dark: bool = False) -> go.Figure:
 def payer_name(charge: Charge) -> str:
     """Who pays: team, project and cost centre as far as they are stated."""
     names = [name for name in (charge.team, charge.project, charge.cost_centre) if name]
-    return " · ".join(names) or ("no team" if charge.models else "paid for, and idle")
+    text = " · ".join(names) or ("no team" if charge.models else "paid for, and idle")
+    return escape(text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]} …")
 
 
 # --- racks
 
 
-def rack_style(*, dark: bool = False) -> str:
+def rack_style(answer: FleetAnswer, *, dark: bool = False) -> str:
     """The style of the picture of racks: a colour for each model, hatches for what is idle."""
     colours = palette(dark)
     fills = "\n".join(
@@ -67,25 +73,28 @@ def rack_style(*, dark: bool = False) -> str:
         for k, colour in enumerate(colours.groups)
     )
     faint = mix(colours.paper, colours.muted, 0.55)
+    size = LARGE_PX if sum(use.devices for use in answer.pools) <= MOST_LARGE else SMALL_PX
     return f"""<style>
-.fleet-legend {{display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 0 0 8px; padding: 0;
+ul.fleet-legend {{display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 8px; padding: 0;
   list-style: none}}
-.fleet-legend li {{display: flex; align-items: center; gap: 6px; margin: 0; padding: 0}}
-.fleet-racks, .fleet-rack {{display: flex; flex-wrap: wrap; gap: 8px 14px; align-items: flex-start}}
+ul.fleet-legend > li {{display: flex; align-items: center; gap: 6px; margin: 0; padding: 0}}
+.fleet-racks, .fleet-rack {{display: flex; flex-wrap: wrap; gap: 6px 18px; align-items: flex-start}}
 .fleet-rack {{border-left: 2px solid {faint}; padding: 2px 0 2px 10px}}
-.fleet-pool {{margin: 10px 0 4px}}
+.fleet-rack > .fleet-name {{flex-basis: 100%}}
+.fleet-pool {{margin: 14px 0 4px}}
 .fleet-node {{max-width: 100%}}
 .fleet-name {{display: block; font-size: 12px; line-height: 1.4}}
-.fleet-devices {{display: flex; flex-wrap: wrap; row-gap: 3px; max-width: 232px}}
-.fleet-devices > i, .fleet-legend i {{box-sizing: border-box; width: 25px; height: 25px;
-  margin-left: 3px; border: 1.5px solid {colours.muted}; border-radius: 4px; font: 600 12px/22px
-  system-ui, sans-serif; text-align: center; overflow: hidden}}
+.fleet-devices {{display: flex; flex-wrap: wrap; row-gap: 3px; margin-left: -3px;
+  max-width: {8 * (size + 3) + 1}px}}
+.fleet-devices > i, .fleet-legend i {{box-sizing: border-box; width: {size}px; height: {size}px;
+  margin-left: 3px; border: 1.5px solid {colours.muted}; border-radius: 4px; overflow: hidden;
+  font: 600 13px/{size - 3}px system-ui, sans-serif; text-align: center}}
 .fleet-legend i {{margin: 0}}
-.fleet-devices > i.fleet-on {{margin-left: 0; width: 28px; border-top-left-radius: 0;
-  border-bottom-left-radius: 0; border-left: 0; padding-left: 3px}}
+.fleet-devices > i.fleet-on {{margin-left: 0; width: {size + 3}px; border-left: 0;
+  border-top-left-radius: 0; border-bottom-left-radius: 0; padding-left: 3px}}
 .fleet-devices > i.fleet-first {{border-top-right-radius: 0; border-bottom-right-radius: 0}}
 .fleet-devices > i.fleet-cut {{display: flex; width: auto; padding: 0}}
-.fleet-cut > b {{min-width: 15px; font-weight: 600; border-right: 1.5px solid {colours.paper}}}
+.fleet-cut > b {{min-width: 16px; flex: 1; border-right: 1.5px solid {colours.muted}}}
 .fleet-cut > b:last-child {{border-right: 0}}
 .fleet-idle {{background: repeating-linear-gradient(45deg, {faint} 0 2px, transparent 2px 6px)}}
 .fleet-free {{background: transparent}}
