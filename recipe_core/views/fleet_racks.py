@@ -147,7 +147,7 @@ def _cut(spots: Iterable[_Spot], use: PoolUse) -> None:
             spot.cut.append([Piece("idle", slice=name, text=f"{name}: free") for name in slices])
 
 
-def _whole_units(runs: list[tuple[str, Placement]], use: PoolUse, period: str) -> Iterator[_Unit]:
+def _whole_units(runs: list[tuple[str, Placement]], use: PoolUse, period: str) -> list[_Unit]:
     """What replicas on whole devices take, the largest first."""
     units = []
     sharing: dict[int, list[tuple[str, Placement]]] = defaultdict(list)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
-from recipe_core.engines.spec import engine
+from recipe_core.engines.frameworks import framework
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import Column, terminal
@@ -54,10 +55,8 @@ def layout_text(placed: Placement) -> str:
     """A layout with its engine, and the slice that it runs on."""
     part = f" on {placed.slice}" if placed.slice else ""
     asleep = ", sleeps" if placed.shared else ""
-    try:
-        title = engine(placed.engine).title
-    except ValueError:
-        title = placed.engine
+    serves = placed.engine in engine_names()
+    title = (engine if serves else framework)(placed.engine).title
     return f"{placed.layout}{part}, {title}{asleep}"
 
 
