@@ -207,7 +207,7 @@ def fleets(page: Any, address: str) -> States:
     page.get_by_text("Money by team").wait_for()
     yield "fleet", title, (WIDE, PHONE, ZOOMED)
     page.get_by_role("button", name="Lose a node of own").click()
-    page.get_by_text("Who moves").wait_for()
+    page.get_by_text("Who moves:").wait_for()
     for part in ("The fleet", "Another change"):
         unfold(page, part)
         settled(page, title)
