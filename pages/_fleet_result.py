@@ -13,7 +13,7 @@ from recipe_core.base.documents import to_json
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.views import fleets as view
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
-from recipe_core.views.columns import known_columns
+from recipe_core.views.columns import UNKNOWN, known_columns
 
 PERIOD = "fleet-period"
 
@@ -62,6 +62,7 @@ def draw_tables(answer: FleetAnswer) -> None:
         known_columns(rows, view.PLACEMENTS),
         f"{len(rows)} placements of {len(answer.models)} models and {len(answer.jobs)} jobs",
         key="fleet-placements",
+        placeholder=UNKNOWN,
     )
     st.header("Pools", anchor=False)
     columns_of.draw_sorted(
@@ -69,6 +70,7 @@ def draw_tables(answer: FleetAnswer) -> None:
         known_columns(answer.pools, view.POOLS),
         f"{len(answer.pools)} pools with what is used and paid of them",
         key="fleet-pools",
+        placeholder=UNKNOWN,
     )
     for note in answer.notes:
         st.caption(common.escape(note))
@@ -90,6 +92,7 @@ def draw_money(answer: FleetAnswer) -> None:
             known_columns(answer.charges, view.CHARGES),
             "Charges by team, project and cost centre",
             key="fleet-charge-table",
+            placeholder=UNKNOWN,
         )
 
 

@@ -11,7 +11,7 @@ from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
 from recipe_core.request.metrics import column_metric
-from recipe_core.views.columns import Column, terminal
+from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
 
 PHRASES = Phrases("fleets")
@@ -38,7 +38,7 @@ def placed_rows(answer: FleetAnswer) -> list[PlacedRow]:
             for placed in model.placements or (None,)
         ]
     for job in answer.jobs:
-        time = f"{significant(job.hours)} h"
+        time = f"{significant(job.hours)} h" if job.placements else UNKNOWN
         rows += [PlacedRow(job.name, placed, time, None) for placed in job.placements or (None,)]
     return rows
 
