@@ -1,7 +1,11 @@
-"""Speed of placing a fleet: ``python -m benchmarks.placing [MODELS]``.
+"""Placing a fleet: ``python -m benchmarks.placing [MODELS]``, or ``… TRACE`` for a back-test.
 
 50 models of the catalog on 20 pools of 800 devices: processor time of the columns of each model,
-time until a gap of 1 %, and what placing every model alone, or on one kind of device, would cost.
+and time until a gap of 1 %.
+
+A back-test plans the models of a trace (CSV of ``model, t_s, rate_rps`` by windows, such as
+ServeGen's) for four parts of a day by the first half of its days, and holds the plan to the second
+half: its cost beside that of every model placed alone, and of one kind of device for all.
 """
 
 from __future__ import annotations
@@ -10,8 +14,10 @@ import sys
 import time
 
 import numpy as np
+import pandas as pd
 
-from recipe_core.fleets.place import solve_problem
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.place import place_fleet, solve_problem
 from recipe_core.fleets.placing import pose_fleet
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.models.catalog import catalog_ids, load_model_spec
@@ -45,7 +51,7 @@ def make_fleet(models: int, seed: int = 1) -> FleetRequest:
         if spec.task == "generate":
             workload["output_tokens"] = int(rng.choice([64, 128, 256]))
             limits = {"ttft_ms": 3000.0, "tpot_ms": 80.0}
-        workload["request_rate"] = float(np.exp(rng.uniform(np.log(0.5), np.log(20.0))))
+        workload["request_rate"] = float(np.exp(rng.uniform(np.log(2.0), np.log(200.0))))
         out.append(
             {
                 "name": f"model-{len(out)}",
@@ -68,7 +74,7 @@ def make_fleet(models: int, seed: int = 1) -> FleetRequest:
         }
         for k, (device, nodes, term, usd) in enumerate(POOLS)
     ]
-    return FleetRequest.parse({"models": out, "pools": pools})
+    return FleetRequest.parse({"models": out, "pools": pools, "headroom": {"failures": 1}})
 
 
 def main(models: int) -> None:
@@ -90,5 +96,86 @@ def main(models: int) -> None:
             print(f"{model.name} {model.unmet:.0%} unmet: {model.reason[:120]}")
 
 
+# Models that stand for those of ServeGen, whose names are not published, with mean lengths.
+SERVED = {
+    "m-large": ("Qwen/Qwen2.5-72B-Instruct", 1200, 300),
+    "m-small": ("Qwen/Qwen2.5-7B-Instruct", 800, 200),
+    "mm-image": ("Qwen/Qwen2.5-VL-7B-Instruct", 1500, 100),
+}
+# Machines that are rented whole: device, nodes of eight, price of a device-hour.
+RENTED = (("h100-sxm", 64, 2.6), ("mi300x", 64, 2.4), ("l40s", 64, 0.9), ("a100-sxm-80gb", 64, 1.5))
+PERIODS = (("night", 0), ("morning", 6), ("afternoon", 12), ("evening", 18))
+# Of the windows of a period, the share that a plan is made for.
+QUANTILE, DAY_S, PERIOD_S = 0.95, 86_400, 21_600
+
+
+def backtest_fleet(path: str) -> None:
+    """Print costs of plans by the first half of a trace, and how the second half fares."""
+    trace = pd.read_csv(path)
+    trace = trace[trace.rate_rps > 0]
+    trace["period"] = (trace.t_s % DAY_S) // PERIOD_S
+    days = trace.groupby("model").t_s.max() // DAY_S + 1
+    middle = trace.model.map(np.maximum(days // 2, 1)) * DAY_S
+    past, future = trace[trace.t_s < middle], trace[trace.t_s >= middle]
+    models = [_served_model(name, rows) for name, rows in past.groupby("model") if name in SERVED]
+    whole = _placed(models, RENTED)
+    alone = [_placed([model], RENTED) for model in models]
+    single = {offer[0]: _placed(models, [offer]) for offer in RENTED}
+    print(f"together ${whole.usd_per_hour:,.2f} an hour, {whole.status}, gap {whole.gap:.2%}")
+    print(f"every model alone ${sum(a.usd_per_hour for a in alone):,.2f}")
+    for name, answer in single.items():
+        served = "" if answer.complete else ", not all served"
+        print(f"only {name} ${answer.usd_per_hour:,.2f}{served}")
+    for model in whole.models:
+        rows = (future if (future.model == model.name).any() else past).query(
+            "model == @model.name"
+        )
+        capacity = {
+            name: sum(part.replicas[name] * part.capacity_each for part in model.placements)
+            for name, _ in PERIODS
+        }
+        numbers = {k: capacity[name] for k, (name, _) in enumerate(PERIODS)}
+        held = rows.rate_rps <= rows.period.map(numbers)
+        print(f"{model.name}: {held.mean():.1%} of {len(rows)} later windows within capacity")
+
+
+def _served_model(name: str, rows: pd.DataFrame) -> dict[str, object]:
+    """A model of the trace with the rate of each part of a day that most windows keep."""
+    by_period = rows.groupby("period").rate_rps.quantile(QUANTILE)
+    peak = float(by_period.max())
+    model, length, answer = SERVED[name]
+    workload = {"input_tokens": length, "output_tokens": answer, "request_rate": peak}
+    return {
+        "name": name,
+        "model": model,
+        "workload": {"mode": "open", **workload},
+        "objective": {"limits": {"ttft_ms": 2000, "tpot_ms": 60}, "confidence": 0.8},
+        "load": {PERIODS[int(k)][0]: float(rate / peak) for k, rate in by_period.items()},
+    }
+
+
+def _placed(models: list[dict[str, object]], offers: object) -> FleetAnswer:
+    pools = [
+        {
+            "name": device,
+            "device": device,
+            "nodes": nodes,
+            "per_node": 8,
+            "term": "on-demand",
+            "rented_by": "node",
+            "usd_per_device_hour": usd,
+        }
+        for device, nodes, usd in offers
+    ]
+    periods = [{"name": name, "hours": 6, "start": start} for name, start in PERIODS]
+    return place_fleet(
+        FleetRequest.parse({"models": models, "pools": pools, "periods": periods}),
+        gap=GAP,
+        seconds=30.0,
+        explain=False,
+    )
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50)
+    argument = sys.argv[1] if len(sys.argv) > 1 else "50"
+    main(int(argument)) if argument.isdecimal() else backtest_fleet(argument)

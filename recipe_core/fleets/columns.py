@@ -8,7 +8,7 @@ a model costs a fraction of a second over all devices.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float, Int
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.units import chance_text
 from recipe_core.engines.grammar import grammars
 from recipe_core.engines.spec import engine as engine_of
 from recipe_core.estimates.columns.corrections import Corrections
@@ -25,6 +26,7 @@ from recipe_core.estimates.measured.support import fitted_engines_for
 from recipe_core.fleets.request import FleetModel
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.models.catalog import load_model_spec
 from recipe_core.plans.limits import without_percentile
 from recipe_core.plans.plan import Plan
 from recipe_core.plans.plans import plan_cases
@@ -34,13 +36,13 @@ from recipe_core.plans.serving_search import evaluate_pairs, judge_evaluated, se
 from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.request.metrics import timed_limits
 from recipe_core.request.objective import Limits, Objective
-from recipe_core.request.schema import PlanRequest
+from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import split_name
 from recipe_core.sizing.size import LEAST_RATE, largest_load
 
-# Loads of the first scan, and of the gap that it leaves: a rate is then known within 0.5 %.
-POINTS = 40
+# Loads of the first scan, and of the gap that it leaves: a load is then known within 1 %.
+POINTS = 28
 # The smallest load that counts, as a share of the largest.
 SMALLEST = 2e-3
 # Share by which a larger replica must hold more per device than smaller ones to be kept.
@@ -50,7 +52,10 @@ COARSE = 1.01
 # Layouts of a device that are kept: a larger one that holds no more per device is never chosen.
 KEPT = 6
 # Nodes of a replica that spans several, where none fits into one.
-SPANS = (2, 4, 8)
+SPANS, MOST_SPANS = (2, 4, 8), 2
+NO_LAYOUT = "no layout of one replica fills its nodes"
+# Options that turn adapters and sleep on, of engines that have them.
+ADAPTS, SLEEPS = "enable_lora", "enable_sleep_mode"
 # Limits that a replica keeps by itself; the others are the fleet's.
 OWN_LIMITS = frozenset({*timed_limits(), "accuracy_recovery", "percentile", "joules_per_token"})
 
@@ -137,7 +142,8 @@ def make_columns(
     """
     plain = model.model_dump(mode="json", include=set(_REQUEST_FIELDS), exclude_none=True)
     first: Columns | None = None
-    for count in (1, *(span for span in SPANS if span <= nodes)):
+    spans = [span for span in SPANS if span <= nodes]
+    for count in (1, *_fitting_spans(model, device, per_node, spans, sources)):
         key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
         make = _columns_of if sources.kept else _columns_of.__wrapped__
         found = make(key, float(most), tuple(round_trips), sources)
@@ -148,7 +154,26 @@ def make_columns(
     return first
 
 
-_REQUEST_FIELDS = ("name", "model", "workload", "objective", "options", "candidate", "adapters")
+def _fitting_spans(
+    model: FleetModel,
+    device: str | Mapping[str, Any],
+    per_node: int,
+    spans: Sequence[int],
+    sources: Sources,
+) -> Iterator[int]:
+    """The first numbers of nodes whose memory holds the weights as they are in the checkpoint."""
+    if not isinstance(model.model, str):
+        yield from spans[:MOST_SPANS]
+        return
+    weights = load_model_spec(model.model, folders=sources.folders).checkpoint_bytes or 0.0
+    memory = device_profile(device).usable_memory_bytes * per_node
+    yield from [span for span in spans if span * memory > weights][:MOST_SPANS]
+
+
+_REQUEST_FIELDS = (
+    *("name", "model", "workload", "objective", "options", "candidate"),
+    *("adapters", "sleep"),
+)
 
 
 @lru_cache(maxsize=8192)
@@ -181,8 +206,11 @@ def replica_request(
     if not options.engines:
         options = options.model_copy(update={"engines": fitted_engines_for(profile)})
     options = options.model_copy(update={"hardware": (), "loads": (), "nodes": "any"})
+    if model.sleep is not None:
+        options = _with_switch(options, model, SLEEPS, "sleep", {})
     if model.adapters is not None:
-        options = _with_adapters(options, model)
+        adapters = {"adapter_slots": model.adapters.count, "adapter_rank": model.adapters.rank}
+        options = _with_switch(options, model, ADAPTS, "adapters", adapters)
     return model.on(
         hardware,
         workload=workload.model_copy(update=load),
@@ -207,29 +235,22 @@ def check_limits(model: FleetModel) -> Objective:
     return model.objective
 
 
-def _with_adapters(options: Any, model: FleetModel) -> Any:
-    """Options with places for adapters, of the engines whose grammar counts them."""
-    adapters = model.adapters
-    assert adapters is not None  # noqa: S101 - its caller has looked
-    counted: dict[str, dict[str, Any]] = {}
+def _with_switch(
+    options: Options, model: FleetModel, switch: str, field: str, counted: Mapping[str, int]
+) -> Options:
+    """Options with a switch on, of the first engine that has it, and values of what it counts."""
     for name in options.engines:
         grammar = grammars().get(engine_of(name).wraps or name)
-        meanings = {} if grammar is None else {m: o for o, m in grammar.counted.items()}
-        if {"adapter_slots", "adapter_rank"} <= set(meanings):
-            counted[name] = {
-                meanings["adapter_slots"]: adapters.count,
-                meanings["adapter_rank"]: adapters.rank,
-                **({meanings["adapters"]: True} if "adapters" in meanings else {}),
-            }
-    if not counted:
-        raise InputError(
-            f"of {model.name} are not estimated on {', '.join(options.engines)}.",
-            field="adapters",
-            hint="Name an engine that serves LoRA adapters, such as vllm.",
-        )
-    first = next(iter(counted))
-    own = {**options.engine_options, **counted[first]}
-    return options.model_copy(update={"engines": (first,), "engine_options": own})
+        if grammar is None or switch not in {*grammar.counted, *grammar.unmodelled}:
+            continue
+        named = {o: counted[m] for o, m in grammar.counted.items() if m in counted}
+        own = {**options.engine_options, switch: True, **named}
+        return options.model_copy(update={"engines": (name,), "engine_options": own})
+    raise InputError(
+        f"of {model.name} needs an engine that has {switch}; {', '.join(options.engines)} do not.",
+        field=field,
+        hint="Name vllm in options.engines, or leave it out.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,7 +359,7 @@ def _kept_columns(
     """The layouts that hold most of each size, each with the largest load within its limits."""
     layouts = list_layouts(request, sources, spans=spans)
     if not len(layouts):
-        return Columns((), "no layout of one replica fits.")
+        return Columns((), NO_LAYOUT)
     integral = layouts.problem.workload.mode != "open"
     least = 1.0 if integral else max(LEAST_RATE, most * SMALLEST)
     scan = _scan(layouts, np.full(len(layouts), least), np.full(len(layouts), max(most, least)))
@@ -432,11 +453,12 @@ def shared_error(plan: Plan, row: int) -> float:
 
 def refusal_text(plan: Plan) -> str:
     """Say why no layout of one replica holds any load."""
-    row = next((row for row in range(len(plan)) if plan.runs[row]), None)
-    if row is None:
-        row = 0 if len(plan) else None
-    reasons = [] if row is None else row_reasons(plan, row)
-    return "; ".join(reasons) or "no layout of one replica fits."
+    if plan.uncertain.any():
+        likeliest = float(plan.columns["start_probability"][plan.uncertain].max())
+        return f"it starts with a probability of {chance_text(likeliest)} only"
+    runs = np.flatnonzero(plan.runs)
+    reasons = row_reasons(plan, int(runs[0]) if len(runs) else 0) if len(plan) else []
+    return "; ".join(reasons) or NO_LAYOUT
 
 
 def loaded_plan(column: Column, load: float) -> tuple[Plan, int]:

@@ -13,6 +13,7 @@ from recipe_core.fleets.answer import Conflict
 from recipe_core.fleets.instance import Instance, Solution
 from recipe_core.fleets.placing import FleetProblem
 from recipe_core.fleets.program import is_feasible
+from recipe_core.fleets.request import DataRules
 
 # Seconds after which the set is as small as it got.
 SECONDS = 30.0
@@ -30,6 +31,11 @@ def find_conflict(
         seconds: after which the set may not be the smallest.
     """
     groups = _list_groups(instance)
+    served = {(option.job, option.owner) for option in instance.options}
+    nowhere = [f"demand.{m}" for m in range(len(instance.demands)) if (False, m) not in served]
+    nowhere += [f"work.{j}" for j in range(len(instance.works)) if (True, j) not in served]
+    if nowhere:  # nothing else has to do with it
+        return Conflict(tuple(map(_field, nowhere)), _nowhere_text(problem, nowhere))
     unmet = [m for m in range(len(instance.demands)) if solution.unmet[m].max() > 0]
     lacking = [f"demand.{m}" for m in unmet]
     lacking += [f"work.{j}" for j in range(len(instance.works)) if solution.undone[j] > 0]
@@ -72,6 +78,29 @@ def _field(group: str) -> str:
     return _FIELDS[kind].format(k=number) if number else "objective.usd_per_month"
 
 
+def _where_text(where: DataRules) -> str:
+    """Where a model's data may go, as the end of a phrase."""
+    places = [" on premises"] if where.on_premises else []
+    places += [f" in {' or '.join(where.regions)}"] if where.regions else []
+    places += [f" on {' or '.join(where.pools)}"] if where.pools else []
+    return "".join(places)
+
+
+def _nowhere_text(problem: FleetProblem, groups: list[str]) -> str:
+    """Say of models and jobs that hold no load anywhere why they do not, by pool."""
+    sentences = []
+    for group in groups:
+        kind, _, number = group.partition(".")
+        parts = problem.request.models if kind == "demand" else problem.request.jobs
+        name = parts[int(number)].name
+        pools: dict[str, list[str]] = {}
+        for pool, reason in problem.reasons[name].items():
+            pools.setdefault(reason, []).append(pool)
+        reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in pools.items())
+        sentences.append(f"No pool can serve {name}. {reasons}.")
+    return " ".join(sentences)
+
+
 def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
     """The set as one sentence."""
     request = problem.request
@@ -82,7 +111,9 @@ def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
         if kind == "demand":
             model = request.models[k]
             unit = "requests a second" if getattr(model.workload, "mode", "") == "open" else "users"
-            words.append(f"{model.name}'s {model.peak:g} {unit} within its limits")
+            words.append(
+                f"{model.name}'s {model.peak:g} {unit} within its limits{_where_text(model.where)}"
+            )
         elif kind == "headroom":
             headroom = request.headroom_of(request.models[k])
             words.append(
@@ -98,15 +129,6 @@ def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
             words.append(f"the {request.pools[k].power_kw:g} kW of {request.pools[k].name}")
         else:
             words.append(f"the budget of ${request.objective.usd_per_month:,.0f} a month")
-    alone = [m for m in members if m.startswith(("demand", "work"))]
-    if len(members) == len(alone) == 1:
-        owner = (
-            request.models[int(alone[0][7:])].name
-            if alone[0].startswith("demand")
-            else request.jobs[int(alone[0][5:])].name
-        )
-        reasons = "; ".join(f"{p}: {why}" for p, why in problem.reasons[owner].items())
-        return f"No pool can serve {owner}: {reasons}."
     listed = ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
     tail = "" if proven else " Time ended the search: fewer of these may conflict already."
     return f"These do not go together: {listed}. Each is needed for the conflict.{tail}"

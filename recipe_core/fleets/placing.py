@@ -12,10 +12,11 @@ from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.fleets.answer import ALL_DAY
-from recipe_core.fleets.columns import ANYWHERE, Column, Sources, make_columns
+from recipe_core.fleets.columns import ANYWHERE, Column, Sources, loaded_plan, make_columns
 from recipe_core.fleets.instance import Demand, Instance, Option, Work, pack_footprints
 from recipe_core.fleets.jobs import make_job_columns
 from recipe_core.fleets.pools import ResolvedPool, resolve_pools, round_trip_ms
+from recipe_core.fleets.program import BUSY
 from recipe_core.fleets.request import (
     DataRules,
     FleetJob,
@@ -28,6 +29,10 @@ from recipe_core.request.over_time import Start
 
 # Nodes of one replica at most.
 MOST_NODES = 16
+# Loads that a replica is estimated under, over the whole of its model.
+BEYOND = 4.0
+# Requests a second up to which a model that sleeps is estimated, and users at once.
+LEAST_AWAKE = 8.0
 # Parts of the months ahead that reservations are decided for, with their share of the time.
 AHEAD = ((0.0, 0.25), (0.5, 0.5), (1.0, 0.25))
 
@@ -199,7 +204,9 @@ class _OptionMaker:
         """Add every layout of a model in every pool that may serve it."""
         asked = model.objective.required_confidence
         confidence = None if self.confidence is None else max(asked, self.confidence)
-        most = max(float(loads.sum(axis=0).max()), 1e-3)
+        most = max(float(loads.sum(axis=0).max()) * BEYOND, 1e-3)
+        if model.sleep is not None:  # how busy it keeps its devices has to be known
+            most = max(most, LEAST_AWAKE)
         self.reasons[model.name] = {}
         for p, pool in enumerate(self.pools):
             forbidden = is_allowed_pool(model.where, pool)
@@ -252,9 +259,9 @@ class _OptionMaker:
         if model.sleep is None or part is not None or column.devices > pool.per_node:
             return
         wake_s = wake_seconds(column)
-        busiest = float(loads.sum(axis=0).max()) / min(value for value in capacities)
-        nap = busiest + model.sleep.wakes_per_hour * wake_s / 3600.0
-        if wake_s <= model.sleep.longest_wake_s and busiest < 1 and nap < 0.5:
+        nap = busy_share(column, float(loads.sum(axis=0).max()))
+        nap += model.sleep.wakes_per_hour * wake_s / 3600.0
+        if wake_s <= model.sleep.longest_wake_s and nap <= BUSY:
             self.options.append(replace(option, nap=nap))
             self.choices.append(Choice(model.name, pool, column, None, asleep=True))
 
@@ -287,6 +294,17 @@ class _OptionMaker:
                 )
                 self.choices.append(Choice(job.name, pool, column, None))
         return single
+
+
+def busy_share(column: Column, load: float) -> float:
+    """Return the share of the time in which a replica has any request, one after another at worst.
+
+    ``load``: requests a second, or users at once, of which one keeps it busy.
+    """
+    if load > column.capacity or column.plan.problem.workload.mode != "open":
+        return 1.0
+    plan, row = loaded_plan(column, load)
+    return min(load * float(plan.columns["request_latency_s"][row]), 1.0)
 
 
 def wake_seconds(column: Column) -> float:

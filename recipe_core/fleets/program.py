@@ -9,9 +9,11 @@ dual: ``k·u + Σ max(v - u, 0)``.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -31,8 +33,8 @@ ROUNDING = 1e-6
 CLASSES, STEP = 6, 12.0
 # Slices of a device at most, and numbers of what is not bounded.
 MOST_SLICES, UNBOUNDED = 64, float(1 << 20)
-# Largest number of one failure domain's replicas that is told apart.
-DOMAIN_REPLICAS = 8
+# Losses of a failure domain that are told apart.
+MOST_LEVELS = 14
 
 
 class FleetProgram:
@@ -58,7 +60,7 @@ class FleetProgram:
         # devices in use by pool and slot; of slices by pool, slot and name
         self._taken: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         self._sliced: defaultdict[tuple[int, int, str], dict[int, float]] = defaultdict(dict)
-        self.count: dict[tuple[int, int], dict[int, float]] = {}
+        self.count: dict[tuple[int, int], list[int]] = {}
         self.flow: dict[tuple[int, int, int], int] = {}
         self.miss: dict[tuple[int, int], int] = {}
         self.skip: dict[int, int] = {}
@@ -107,7 +109,7 @@ class FleetProgram:
     def _machines_of(self, p: int) -> float:
         return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
 
-    def _replicas(self, k: int, t: int, per_domain: int | None = None) -> int:
+    def _replicas(self, k: int, t: int) -> int:
         """A variable that counts replicas of an option in a slot, with what it takes."""
         option = self.instance.options[k]
         supply = self.instance.supplies[option.pool]
@@ -117,7 +119,7 @@ class FleetProgram:
         if f"pool.{option.pool}" in self.relaxed:
             most = UNBOUNDED
         replicas = self.rows.variable(float(min(most, UNBOUNDED)), integer=True)
-        self.count.setdefault((k, t), {})[replicas] = 1.0 if per_domain is None else per_domain
+        self.count.setdefault((k, t), []).append(replicas)
         self._take(k, t, replicas)
         return replicas
 
@@ -137,37 +139,36 @@ class FleetProgram:
     def _add_demands(self) -> None:
         for m, demand in enumerate(self.instance.demands):
             options = list(self._by_owner[False, m])
+            if f"demand.{m}" in self.relaxed or not options:
+                continue
             for t in self.slots:
                 if not demand.loads[:, t].sum() > 0:
-                    continue
-                if f"demand.{m}" in self.relaxed:
                     continue
                 if self.elastic:
                     self.miss[m, t] = self.rows.variable(1.0)
                 awake = [k for k in options if self.instance.options[k].nap is None]
-                lost = self._add_lost(m, t, awake)
-                self._serve(m, t, awake, lost)
+                missed = [self.miss[m, t]] if self.elastic else []
+                napping = [self._nap(k) for k in options if k not in awake]
+                if demand.failures and f"headroom.{m}" not in self.relaxed:
+                    self._survive(m, t, awake, napping, missed)
+                else:
+                    for k in awake:
+                        self._replicas(k, t)
+                self._serve(m, t, awake, dict.fromkeys([*missed, *napping], 1.0))
 
-    def _serve(self, m: int, t: int, awake: list[int], lost: dict[int, float]) -> None:
+    def _serve(self, m: int, t: int, awake: list[int], otherwise: Mapping[int, float]) -> None:
         """The load of a demand in a slot: by flows where users are in several regions."""
         demand, options = self.instance.demands[m], self.instance.options
         regions = np.flatnonzero(demand.loads[:, t] > 0)
         total = float(demand.loads[:, t].sum())
-        missed = {self.miss[m, t]: 1.0} if (m, t) in self.miss else {}
-        napping = {
-            self._nap(k): 1.0 for k in self._by_owner[False, m] if options[k].nap is not None
-        }
         if len(regions) == 1:
             r = int(regions[0])
             served = {
-                replicas: options[k].capacities[r] * options[k].up / total
+                replicas: min(options[k].capacities[r] * options[k].up / total, 1.0)
                 for k in awake
                 for replicas in self.count.get((k, t), ())
             }
-            self.rows.row({**served, **missed, **napping}, low=1.0)
-            if lost:
-                spare = {name: -value / total for name, value in lost.items()}
-                self.rows.row({**served, **missed, **napping, **spare}, low=1.0)
+            self.rows.row({**served, **otherwise}, low=1.0)
             return
         for r in regions.tolist():
             flows = {}
@@ -175,7 +176,7 @@ class FleetProgram:
                 if options[k].capacities[r] > 0:
                     self.flow[k, r, t] = self.rows.variable()
                     flows[self.flow[k, r, t]] = 1.0
-            self.rows.row({**flows, **missed, **napping}, low=1.0)
+            self.rows.row({**flows, **otherwise}, low=1.0)
         for k in awake:
             parts = {
                 self.flow[k, r, t]: float(demand.loads[r, t])
@@ -185,67 +186,83 @@ class FleetProgram:
             }
             counted = dict.fromkeys(self.count.get((k, t), ()), -1.0)
             self.rows.row({**parts, **counted}, high=0.0)
-        if lost:
-            least = [min(c for c in options[k].capacities if c > 0) for k in awake]
-            served = {
-                replicas: capacity * options[k].up / total
-                for k, capacity in zip(awake, least, strict=True)
-                for replicas in self.count.get((k, t), ())
-            }
-            spare = {name: -value / total for name, value in lost.items()}
-            self.rows.row({**served, **missed, **napping, **spare}, low=1.0)
 
-    def _add_lost(self, m: int, t: int, awake: list[int]) -> dict[int, float]:
-        """Replicas of a demand's options, and what the loss of its domains may take of them.
+    def _survive(
+        self, m: int, t: int, awake: list[int], napping: list[int], missed: list[int]
+    ) -> None:
+        """Replicas that hold a load with ``failures`` of their domains down.
 
-        Each option comes with so many replicas a domain, as far as losses count.
+        One of several levels is chosen: what the loss of one domain may take of the load. At a
+        level an option has at most so many replicas a domain, and all of them together hold the
+        load and what is lost. What one replica holds counts as all of the load at most: what is
+        left holds the load with that if and only if it does without.
         """
-        demand, instance = self.instance.demands[m], self.instance
-        if not demand.failures or f"headroom.{m}" in self.relaxed:
-            for k in awake:
-                self._replicas(k, t)
-            return {}
-        by_pool: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        domains: dict[int, int] = {}
-        for k in awake:
-            option = instance.options[k]
-            supply = instance.supplies[option.pool]
-            domains[option.pool], per_domain = _domains(demand.domain, supply, option)
-            capacity = max(option.capacities) * option.up
-            for size in per_domain:
-                replicas = self._replicas(k, t, size)
-                if size < 0:  # the whole pool
-                    by_pool[option.pool][replicas] = capacity
+        demand = self.instance.demands[m]
+        total = float(demand.loads[:, t].sum())
+        places = {k: self._domain_of(m, k, total) for k in awake}
+        levels = list_levels(places.values())
+        chosen = [self.rows.variable(1.0, integer=True) for _ in levels]
+        everything = dict.fromkeys([*chosen, *napping], 1.0)
+        self.rows.row(everything, low=1.0 if not missed else 0.0, high=1.0)
+        if missed:  # a part of the load may stay unserved at the level that is chosen
+            self.rows.row({**everything, missed[0]: 1.0}, low=1.0)
+        spread: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        for number, (level, choice) in enumerate(zip(levels, chosen, strict=True)):
+            served: dict[int, float] = {}
+            for k, place in places.items():
+                size = min(place.inside, int(level / place.share + ROUNDING))
+                if size < 1:
                     continue
-                used = self.rows.variable(1.0, integer=True)
-                spread = domains[option.pool] * size
-                self.rows.row({replicas: 1.0, used: -float(spread)}, high=0.0)
-                if (option.pool, t) in self.machines and demand.domain == "node":
-                    machines = self.machines[option.pool, t]
-                    self.rows.row({replicas: 1.0, machines: -float(size)}, high=0.0)
-                by_pool[option.pool][used] = capacity * size
-        return self._largest_losses(demand.failures, by_pool, domains)
+                replicas = self._replicas(k, t)
+                served[replicas] = place.share
+                spread[self.instance.options[k].pool, number][replicas] = 1.0 / size
+            need = 1.0 + demand.failures * level
+            lacking = {}
+            if missed:
+                lacking = {self.rows.variable(): 1.0}
+                self.rows.row({next(iter(lacking)): 1.0, choice: -1.0}, high=0.0)
+                self.rows.row({next(iter(lacking)): 1.0, missed[0]: -1.0}, high=0.0)
+            part = dict.fromkeys(lacking, need)
+            self.rows.row({**served, **part, choice: -need}, low=0.0)
+            largest = max(served.values(), default=1.0)
+            fewest = max(math.ceil(need / largest - ROUNDING), demand.failures + 1)
+            counted = dict.fromkeys(served, 1.0)
+            part = {name: float(fewest) for name in lacking}
+            self.rows.row({**counted, **part, choice: -float(fewest)}, low=0.0)
+        self._spread(m, t, spread, chosen)
 
-    def _largest_losses(
-        self, failures: int, by_pool: Mapping[int, dict[int, float]], domains: Mapping[int, int]
-    ) -> dict[int, float]:
-        """An upper bound of the capacity of the ``failures`` largest domains."""
-        if failures == 1:
-            lost = self.rows.variable()
-            for losses in by_pool.values():
-                self.rows.row({lost: -1.0, **losses}, high=0.0)
-            return {lost: 1.0}
-        level = self.rows.variable()
-        out = {level: float(failures)}
-        for p, losses in by_pool.items():
-            above = self.rows.variable()
-            self.rows.row({level: -1.0, above: -1.0, **losses}, high=0.0)
-            out[above] = float(min(domains[p], failures))
-        return out
+    def _spread(
+        self,
+        m: int,
+        t: int,
+        spread: Mapping[tuple[int, int], dict[int, float]],
+        chosen: list[int],
+    ) -> None:
+        """Bound the replicas of a level by the domains that a pool has, or rents."""
+        by_pool: defaultdict[int, dict[int, float]] = defaultdict(dict)
+        domain = self.instance.demands[m].domain
+        for (p, number), parts in spread.items():
+            supply = self.instance.supplies[p]
+            domains = float(_count_domains(domain, supply))
+            self.rows.row({**parts, chosen[number]: -domains}, high=0.0)
+            by_pool[p] |= parts
+        for p, parts in by_pool.items():
+            if domain != "pool" and (p, t) in self.machines:
+                self.rows.row({**parts, self.machines[p, t]: -1.0}, high=0.0)
+
+    def _domain_of(self, m: int, k: int, total: float) -> Domain:
+        """The part of a load that a replica holds, and the replicas that a domain has room for."""
+        option, demand = self.instance.options[k], self.instance.demands[m]
+        supply = self.instance.supplies[option.pool]
+        held = [capacity for capacity in option.capacities if capacity > 0]
+        share = min(min(held) * option.up / total, 1.0)
+        # a domain that holds more than all of the load has idle replicas
+        most = math.ceil(1.0 / share - ROUNDING)
+        return Domain(share, max(min(_room_of(demand.domain, supply, option), most), 1))
 
     def _add_works(self) -> None:
         for j, work in enumerate(self.instance.works):
-            if f"work.{j}" in self.relaxed:
+            if f"work.{j}" in self.relaxed or not self._by_owner[True, j]:
                 continue
             skipped = {}
             if self.elastic:
@@ -398,6 +415,7 @@ class FleetProgram:
             terms[self._add_spread()] = 1.0
         if self.instance.goal == "money":
             terms.update(self._starts)
+            self.rows.offset = self._fixed_usd
         scale = max(terms.values(), default=1.0) or 1.0
         for other in (self._usd, self._used):
             largest = max(other.values(), default=0.0)
@@ -445,9 +463,12 @@ class FleetProgram:
         for (k, r, t), variable in self.flow.items():
             flows[k, r, t] = max(value[variable], 0.0)
         unmet = np.zeros((len(instance.demands), len(instance.hours)))
+        for m, demand in enumerate(instance.demands):
+            if not self._by_owner[False, m]:  # no layout of it holds any load
+                unmet[m] = demand.loads.sum(axis=0) > 0
         for (m, t), variable in self.miss.items():
             unmet[m, t] = _clean(value[variable])
-        undone = np.zeros(len(instance.works))
+        undone = np.array([not self._by_owner[True, j] for j in range(len(instance.works))], float)
         for j, variable in self.skip.items():
             undone[j] = _clean(value[variable])
         machines = np.zeros((len(instance.supplies), len(instance.hours)), dtype=np.int64)
@@ -474,8 +495,8 @@ class FleetProgram:
             ),
             groups={key: members for key, members in groups.items() if members},
             usd_per_hour=float(usd),
-            objective=found.objective + (self._fixed_usd if instance.goal == "money" else 0.0),
-            bound=found.bound + (self._fixed_usd if instance.goal == "money" else 0.0),
+            objective=found.objective,
+            bound=found.bound,
             gap=found.gap,
             proven=found.proven,
             seconds=time.monotonic() - started,
@@ -486,19 +507,49 @@ def _clean(value: float) -> float:
     return 0.0 if value < ROUNDING else min(float(value), 1.0)
 
 
-def _domains(domain: str, supply: Supply, option: Option) -> tuple[int, tuple[int, ...]]:
-    """Failure domains of a pool, and the numbers of replicas that one of them may hold."""
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """A failure domain to an option: the load of a replica as a share, and replicas inside."""
+
+    share: float
+    inside: int
+
+
+def list_levels(places: Iterable[Domain]) -> list[float]:
+    """Return what the loss of a domain may take of a load, rising; few, as near to all as can be.
+
+    Levels that lie close together count as the largest of them where there are many.
+    """
+    losses = sorted({place.share * n for place in places for n in range(1, place.inside + 1)})
+    ratio = 1.0 + ROUNDING
+    while True:
+        levels: list[float] = []
+        for loss in reversed(losses):
+            if not levels or loss * ratio < levels[-1]:
+                levels.append(loss)
+        if len(levels) <= MOST_LEVELS:
+            return levels[::-1]
+        ratio = 1.0 + (ratio - 1.0) * 2 if ratio > 1.001 else 1.002
+
+
+def _count_domains(domain: str, supply: Supply) -> int:
+    """Failure domains of a pool."""
     if domain == "pool":
-        return 1, (-1,)
+        return 1
+    return min(supply.racks, supply.nodes) if domain == "rack" else supply.nodes
+
+
+def _room_of(domain: str, supply: Supply, option: Option) -> int:
+    """Replicas of an option that one failure domain of its pool has room for."""
+    devices = max(option.devices, 1e-9)
     if option.slice is not None:
         inside = supply.per_node * max(cut.get(option.slice, 0) for cut in supply.cuts)
     else:
-        inside = int(supply.per_node // option.devices) if option.devices else 1
-    spanned = max(int(-(-option.devices // supply.per_node)), 1)
-    nodes = supply.nodes // spanned
-    if domain == "rack" and supply.racks < nodes:
-        return supply.racks, tuple(range(1, DOMAIN_REPLICAS + 1))
-    return max(nodes, 1), tuple(range(1, min(max(inside, 1), DOMAIN_REPLICAS) + 1))
+        inside = int(supply.per_node // devices)
+    if domain == "node":
+        return inside
+    nodes = supply.nodes if domain == "pool" else -(-supply.nodes // max(supply.racks, 1))
+    return int(inside * nodes or nodes * supply.per_node // devices)
 
 
 def solve_fleet(
@@ -522,11 +573,11 @@ def solve_fleet(
         return program.read(found, started)
     program = FleetProgram(instance, elastic=True)
     terms = program.count_unmet()
-    first = program.solve(terms, gap=1e-4, seconds=seconds, watch=None)
+    first = program.solve(terms, gap=1e-4, seconds=max(seconds / 2, 1.0), watch=None)
     assert first is not None  # noqa: S101 - serving nothing is always feasible
     program.rows.row(terms, high=first.objective * (1 + 1e-6) + 1e-6)
-    left_s = max(seconds - (time.monotonic() - started), 1.0)
-    best = program.solve(program.goal_terms(), gap=gap, seconds=left_s, watch=watch)
+    remaining_s = max(seconds - (time.monotonic() - started), 1.0)
+    best = program.solve(program.goal_terms(), gap=gap, seconds=remaining_s, watch=watch)
     return program.read(best or first, started)
 
 

@@ -205,13 +205,16 @@ class _Reader:
 
     @property
     def _weights(self) -> Float:
-        """Devices in use by pool and period, as far as placements take them."""
+        """Devices that share the cost of each pool, by period."""
         out = np.zeros((len(self.problem.pools), len(self.periods)))
         for k, option in enumerate(self.instance.options):
             if option.nap is None:
                 out[option.pool] += option.devices * self.replicas[k]
         for p, devices, _ in self.solution.groups:
             out[p] += devices
+        for p, supply in enumerate(self.instance.supplies):
+            if supply.paid == "fixed":  # what nobody uses is nobody's
+                out[p] = self.paid[p]
         return out
 
     # the whole
@@ -324,7 +327,7 @@ class _Reader:
         reasons = self.problem.reasons[owner]
         if any(choice.owner == owner for choice in self.problem.choices):
             return "the pools that may serve it have no more devices free for it"
-        return "; ".join(f"{pool}: {reason}" for pool, reason in reasons.items())
+        return "; ".join(dict.fromkeys(reasons.values()))
 
     def _pool(self, p: int, watts: float) -> PoolUse:
         resolved, supply = self.problem.pools[p], self.instance.supplies[p]

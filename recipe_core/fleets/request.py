@@ -31,6 +31,8 @@ Milliseconds = Annotated[float, Field(ge=0, le=10_000, allow_inf_nan=False)]
 Term = Literal["owned", "reserved", "on-demand", "spot"]
 Goal = Literal["money", "power", "co2", "devices", "spread"]
 Sharing = Literal["mps", "time-slicing"]
+# A field, what is wrong with it, and the fix.
+Flaw = tuple[str, str, str]
 Names = Annotated[tuple[Label, ...], Field(max_length=256)]
 
 # Power of a grid, where a region says none: the world's mean of 2023 (Ember, Global Electricity
@@ -146,24 +148,14 @@ class FleetModel(DescribedModel):
     def _spelled_out(cls, value: Any) -> Any:
         return _with_kind(value)
 
-    @model_validator(mode="after")
-    def _serves(self) -> Self:
-        if not isinstance(self.workload, ServingWorkload) or self.workload.mode not in (
-            "open",
-            "closed",
-        ):
-            raise InputError(
-                "is no traffic that goes on.",
-                field="workload",
-                hint="Set mode: open or closed; runs that end belong to the fleet's jobs.",
-            )
-        if needs_load(self.workload):
-            raise InputError(
-                "is missing.",
-                field="workload.concurrency",
-                hint="State how many users there are at once.",
-            )
-        return self
+    def flaws(self) -> Iterator[Flaw]:
+        """Find what its fields alone contradict: the field, what is wrong, and the fix."""
+        if getattr(self.workload, "mode", "") not in ("open", "closed"):
+            hint = "Set mode: open or closed; runs that end belong to the fleet's jobs."
+            yield "workload.mode", "is no traffic that goes on.", hint
+        elif needs_load(self.workload):
+            hint = "State how many users there are at once."
+            yield "workload.concurrency", "is missing.", hint
 
     def on(self, hardware: HardwareRequest, **changes: Any) -> PlanRequest:
         """Return its request on some hardware, with changes to its fields."""
@@ -228,23 +220,15 @@ class FleetJob(DescribedModel):
     def _spelled_out(cls, value: Any) -> Any:
         return _with_kind(value)
 
-    @model_validator(mode="after")
-    def _ends(self) -> Self:
+    def flaws(self) -> Iterator[Flaw]:
+        """Find what its fields alone contradict: the field, what is wrong, and the fix."""
         workload = self.workload
         if isinstance(workload, ServingWorkload):
             if workload.mode != "offline":
-                raise InputError(
-                    "is no job that ends.",
-                    field="workload.mode",
-                    hint="Set mode: offline with requests, or list it under models.",
-                )
+                hint = "Set mode: offline with requests, or list it under models."
+                yield "workload.mode", "is no job that ends.", hint
         elif workload.tokens is None:
-            raise InputError(
-                "is missing.",
-                field="workload.tokens",
-                hint="State how many tokens a run trains on.",
-            )
-        return self
+            yield "workload.tokens", "is missing.", "State how many tokens a run trains on."
 
     def on(self, hardware: HardwareRequest, **changes: Any) -> PlanRequest:
         """Return its request on some hardware, with changes to its fields."""
@@ -337,19 +321,14 @@ class Pool(DescribedModel):
     def stands_on_premises(self) -> bool:
         return self.term == "owned" if self.on_premises is None else self.on_premises
 
-    @model_validator(mode="after")
-    def _fits_its_term(self) -> Self:
-        rented_only = {"reserve": self.reserve is not None, "offer": self.offer is not None}
-        for field, stated in rented_only.items():
-            if stated and not self.is_rented:
-                raise InputError(
-                    f"goes with rented machines, not with {self.term} ones.",
-                    field=field,
-                    hint="Leave it out, or set term: on-demand.",
-                )
+    def flaws(self) -> Iterator[Flaw]:
+        """Find what its fields alone contradict: the field, what is wrong, and the fix."""
+        for field in ("reserve", "offer"):
+            if getattr(self, field) is not None and not self.is_rented:
+                message = f"goes with rented machines, not with {self.term} ones."
+                yield field, message, "Leave it out, or set term: on-demand."
         if self.reclaims is not None and self.term != "spot":
-            raise InputError("goes with term: spot.", field="reclaims", hint="Leave it out.")
-        return self
+            yield "reclaims", "goes with term: spot.", "Leave it out."
 
 
 class Region(DescribedModel):
@@ -457,6 +436,12 @@ class FleetRequest(DescribedModel):
             "regions": [region.name for region in self.regions],
             "periods": [period.name for period in self.periods],
         }
+        parts: dict[str, tuple[FleetModel | FleetJob | Pool, ...]]
+        parts = {"models": self.models, "jobs": self.jobs, "pools": self.pools}
+        for field, members in parts.items():
+            for k, part in enumerate(members):
+                for inside, message, hint in part.flaws():
+                    raise InputError(message, field=f"{field}.{k}.{inside}", hint=hint)
         for field, listed in names.items():
             _check_unique(field, listed)
         _check_unique("jobs", [*names["models"], *names["jobs"]])

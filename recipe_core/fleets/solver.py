@@ -26,6 +26,7 @@ class ProgramRows:
     integer: list[bool] = field(default_factory=list)
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
+    offset: float = 0.0
     starts: list[int] = field(default_factory=lambda: [0])
     index: list[int] = field(default_factory=list)
     value: list[float] = field(default_factory=list)
@@ -46,6 +47,7 @@ class ProgramRows:
     def lp(self) -> Any:
         lp = highspy.HighsLp()
         lp.num_col_, lp.num_row_ = len(self.cost), len(self.low)
+        lp.offset_ = self.offset
         lp.col_cost_ = np.array(self.cost, dtype=float)
         lp.col_lower_ = np.zeros(len(self.cost))
         lp.col_upper_ = np.array(self.upper, dtype=float)

@@ -115,10 +115,12 @@ def survives(instance, counts, states):
                 supply = instance.supplies[option.pool]
                 machines = states[option.pool][1]
                 domains = {"node": machines, "rack": supply.racks, "pool": 1}[demand.domain]
-                if demand.domain == "rack" and supply.racks >= supply.nodes:
-                    domains = supply.nodes
+                if demand.domain == "rack":
+                    racks = supply.racks if supply.racks < supply.nodes else supply.nodes
+                    domains = min(racks, machines)
                 if demand.domain == "node" and option.slice is None:
                     inside = supply.per_node // option.devices
+                    assert domains
                     assert -(-n // domains) <= inside
                 lost_here = option.capacities[0] * -(-n // domains)
                 losses[option.pool] = losses.get(option.pool, 0.0) + lost_here

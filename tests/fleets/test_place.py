@@ -1,0 +1,287 @@
+"""Placed fleets: two kinds of devices together, data rules, headroom, conflicts, what-if."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+from recipe_core import fleet
+from recipe_core.base.errors import InputError
+from recipe_core.doors import public
+from recipe_core.fleets.columns import make_columns
+from recipe_core.fleets.place import place_fleet
+from recipe_core.fleets.probability import Stated, joint_probabilities
+from recipe_core.fleets.request import FleetRequest
+from recipe_core.fleets.what_if import FleetChanges, compare_answers
+from tests.fixtures.rows import over
+
+CHAT = {
+    "name": "chat",
+    "model": "Qwen/Qwen3-32B",
+    "workload": {"mode": "open", "input_tokens": 1024, "output_tokens": 256, "request_rate": 30},
+    "objective": {"limits": {"ttft_ms": 2000, "tpot_ms": 50}, "confidence": 0.8},
+    "team": "search",
+}
+SMALL = {
+    "name": "small",
+    "model": "Qwen/Qwen3-8B",
+    "workload": {"mode": "open", "input_tokens": 512, "output_tokens": 128, "request_rate": 12},
+    "objective": {"limits": {"ttft_ms": 2000, "tpot_ms": 50}, "confidence": 0.8},
+    "team": "tools",
+}
+OFFLINE = {"mode": "offline", "input_tokens": 800, "output_tokens": 200, "requests": 50_000}
+H100 = {"name": "h100", "device": "h100-sxm", "nodes": 1, "per_node": 4, "usd_per_device_hour": 1.2}
+MI300X = {
+    "name": "mi300x",
+    "device": "mi300x",
+    "nodes": 1,
+    "per_node": 4,
+    "usd_per_device_hour": 1.0,
+}
+CLOUD = {
+    "name": "cloud",
+    "device": "h100-sxm",
+    "nodes": 4,
+    "term": "on-demand",
+    "usd_per_device_hour": 2.6,
+    "rented_by": "node",
+}
+
+
+def fleet_of(*models, pools=(H100, MI300X), **fields):
+    return FleetRequest.parse({"models": list(models), "pools": list(pools), **fields})
+
+
+def placed(*models, **fields):
+    return place_fleet(fleet_of(*models, **fields), gap=0.0)
+
+
+def test_one_model_runs_on_two_kinds_of_devices_with_weights_for_the_router():
+    answer = placed(CHAT, pools=[H100, MI300X, CLOUD])
+    [chat] = answer.models
+    assert answer.status == "optimal"
+    assert answer.usd_per_hour <= 8.8 + 1e-6
+    assert {part.pool for part in chat.placements} == {"h100", "mi300x"}
+    assert sum(part.weight for part in chat.placements) == pytest.approx(1.0)
+    for part in chat.placements:
+        assert part.load_each["all"] <= part.capacity_each * (1 + 1e-6)
+        assert part.confidence >= 0.8
+    # errors of two devices are in part their own: together they are surer than either alone
+    assert chat.probability >= 0.8
+    assert answer.probability == chat.probability
+
+
+def test_every_placed_replica_passes_the_check():
+    answer = placed(CHAT, SMALL, pools=[H100, MI300X, CLOUD])
+    parts = [part for model in answer.models for part in model.placements]
+    assert len(parts) >= 3
+    for part in parts:
+        verdict = public.check(dict(part.request))
+        assert verdict["ok"], (part.pool, part.layout, verdict)
+
+
+def test_teams_pay_for_what_they_use_and_nothing_is_charged_twice():
+    answer = placed(CHAT, SMALL, pools=[H100, MI300X, CLOUD])
+    assert sum(charge.usd_per_hour for charge in answer.charges) == pytest.approx(
+        answer.usd_per_hour
+    )
+    assert {charge.team for charge in answer.charges} >= {"search", "tools"}
+    reserved = placed(SMALL, pools=[{**H100, "term": "reserved"}])
+    idle = next(charge for charge in reserved.charges if not charge.models)
+    assert reserved.usd_per_hour == pytest.approx(4 * 1.2)
+    assert idle.usd_per_hour > 0
+
+
+def test_a_fleet_that_cannot_be_served_names_a_smallest_conflict_and_serves_the_rest():
+    big = {**CHAT, "workload": {**CHAT["workload"], "request_rate": 200}, "priority": 1}
+    answer = placed(big, {**SMALL, "priority": 500})
+    assert answer.status == "partial"
+    assert answer.models[1].unmet == 0
+    assert answer.models[0].unmet > 0
+    assert set(answer.conflict.members) == {"models.0", "pools.0.nodes", "pools.1.nodes"}
+    # without any one of them the rest goes together
+    more = [{**H100, "nodes": 16}, {**MI300X, "nodes": 16}]
+    assert placed(big, SMALL, pools=[more[0], MI300X]).status == "optimal"
+    assert placed(big, SMALL, pools=[H100, more[1]]).status == "optimal"
+    pools = [{**H100, "region": "us"}, {**MI300X, "nodes": 0, "region": "eu"}]
+    forbidden = placed({**CHAT, "where": {"regions": ["eu"]}}, pools=pools)
+    assert "within its limits in eu" in forbidden.conflict.text
+    assert forbidden.conflict.members == ("models.0", "pools.1.nodes")
+
+
+def test_rules_on_data_headroom_and_budgets_hold():
+    inside = {**CHAT, "where": {"on_premises": True}}
+    kept = placed(inside, SMALL, pools=[{**H100, "nodes": 4}, CLOUD])
+    assert {part.pool for part in kept.models[0].placements} == {"h100"}
+    without = placed(SMALL, pools=[{**H100, "nodes": 3}])
+    spare = placed(SMALL, pools=[{**H100, "nodes": 3}], headroom={"failures": 1, "domain": "node"})
+    [part] = spare.models[0].placements
+    by_node = [share.replicas for share in part.nodes]
+    left = part.most_replicas - max(by_node)
+    assert left * part.capacity_each >= SMALL["workload"]["request_rate"]
+    assert spare.usd_per_hour > without.usd_per_hour
+    poor = placed(CHAT, pools=[H100, MI300X], objective={"usd_per_month": 3000})
+    assert "objective.usd_per_month" in poor.conflict.members
+    assert poor.usd_per_month <= 3000
+
+
+def test_regions_far_away_take_their_time_from_the_limit_on_the_first_token():
+    near = {**SMALL, "users": {"eu": 1}, "objective": {"limits": {"ttft_ms": 150}}}
+    regions = [{"name": "eu", "round_trip_ms": {"us": 140}}, {"name": "us"}]
+    pools = [{**H100, "region": "us"}, {**MI300X, "region": "eu", "usd_per_device_hour": 9}]
+    here = placed(near, pools=pools, regions=regions)
+    there = placed({**near, "users": {"us": 1}}, pools=pools, regions=regions)
+    assert {part.pool for part in here.models[0].placements} == {"mi300x"}
+    assert {part.pool for part in there.models[0].placements} == {"h100"}
+    both = placed({**near, "users": {"us": 1, "eu": 1}}, pools=pools, regions=regions)
+    assert {part.pool for part in both.models[0].placements} == {"h100", "mi300x"}
+    assert both.models[0].placements[0].weight == pytest.approx(0.5)
+
+
+def test_nights_are_cheaper_and_jobs_fill_them():
+    periods = [{"name": "day", "hours": 14}, {"name": "night", "hours": 10}]
+    chat = {**CHAT, "load": {"night": 0.2}}
+    job = {
+        "name": "batch",
+        "model": "Qwen/Qwen3-8B",
+        "workload": OFFLINE,
+        "periods": ["night"],
+    }
+    answer = placed(chat, periods=periods, jobs=[job])
+    nights = {
+        name: sum(part.replicas["night"] for part in model.placements)
+        for name, model in zip(("chat", "batch"), (*answer.models, *answer.jobs), strict=True)
+    }
+    days = sum(part.replicas["day"] for part in answer.models[0].placements)
+    assert 0 < nights["chat"] < days
+    assert nights["batch"] > 0
+    assert all(part.replicas["day"] == 0 for part in answer.jobs[0].placements)
+    assert answer.jobs[0].hours <= 10
+    assert answer.usd_per_hour < 8.8
+
+
+def test_reserving_pays_for_what_runs_all_day():
+    periods = [{"name": "day", "hours": 12}, {"name": "night", "hours": 12}]
+    reserve = {"usd_per_device_hour": 1.6, "months": 12}
+    chat = {**CHAT, "load": {"night": 0.25}}
+    answer = placed(chat, pools=[{**CLOUD, "per_node": 2, "reserve": reserve}], periods=periods)
+    [pool] = answer.pools
+    paid = pool.paid
+    assert 0 < pool.reserved < paid["day"]
+    assert pool.reserved <= paid["night"]
+
+
+def test_a_cheaper_offer_or_one_more_machine_never_costs_more():
+    rng = np.random.default_rng(3)
+    for _ in range(6):
+        rate = float(rng.uniform(5, 60))
+        chat = {**CHAT, "workload": {**CHAT["workload"], "request_rate": rate}}
+        pools = [H100, MI300X, CLOUD]
+        base = placed(chat, SMALL, pools=pools)
+        if not base.complete:
+            continue
+        k = int(rng.integers(0, 3))
+        cheaper, more = copy.deepcopy(pools), copy.deepcopy(pools)
+        cheaper[k]["usd_per_device_hour"] *= float(rng.uniform(0.3, 0.99))
+        more[k]["nodes"] += 1
+        for changed in (cheaper, more):
+            after = placed(chat, SMALL, pools=changed)
+            assert after.usd_per_hour <= base.usd_per_hour * (1 + 1e-5)
+
+
+def test_changes_are_tried_and_told_as_differences():
+    before = fleet_of(CHAT, SMALL, pools=[{**H100, "nodes": 2, "racks": 2}, MI300X, CLOUD])
+    changes = FleetChanges.parse({"lose_racks": {"h100": 1}, "loads": {"small": 2}})
+    changed = changes.apply(before)
+    assert changed.pools[0].nodes == 1
+    assert changed.models[1].peak == 24
+    told = compare_answers(place_fleet(before), place_fleet(changed))
+    assert told["usd_per_hour"] > 0
+    assert any(row["before"] != row["after"] for row in told["replicas"])
+    with pytest.raises(InputError, match="Did you mean 'h100'"):
+        FleetChanges.parse({"lose_nodes": {"h10": 1}}).apply(before)
+
+
+def test_all_limits_hold_together_less_likely_than_each_alone():
+    columns = [
+        make_columns(
+            FleetRequest.parse({"models": [m], "pools": [H100]}).models[0], d, 4, 1, most=1000
+        )
+        for m, d in ((CHAT, "h100-sxm"), (SMALL, "h100-sxm"), (SMALL, "mi300x"))
+    ]
+    first, second, other = (
+        next(column for column in found.columns if column.engine == "vllm") for found in columns
+    )
+    alike = [Stated.of(name, c, 1, c.capacity) for name, c in (("a", first), ("b", second))]
+    apart = [Stated.of(name, c, 1, c.capacity) for name, c in (("a", first), ("b", other))]
+    joint, single = joint_probabilities(alike)
+    joint_apart, _ = joint_probabilities(apart)
+    for value in single.values():
+        assert value == pytest.approx(0.8, abs=0.03)
+    # software in common: they hold together more often than by chance, less than one alone
+    assert joint_apart + 0.02 < joint < min(single.values())
+    assert joint_apart == pytest.approx(single["a"] * single["b"], abs=0.02)
+
+
+@over(
+    "change, field",
+    [
+        ({"models": [{**CHAT, "where": {"pools": ["h10"]}}]}, "models.0.where.pools"),
+        ({"pools": [{**H100, "device": "h1000"}]}, "pools.0.device"),
+        ({"pools": [{**H100, "slices": ["9g.1gb"]}]}, "pools.0.slices"),
+        ({"periods": [{"name": "day", "hours": 10}]}, "periods"),
+        ({"pools": [{**H100, "reserve": {"usd_per_device_hour": 1}}]}, "pools.0.reserve"),
+        (
+            {"models": [{**CHAT, "objective": {"limits": {"usd_per_hour": 3}}}]},
+            "models.0.objective.limits.usd_per_hour",
+        ),
+        ({"models": [{**CHAT, "workload": OFFLINE}]}, "models.0.workload.mode"),
+        ({"models": [CHAT, CHAT]}, "models"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_field(change, field):
+    with pytest.raises(InputError) as error:
+        fleet({"models": [CHAT], "pools": [H100], **change})
+    assert (error.value.field or "").startswith(field)
+    assert error.value.hint
+
+
+def test_adapters_share_a_base_and_models_that_sleep_share_a_device():
+    base = placed(SMALL, pools=[H100])
+    many = placed({**SMALL, "adapters": {"count": 64, "rank": 64}}, pools=[H100])
+    [part] = many.models[0].placements
+    assert part.request["options"]["engine_options"]["enable_lora"] is True
+    assert part.capacity_each < base.models[0].placements[0].capacity_each
+    rare = [
+        {
+            **SMALL,
+            "name": f"rare-{k}",
+            "workload": {**SMALL["workload"], "request_rate": 0.02},
+            "sleep": {"wakes_per_hour": 6, "longest_wake_s": 20},
+        }
+        for k in range(3)
+    ]
+    asleep = placed(*rare, pools=[H100])
+    assert asleep.pools[0].used["all"] == 1
+    assert asleep.usd_per_hour == pytest.approx(1.2)
+    assert all(part.shared for model in asleep.models for part in model.placements)
+    # others may be awake when a request comes, which counts
+    assert asleep.models[0].probability < 0.99
+    awake = [{**model, "sleep": {"wakes_per_hour": 6, "longest_wake_s": 0.1}} for model in rare]
+    assert placed(*awake, pools=[H100]).pools[0].used["all"] == 3
+
+
+def test_growth_of_the_load_takes_more_machines_month_by_month():
+    grows = fleet_of(SMALL, pools=[{**H100, "nodes": 8}], growth={"per_month": 0.3, "months": 12})
+    costs = [place_fleet(grows, month=month).usd_per_hour for month in (0, 6, 12)]
+    assert costs[0] < costs[1] < costs[2]
+
+
+def test_the_whole_holds_as_surely_as_is_asked():
+    pools = [{**H100, "nodes": 4}, {**MI300X, "nodes": 4}]
+    plain = placed(CHAT, SMALL, pools=pools)
+    sure = placed(CHAT, SMALL, pools=pools, objective={"confidence": 0.97})
+    assert plain.probability < 0.97 <= sure.probability
+    assert sure.usd_per_hour > plain.usd_per_hour
