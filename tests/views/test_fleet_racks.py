@@ -13,6 +13,7 @@ import pytest
 import recipe_core as rb
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.resources import PACKAGE
+from recipe_core.base.units import trimmed
 from recipe_core.fleets.answer import Charge, CutDevices, FleetAnswer, NodeShare, Placement
 from recipe_core.fleets.what_if import FleetChanges
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
@@ -164,7 +165,8 @@ def test_colours_of_cells_have_texts_that_are_read_and_letters_tell_models_apart
         ("chat", "A"),
         ("search", "B"),
     }
-    assert 'role="img" aria-label="Devices of own: 2 × 8 H100 SXM5, owned, 16 in use"' in picture
+    used = trimmed(placed().pools[0].used["day"])
+    assert f'aria-label="Devices of own: 2 × 8 H100 SXM5, owned, {used} in use"' in picture
 
 
 def contrast(one: str, other: str) -> float:
