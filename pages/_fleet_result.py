@@ -49,9 +49,12 @@ def draw_racks(answer: FleetAnswer) -> None:
             )
             or period
         )
-    st.html(rack_style(answer, dark=common.dark()))
+    st.html(f"<style>{rack_style(answer, dark=common.dark())}</style>")
     st.html(rack_picture(answer, period))
-    st.caption("A cell is a device; joined cells are one replica. The tables below say the same.")
+    st.caption(
+        "A cell is a device, a part of it a slice or a model that sleeps in turn with others; "
+        "joined cells are one replica. The tables below say the same."
+    )
 
 
 def draw_tables(answer: FleetAnswer) -> None:

@@ -139,6 +139,11 @@ def test_models_that_sleep_share_a_device_and_padding_of_a_node_is_no_free_devic
     assert cells(fill_racks(answer, answer.pools[0], "day"))[0] == (
         "chat chat chat chat+code . - - -"
     )
+    parts = re.findall(
+        r'<b class="fleet-m\d" title="([^"]*)">(\w)</b>', rack_picture(answer, "day")
+    )
+    text = "own-0: chat, code: they sleep and wake in turn"
+    assert parts == [(text, "A"), (text, "B")]
 
 
 def test_large_pools_are_folded_and_no_text_of_a_user_is_markup():
