@@ -109,9 +109,9 @@ def rack_picture(answer: FleetAnswer, period: str) -> str:
 def _count_devices(racks: Sequence[Racks]) -> dict[str, float]:
     """Devices by owner; those that nobody has by a dash and their state, which is no name."""
     out: defaultdict[str, float] = defaultdict(float)
-    for pool in racks:
-        for node in pool.nodes:
-            for device, piece in ((device, piece) for device in node.devices for piece in device):
+    for node in (node for pool in racks for node in pool.nodes):
+        for device in node.devices:
+            for piece in device:
                 names = piece.owners or (f"-{piece.state}",)
                 for name in names:
                     out[name] += node.count / len(device) / len(names)
