@@ -275,8 +275,8 @@ def draw_device_facts(chip: Device) -> None:
 def draw_chosen() -> None:
     """Draw what is known about the chosen device, its price, and what few need."""
     draw_device_cards()
-    if chip.announcement:
-        st.info(common.escape(chip.announcement), icon=":material/campaign:")
+    if chip.caveat:
+        st.info(common.escape(chip.caveat), icon=":material/campaign:")
     with st.expander("Price", icon=":material/payments:", key="price"):
         price.draw_price()
     with st.expander("More about the hardware", icon=":material/tune:", key="more-hardware"):

@@ -270,14 +270,19 @@ def check_fleet(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as
 def answer_fleet(body: Body, folders: bool = False) -> Json:
     """Place a fleet: ``{fleet, what_if, month, seconds}``.
 
-    With ``what_if`` the answer of today has that of the changed fleet beside it, and what differs.
+    With ``what_if`` the answer of today has that of the changed fleet beside it, and what differs;
+    with ``today`` in the fleet, the steps that lead from there to the answer.
     """
+    from recipe_core.fleets.columns import Sources
+    from recipe_core.fleets.place import move_fleet
     from recipe_core.fleets.what_if import compare_answers
 
     fleet = _fleet(body)
     asked: Json = {"month": fleet.month, "seconds": fleet.seconds, "folders": folders}
     before = public.fleet(fleet.request, **asked)
     answer = before.to_json()
+    if (moves := move_fleet(before, Sources(folders))) is not None:
+        answer["moves"] = moves.to_json()
     if fleet.changes is not None:
         after = public.fleet(fleet.request, what_if=fleet.changes, **asked)
         answer["what_if"] = {

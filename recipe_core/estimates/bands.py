@@ -22,6 +22,9 @@ from recipe_core.estimates.columns.columns import Columns
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Sigma = Annotated[float, Field(ge=0, le=20, allow_inf_nan=False)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_-]{1,32}$")]
+# Standard deviation of the logarithm that times have besides on a slice of a device, of which no
+# run is among the fitted ones: assumed; five published runs are off by 0.29 (root mean square).
+SLICE_SPREAD = 0.35
 # What groups of devices and engines are told apart by.
 KEYS = ("mode", "basis", "engine", "architecture", "vendor")
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from recipe_core.base import budget
+from recipe_core.base.errors import InputError
 from recipe_core.base.units import chance_text
 from recipe_core.fleets.answer import FleetAnswer
-from recipe_core.fleets.columns import ANYWHERE, Sources
+from recipe_core.fleets.columns import ANYWHERE, Sources, make_columns
 from recipe_core.fleets.conflict import find_conflict
-from recipe_core.fleets.placing import FleetProblem, packed, pose_fleet
+from recipe_core.fleets.moves import Moves, estimate_starts, plan_moves
+from recipe_core.fleets.placing import MOST_NODES, FleetProblem, packed, pose_fleet
+from recipe_core.fleets.pools import resolve_pools
 from recipe_core.fleets.program import solve_fleet
 from recipe_core.fleets.reading import read_answer
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.solver import Watch
+from recipe_core.request.candidate import CandidateRequest
 
 # Relative distance to the bound with which a search ends, and seconds after which it does.
 GAP, SECONDS = 0.001, 60.0
@@ -87,3 +92,45 @@ def _raise_probability(
         f"{chance_text(target)} is asked for, which no placement reaches."
     )
     return replace(answer, notes=(*answer.notes, note))
+
+
+def move_fleet(answer: FleetAnswer, sources: Sources = ANYWHERE) -> Moves | None:
+    """Return the steps from what the fleet says runs today to its answer; None where it says none.
+
+    Raises:
+        InputError: for a layout of today that holds no load within the limits of its model.
+    """
+    request = answer.request
+    if not request.today:
+        return None
+    models = {model.name: model for model in request.models}
+    pools = {pool.pool.name: pool for pool in resolve_pools(request)}
+
+    def capacity_of(
+        name: str, pool_name: str, candidate: Mapping[str, Any] | None
+    ) -> tuple[float, float]:
+        model, pool = models[name], pools[pool_name]
+        if candidate:
+            stated = CandidateRequest.model_validate(candidate)
+            model = model.model_copy(update={"candidate": stated})
+        found = make_columns(
+            model,
+            pool.pool.device,
+            pool.per_node,
+            min(pool.pool.nodes, MOST_NODES),
+            most=max(model.peak, 1.0),
+            sources=sources,
+        )
+        if not found.columns:
+            raise InputError(
+                f"{name} runs on {pool_name} with a layout that does not hold its limits: "
+                f"{found.reason}.",
+                field="today",
+                hint="Leave its candidate out, or state what runs.",
+            )
+        best = max(found.columns, key=lambda column: column.capacity / column.devices)
+        return best.capacity, float(best.devices)
+
+    return plan_moves(
+        request.today, answer, capacity_of=capacity_of, start_seconds=estimate_starts(answer)
+    )

@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.errors import HardwareError, look_up
+from recipe_core.base.errors import HardwareError, look_up, unknown
 from recipe_core.base.resources import shipped_path
 from recipe_core.hardware.checks import check_device, link_flaws
 from recipe_core.hardware.nodes import Cluster as Cluster
@@ -37,8 +37,9 @@ from recipe_core.hardware.request import (
     merge_profile,
     validate_profile,
 )
+from recipe_core.hardware.slices import derive_slice, list_slices, split_slice
 
-SHARED = ("priors", "dtypes")  # files of hw_profiles/ that are about every device
+SHARED = ("priors", "dtypes", "slices")  # files of hw_profiles/ that are about every device
 
 
 @cache
@@ -116,7 +117,8 @@ def _known_as(profile: Device) -> str:
 
 
 def is_own(profile: Device) -> bool:
-    return profile.name not in _profile_files()
+    """Return whether a profile is neither shipped nor derived from one that is."""
+    return profile.name not in _profile_files() and profile.slice_of is None
 
 
 def short_title(profile: Device) -> str:
@@ -154,10 +156,30 @@ def _shipped_device(name: str) -> Device:
     key = name.casefold()
     if key not in files:
         key = _device_aliases().get(key, key)
+    if key not in files and (parts := split_slice(key)):
+        return _derived_slice(name, *parts)
     path = files.get(key) or look_up("device", name, files, FIELD, HardwareError)
     profile = read_profile_file(path, Device)
     check_device(profile, profile_data_file(path), fabric, fabric_names, dtypes)
     return profile
+
+
+def _derived_slice(name: str, device: str, part: str) -> Device:
+    """A slice by the name of its device, or of what a driver calls that.
+
+    Raises:
+        HardwareError: names close slices where the device, or the slice, is unknown.
+    """
+    if device not in _profile_files():
+        spaced = device.replace("-", " ")
+        aliases = _device_aliases()
+        spoken = {alias.replace("-", " "): shipped for alias, shipped in aliases.items()}
+        device = aliases.get(device) or spoken.get(spaced) or device
+    if device not in _profile_files():
+        slices = [row.device for shipped in _profile_files() for row in list_slices(shipped)]
+        message, hint = unknown("device", name, slices)
+        raise HardwareError(message, field=FIELD, hint=hint)
+    return derive_slice(_shipped_device(device), part)
 
 
 @cache
@@ -262,6 +284,9 @@ def cluster(request: HardwareRequest) -> Cluster:
     alone = device_profile(request.device)
     profile = in_its_node(alone, request.per_node)
     inside = fabric(request.fabric or profile.node.fabric)
+    if profile.slice_of is not None and inside.name != profile.node.fabric:
+        message = f"{profile.name} is a slice of a device: slices have no links."
+        raise HardwareError(message, field="hardware.fabric", hint="Leave it out.")
     if inside.kind != "scale-up":
         raise HardwareError(
             f"{inside.name!r} connects nodes, not devices within a node.",

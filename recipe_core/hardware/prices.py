@@ -168,11 +168,35 @@ def _offer_order(offer: Offer) -> tuple[float, str]:
 
 
 def offers_of(profile: Device) -> list[Offer]:
-    """Offers for a device, also those for the shipped one that it is known as, cheapest first."""
+    """Offers for a device, also those for the shipped one that it is known as, cheapest first.
+
+    Of a slice that nobody offers those of the whole device, times its share of it.
+    """
+    if profile.slice_of is not None:
+        device_offers = _offers_named({profile.slice_of.device})
+        shares = [_slice_offer(offer, profile) for offer in device_offers]
+        return sorted(_offers_named({profile.name}) or shares, key=_offer_order)
     names = {profile.name, profile.known_as or profile.name}
+    return sorted(_offers_named(names), key=_offer_order)
+
+
+def _offers_named(names: set[str]) -> list[Offer]:
     shipped = [offer for name in names for offer in shipped_offers_of(name)]
-    device_offers = [offer for offer in (*shipped, *own_offers()) if offer.device in names]
-    return sorted(device_offers, key=_offer_order)
+    return [offer for offer in (*shipped, *own_offers()) if offer.device in names]
+
+
+def _slice_offer(offer: Offer, profile: Device) -> Offer:
+    """The share of a device's price that a slice of it has; devices are then slices."""
+    share = profile.slice_of.share if profile.slice_of else 1.0
+    words = f"{share:.3g} of the price of {offer.device}, which is rented whole"
+    update = {
+        "device": profile.name,
+        "usd_per_device_hour": offer.usd_per_device_hour * share,
+        "devices_per_node": 1,
+        "most_per_node": profile.node.devices,
+        "note": f"{words}; {offer.note}"[:300] if offer.note else words,
+    }
+    return offer.model_copy(update=update)
 
 
 def price_of(request: HardwareRequest, profile: Device) -> Price:

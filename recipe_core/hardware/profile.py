@@ -170,6 +170,15 @@ class NodeSpec(DataRow):
     collectives: Annotated[Collectives | None, Field(exclude_if=_is_absent)] = None
 
 
+class SliceOf(DataRow):
+    """That a profile is a part of a device: which, as its vendor calls it, and its share of it."""
+
+    device: Name
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.\-]*$", max_length=32)]
+    kind: Literal["mig", "partition"]
+    share: Annotated[float, Field(gt=0, le=1)]
+
+
 class Announced(DataRow):
     """That a vendor has said what a device will be, and when; nobody has measured one."""
 
@@ -195,6 +204,7 @@ class Device(Sourced):
     ``several_a_node``: the profile of nodes that hold more of it than its own, where they differ.
     ``announced``: of a device that nobody has seen run; searches leave it out unless it is named.
     ``segment``: for whom its maker sells it; buyers see what is made for data centres.
+    ``slice_of``: of a profile that is derived as a part of a shipped device.
     """
 
     name: Name
@@ -209,6 +219,7 @@ class Device(Sourced):
     aliases: Annotated[tuple[Line, ...], Field(max_length=64)] = ()
     known_as: Name | None = None
     announced: Annotated[Announced | None, Field(exclude_if=_is_absent)] = None
+    slice_of: Annotated[SliceOf | None, Field(exclude_if=_is_absent)] = None
     memory_bytes: Quantity
     reserved_bytes: Quantity | None = None
     unified: Annotated[bool, Field(exclude_if=lambda value: not value)] = False
@@ -235,6 +246,17 @@ class Device(Sourced):
         return (
             f"{self.title} was announced in {self.announced.date}: its figures are from the "
             "vendor's announcement, and no engine was seen on it."
+        )
+
+    @property
+    def caveat(self) -> str | None:
+        """Say what every answer about the device has to say; None for nothing."""
+        if self.slice_of is None:
+            return self.announcement
+        return (
+            f"{self.title} is a slice of {self.slice_of.device}: its rates are shares of the whole "
+            "device's, and no run of an LLM on a slice is among the fitted ones, so that intervals "
+            "are wider."
         )
 
     @property
@@ -309,7 +331,7 @@ class Fabric(Sourced):
     name: Name
     title: str
     kind: Literal["scale-up", "scale-out"]
-    topology: Literal["switch", "mesh", "ring", "torus", "pcie", "network", "memory"]
+    topology: Literal["switch", "mesh", "ring", "torus", "pcie", "network", "memory", "none"]
     domain: Annotated[int, Field(ge=1)] | None = None
     spans_nodes: bool = False
     beyond: Name | None = None
@@ -337,9 +359,10 @@ class Fabric(Sourced):
     def joins(self, devices: int) -> bool:
         """Return whether this many devices of one machine reach each other.
 
-        A domain bounds them, unless it spans nodes or another fabric joins domains.
+        A domain bounds them, unless it spans nodes or another fabric joins domains. Slices have no
+        links at all: a node holds them side by side, and a rule keeps servers to one each.
         """
-        bounded = self.domain is not None and devices > self.domain
+        bounded = self.domain is not None and devices > self.domain and self.topology != "none"
         return not bounded or self.spans_nodes or self.beyond is not None
 
 

@@ -17,6 +17,7 @@ from recipe_core.engines.memory import Through, Tier
 from recipe_core.engines.spec import Engine, default_engine, engine
 from recipe_core.estimates.columns.serving import WIDE, ReuseCurve, Setting
 from recipe_core.estimates.rules.kv_offload import FIELD, Offload, Store
+from recipe_core.estimates.rules.links import apart_on
 from recipe_core.estimates.rules.own_options import effects_of
 from recipe_core.estimates.serving.simulate import TYPICAL, Spread
 from recipe_core.hardware.cluster import Cluster
@@ -161,7 +162,7 @@ def serving_setting(
     shared = Setting(
         model,
         place,
-        spec,
+        apart_on(place, spec),
         problem.workload.mode,
         stored,
         cached,

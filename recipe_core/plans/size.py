@@ -30,9 +30,9 @@ def model_on_device(model: ModelSpec, device: Device) -> ModelSpec:
 
 def with_device_note(model: ModelSpec, device: Device) -> ModelSpec:
     """The model with what every answer about the device has to say."""
-    if device.announcement is None or device.announcement in model.notes:
+    if device.caveat is None or device.caveat in model.notes:
         return model
-    return replace(model, notes=(*model.notes, device.announcement))
+    return replace(model, notes=(*model.notes, device.caveat))
 
 
 # Options of which every value multiplies the candidates.

@@ -11,6 +11,7 @@ from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.estimates.columns.scopes import without_corrections
 from recipe_core.hardware.cluster import device_profile, device_values
 from recipe_core.hardware.request import HardwareRequest
+from recipe_core.hardware.slices import starting_note
 from recipe_core.launch.process import Launch
 from recipe_core.models.catalog import in_catalog
 from recipe_core.plans.serving_settings import served_context
@@ -103,6 +104,7 @@ def recipe_of(
             *decision.estimate["notes"],
             *_checkpoint_notes(decision),
             *_open_weights_notes(decision, started, additions.parameters),
+            *((starting_note(part),) if (part := decision.cluster.device.slice_of) else ()),
         ),
     )
     _refuse_secrets(recipe)

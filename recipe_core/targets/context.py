@@ -10,6 +10,7 @@ from recipe_core.base.errors import HardwareError
 from recipe_core.engines.release import ApiKey
 from recipe_core.engines.spec import engine
 from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.profile import SliceOf
 from recipe_core.launch.process import Launch
 from recipe_core.launch.start import names_folder
 from recipe_core.models.spec import UNPLACED
@@ -59,7 +60,8 @@ class Context:
     ``makes_checkpoint``: whether the bundle makes the checkpoint that is served. ``spills``:
     whether blocks of the cache go to a folder on the nodes. ``spot``: who may take the devices
     back, where their price is spot; empty for a price of one's own. ``provider`` and ``instance``:
-    whose machines the price is of, and their type, where an offer says so.
+    whose machines the price is of, and their type, where an offer says so. ``slice_of``: where the
+    devices are slices of ``device``.
     """
 
     name: str
@@ -99,12 +101,14 @@ class Context:
     spot: str | None = None
     provider: str | None = None
     instance: str | None = None
+    slice_of: SliceOf | None = None
 
     @property
     def devices_of_node(self) -> float:
         """Devices that a node has; infinity for a profile that is not shipped."""
         try:
-            return device_profile(self.device).node.devices
+            part = f"-{self.slice_of.name}" if self.slice_of else ""
+            return device_profile(f"{self.device}{part}").node.devices
         except HardwareError:
             return math.inf
 

@@ -102,7 +102,7 @@ def ray_serve_config(context: Context) -> dict[str, Any]:
         port=context.parameters.port,
         model=context.launch.api_model,
         source=context.model_source,
-        accelerator=cluster_names().ray.names.get(context.device),
+        accelerator=None if context.slice_of else cluster_names().ray.names.get(context.device),
         options=_ray_engine_options(context),
         replicas=_ray_replica_config(context),
         period_s=supervise.hang_looks(context).period_s,

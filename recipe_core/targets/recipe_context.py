@@ -72,6 +72,7 @@ def target_context(recipe: Recipe, decision: Decision, started: Launch) -> Conte
         spot=_spot_provider(decision),
         provider=offer.provider if offer else None,
         instance=offer.instance if offer else None,
+        slice_of=profile.slice_of,
         no_image=BUILD if image_file(decision, recipe.device.runtime) else NAME_ONE,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from recipe_core.hardware.slices import pod_resource
 from recipe_core.launch.process import Process
 from recipe_core.targets import rdma
 from recipe_core.targets.context import Context
@@ -65,6 +66,7 @@ def _compute_resources(context: Context, process: Process) -> dict[str, dict[str
         return {"requests": {"cpu": "1", **memory}, "limits": {"memory": f"{2 * ROUTER_GIB}Gi"}}
     needed_gib = host_gib(context, count)
     requests = {"cpu": str(CPUS_PER_DEVICE * count), "memory": f"{needed_gib}Gi"}
+    resource = pod_resource(context.slice_of) if context.slice_of else resource
     devices = {resource: str(count), **rdma.rdma_resources(context, (process,))}
     share = context.host_share_bytes(count)
     # without a word on the node's memory, twice what is needed

@@ -153,9 +153,10 @@ def _sky_resources(context: Context) -> dict[str, Any]:
 
 def _sky_accelerators(context: Context) -> dict[str, int]:
     accelerator = cluster_names().sky.names.get(context.device)
-    if accelerator is None:
+    if accelerator is None or context.slice_of:
+        kind = "slices of " if context.slice_of else ""
         raise NoAnswer(
-            f"SkyPilot has no name for {context.device}.",
+            f"SkyPilot has no name for {kind}{context.device}.",
             field="hardware.device",
             hint="Use another target.",
         )

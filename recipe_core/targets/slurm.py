@@ -111,7 +111,8 @@ def _node_options(context: Context) -> dict[str, Any]:
 
 def gres_type(context: Context) -> str | None:
     """Return Slurm's name of the device: the user's word, else its usual name; None for any."""
-    usual = cluster_names().slurm.names.get(context.device)
+    part, usual = context.slice_of, cluster_names().slurm.names.get(context.device)
+    usual = part.name if part and part.kind == "mig" else usual
     kind = context.parameters.gpu_type or usual
     return None if kind == ANY else kind
 
@@ -120,7 +121,7 @@ def device_check(context: Context) -> str | None:
     """The script; None for a device whose driver's name is not known, or that has no driver."""
     names = driver_names(context)
     driver = read_templates(SCRIPTS)["drivers"].get(context.runtime)
-    if driver is None or not names:
+    if driver is None or not names or context.slice_of:  # drivers tell of the whole device
         return None
     text = make_script("device_text", device=context.device, title=names[0], anyway=ANYWAY)
     return make_script(

@@ -116,7 +116,7 @@ def change_sentence(before: FleetAnswer, after: FleetAnswer) -> str:
 
 def moved_lines(before: FleetAnswer, after: FleetAnswer) -> list[str]:
     """Say who moves: a line for each layout with more or fewer replicas."""
-    return [*PHRASES.lines("moves", compare_answers(before, after))]
+    return [*PHRASES.lines("replicas", compare_answers(before, after))]
 
 
 def changed_document(values: Mapping[str, Any], changes: FleetChanges) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from recipe_core.base.units import chance_text, percent_text, significant, trimm
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
+from recipe_core.fleets.moves import Moves
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
@@ -157,3 +158,8 @@ def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
 def differences_text(differences: Mapping[str, Any]) -> str:
     """What changes of a fleet change, as text."""
     return PHRASES.text("differences", differences)
+
+
+def moves_text(moves: Moves) -> str:
+    """The steps from today to an answer, as text."""
+    return PHRASES.text("moves", moves)

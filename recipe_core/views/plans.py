@@ -187,7 +187,7 @@ def plan_text(plan: Plan, top: int, flips: Sequence[Flip] | None = None) -> str:
         parts.append(f"price of {cluster.device.name}: {cluster.price_text()}")
         if cluster.price_note and cluster.usd_per_device_hour is not None:
             parts.append(f"  {cluster.price_note}")
-        parts.append(cluster.device.announcement or "")
+        parts.append(cluster.device.caveat or "")
     parts += _ranked_lines(plan, top) if len(plan.order) else _nearest_lines(plan)
     if flips is not None:
         parts += ["what would change the choice:", *map(_flip_text, flips)]

@@ -127,6 +127,7 @@ RULE_TITLES = {
     "whole-prompts": "Prompts run whole and exceed a step",
     "width": "Feed-forward width not divisible",
     "block": "Quantisation blocks would be cut",
+    "no-links": "Slices of devices have no links",
     "no-tensor": "Engine has no tensor parallelism",
     "no-pipeline": "Engine has no pipeline parallelism",
     "no-experts": "Model has no experts",

@@ -13,6 +13,7 @@ from recipe_core.estimates.columns.serving import WIDE, Cases, Setting, no_such_
 from recipe_core.estimates.rules import placement
 from recipe_core.estimates.rules.kernels import Known, kernel_support_of, untuned_support
 from recipe_core.estimates.rules.kv_offload import offload_rules
+from recipe_core.estimates.rules.links import link_refusals
 from recipe_core.estimates.rules.refusal import Refusal, indivisible_refusal
 from recipe_core.estimates.rules.widths import width_rules
 from recipe_core.estimates.serving.accuracy import weight_only_technique, weights_refusal
@@ -66,7 +67,9 @@ def place_rules(setting: Setting, cases: Cases) -> list[Refusal]:
         sizes = [(int(pool.count[i]), int(pool.devices[i])) for pool in pools]
         return placement.unpacked_servers_text(sizes, int(cases.per_node[i]), int(cases.nodes[i]))
 
+    several = cases.disaggregated | np.any([pool.devices > 1 for pool in pools], axis=0)
     return [
+        *link_refusals(setting.cluster, several),
         Refusal(
             "uneven-nodes",
             available & ~spread,

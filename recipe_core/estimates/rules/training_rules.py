@@ -16,6 +16,7 @@ from recipe_core.estimates.columns.training import (
     TrainingSetting,
     modules_code,
 )
+from recipe_core.estimates.rules.links import link_refusals
 from recipe_core.estimates.rules.refusal import Refusal, indivisible_refusal
 from recipe_core.models.spec import MoeMlp
 from recipe_core.request.phases import Phase
@@ -54,6 +55,7 @@ def _training_device_rules(setting: TrainingSetting, cases: TrainingCases) -> It
         cases.devices > available,
         lambda i: cases.dims(i).device_terms(int(available[i])),
     )
+    yield from link_refusals(setting.cluster, cases.devices > 1)
     device = setting.cluster.device
     missing = setting.precision not in device.peak_flops_per_s
     supported = ", ".join(device.peak_flops_per_s)

@@ -11,7 +11,7 @@ import numpy as np
 
 from recipe_core.base.arrays import Float
 from recipe_core.base.documents import read_shipped
-from recipe_core.estimates.bands import Band, BandFile, Uncertain, widen_band
+from recipe_core.estimates.bands import SLICE_SPREAD, Band, BandFile, Uncertain, widen_band
 from recipe_core.estimates.columns.serving import WIDE, Setting
 from recipe_core.estimates.prediction import FOLLOWING
 from recipe_core.estimates.rules.kernels import UNTUNED_SPREAD, untuned_support
@@ -90,6 +90,8 @@ def bands_of(setting: Setting) -> dict[str, Band]:
     The throughput of an open loop has that of a full server (``load_error`` says why).
     """
     spread = host_speed(setting.cluster.device).spread
+    if setting.cluster.device.slice_of is not None:
+        spread = math.hypot(spread, SLICE_SPREAD)
     if not setting.model.generates:
         spread = math.hypot(spread, POOLED_SPREAD)
     if untuned_support(setting).untuned:

@@ -49,7 +49,7 @@ class StartErrors(DataRow):
     """``starts.yaml``: scales of the error of memory, as shares of what each is of.
 
     ``share``: of the engine's share of the device, ``unified`` where a processor has it too,
-    ``uncounted`` where an option moves memory that is not counted;
+    ``uncounted`` where an option moves memory that is not counted, and on slices of assumed memory;
     ``cache``: of the longest request's cache; ``reserved``: of pools that an engine sizes for as
     many requests as it thinks may run; ``named`` and ``partial``: of weights whose format is
     read from a name, or of which a tower is left out. ``unlogged``: how many times as much for
@@ -107,8 +107,10 @@ def start_scale_bytes(setting: Setting, memory: Memory) -> Float:
     format_error = errors.named if format_by_name(setting) else 0.0
     partial = errors.partial if model.partial else 0.0
     weights = np.hypot(format_error, partial) * memory.weights_bytes
-    share = errors.unified if setting.cluster.device.unified else errors.share
-    if "memory" in setting.effects.moved or assumed_layout(setting) is not None:
+    device = setting.cluster.device
+    share = errors.unified if device.unified else errors.share
+    moved = "memory" in setting.effects.moved or assumed_layout(setting) is not None
+    if moved or (device.slice_of and device.memory_bytes.status == "assumed"):
         share = math.hypot(share, errors.uncounted)
     knows_sequences = not setting.effects.sequences_open
     cache = (errors.cache if knows_sequences else errors.reserved) * cached

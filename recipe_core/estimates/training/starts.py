@@ -20,11 +20,13 @@ from recipe_core.base.documents import read_shipped
 from recipe_core.base.intervals import scores_below
 from recipe_core.base.units import chance_text, gib
 from recipe_core.estimates.bands import (
+    SLICE_SPREAD,
     Band,
     BandFile,
     Uncertain,
     enclosing_band,
     normal_probability,
+    widen_band,
 )
 from recipe_core.estimates.columns.training import OFFLOADS, TrainingCases, TrainingSetting
 from recipe_core.estimates.rules.refusal import Refusal
@@ -66,7 +68,9 @@ def _metric_band(setting: TrainingSetting, metric: str) -> Band:
         "architecture": device.architecture,
         "vendor": device.vendor,
     }
-    return training_bands().band(metric, GROUPS, values | {"basis": ""})
+    band = training_bands().band(metric, GROUPS, values | {"basis": ""})
+    sliced = device.slice_of is not None and metric != "peak_memory_bytes"
+    return widen_band(band, SLICE_SPREAD) if sliced else band
 
 
 def training_errors(setting: TrainingSetting) -> tuple[Float, Float]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .devices import Device, list_devices, read_properties
+from .slices import with_slices
 
 # The variable by which each runtime hides devices, in the order in which runtimes are looked for.
 VISIBLE = {
@@ -63,6 +64,8 @@ def detect_machine() -> Machine:
     for runtime in VISIBLE:
         if devices := list_devices(runtime, notes):
             break
+    if devices and runtime == "cuda":
+        devices = with_slices(devices, notes)
     variable = VISIBLE[runtime]
     shown = visible_devices(devices, variable)
     if devices and not shown:

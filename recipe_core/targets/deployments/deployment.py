@@ -21,6 +21,7 @@ from recipe_core.engines.grammar import grammars
 from recipe_core.hardware.cluster import device_names, device_profile
 from recipe_core.targets.deployments.documents import (
     filled_pod,
+    parse_count,
     unset_in,
     yaml_mapping,
     yaml_mappings,
@@ -111,7 +112,7 @@ FILE = DataFile(Path(__file__).with_name("devices.yaml"), "deployments")
 # Alternatives of one engine that are looked up.
 MAX_NAMES = 64
 _MAKERS = re.compile(r"nvidia|geforce|tesla|amd|instinct|intel|quadro")
-_SHARED = re.compile(r"(?i)-(SHARED|MIG-.*)$")
+_PART = re.compile(r"(?i)(?:-MIG-(?P<mig>[^-]+)|-(?P<partition>[dqc]px-nps\d))?(?:-SHARED)?$")
 
 
 class _Values(DataRow):
@@ -152,12 +153,17 @@ def device_called(name: str, tool_names: Mapping[str, str] | None = None) -> str
     for profile, tool_name in (tool_names or {}).items():
         if tool_name.casefold() == text.casefold():
             return profile
+    part = _PART.search(text)
+    device = _whole_device(text[: part.start()] if part else text)
+    part_name = (part["mig"] or part["partition"]) if part else None
+    if device is None or part_name is None:
+        return device
+    return _shipped_profile(f"{device}-{part_name}") or device
+
+
+def _whole_device(text: str) -> str | None:
     word_profile = _profiles_by_word().get(_find_device_word(_device_data().values.names, text))
-    return (
-        word_profile
-        or _device_of_machine(text.casefold())
-        or _shipped_profile(_SHARED.sub("", text))
-    )
+    return word_profile or _device_of_machine(text.casefold()) or _shipped_profile(text)
 
 
 def _find_device_word(words: Mapping[str, str], text: str) -> str:
@@ -244,7 +250,9 @@ _HELPER = re.compile(r"router|gateway|bench|lmcache-server|epp|exporter|controll
 _HELPS = re.compile(
     r"dynamo\.(frontend|planner)|ray start|multi-node-serving\.sh worker|vllm launch "
 )
-_SLICE = re.compile(r"nvidia\.com/mig-|amd\.com/.*partition|aliyun\.com/gpu-mem")
+_SLICE = re.compile(
+    r"nvidia\.com/(?P<mig>mig-\d.*)|amd\.com/(?P<partition>[dqc]px_nps\d)|aliyun\.com/gpu-mem"
+)
 
 
 def pod_environment(container: Mapping[str, Any]) -> dict[str, str]:
@@ -329,17 +337,25 @@ def is_helper(image: str) -> bool:
     return _HELPER.search(name) is not None
 
 
-def pod_devices(container: Mapping[str, Any], names: Iterable[str]) -> tuple[int | None, str]:
-    """Devices that a pod's container asks for, and what is wrong with the request."""
+def pod_devices(
+    container: Mapping[str, Any], names: Iterable[str]
+) -> tuple[int | None, str, str | None]:
+    """Devices that a pod's container asks for, what is wrong with that, and which slice they are.
+
+    The slice is named as it follows a device's name.
+    """
     resources = yaml_mapping(container, "resources")
     resource_names = frozenset(names)
     for part in ("limits", "requests"):
         for resource, value in yaml_mapping(resources, part).items():
             if resource in resource_names and isinstance(value, str) and value.isdecimal():
-                return (int(value[:6]) or None), ""
-            if _SLICE.match(resource):
-                return 1, f"{resource} is a part of a device; judged on a whole one."
-    return None, ""
+                return (int(value[:6]) or None), "", None
+            if match := _SLICE.fullmatch(resource):
+                name = (match["mig"] or match["partition"] or "").replace("_", "-")
+                number = (parse_count(value) or 1) if name else 1
+                wrong = f"{resource} is a part of a device; judged on a whole one."
+                return number, wrong, name
+    return None, "", None
 
 
 def with_notes(place: Place, *notes: str) -> Place:

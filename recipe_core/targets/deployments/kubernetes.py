@@ -115,13 +115,14 @@ def _enclosing_mappings(document: Mapped, path: Sequence[str]) -> list[Mapped]:
 
 def container_place(pod: Mapped, container: Mapped, outer: Sequence[Mapped]) -> Place:
     """The devices of a container: what it asks for, on nodes that its pod may run on."""
-    per_node, wrong = pod_devices(container, device_resources())
+    per_node, wrong, part = pod_devices(container, device_resources())
     if per_node is None and outer:
         per_node = _component_devices(outer)
-    names = list(node_device_names(pod)) or [""]
-    return with_notes(
-        choose_device_place([(name, per_node) for name in names], nodes=_group_nodes(outer)), wrong
-    )
+    names = [f"{name}-{part}" if part else name for name in node_device_names(pod)] or [""]
+    place = choose_device_place([(name, per_node) for name in names], nodes=_group_nodes(outer))
+    if place.device and part and place.device.endswith(f"-{part}"):
+        return place
+    return with_notes(replace(place, per_node=1) if part else place, wrong)
 
 
 def _component_devices(outer: Sequence[Mapped]) -> int | None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from functools import partial
 
+from recipe_core.hardware.cluster import device_profile
 from recipe_core.payload.launcher import devices as listing
 from recipe_core.payload.launcher import machine
 from recipe_core.payload.launcher.devices import Device, Holder
@@ -85,6 +86,32 @@ def test_detect_through_the_tools(tmp_path, monkeypatch):
     found = machine.detect_machine()
     assert (found.runtime, found.devices) == ("cpu", ())
     assert found.notes == ("CUDA_VISIBLE_DEVICES= hides all of 8 x NVIDIA H100 80GB HBM3",)
+
+
+def test_mig_slices_are_the_devices_of_who_has_some(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    listed = ["GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-5d5ba0d6)"] + [
+        f"  MIG 1g.10gb     Device  {n}: (UUID: MIG-{n}-9c)" for n in range(3)
+    ]
+    whole = "NVIDIA H100 80GB HBM3, 81559, 81000, 9.0"
+    script = "\n".join(["cat <<'EOT'", *listed, "EOT"]).replace("cat", "/bin/cat")
+
+    def smi(line):
+        shell = f'#!/bin/sh\ncase "$1" in -L) {script}\n;; *) echo "{line}";; esac\n'
+        (tmp_path / "nvidia-smi").write_text(shell)
+        (tmp_path / "nvidia-smi").chmod(0o755)
+
+    smi(whole)
+    assert machine.detect_machine().devices[0].memory_bytes == 81559 << 20
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-2-9c,MIG-0-9c")
+    name = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    found = machine.detect_machine()
+    assert found.devices == tuple(Device(n, name, None, None, "sm_90") for n in (0, 1))
+    assert name in device_profile("h100-sxm-mig-1g.10gb").aliases  # so that the check knows it
+    # A container that was given a slice cannot read the device's memory.
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    smi("NVIDIA H100 80GB HBM3, [Insufficient Permissions], [Insufficient Permissions], 9.0")
+    assert [device.index for device in machine.detect_machine().devices] == [0, 1, 2]
 
 
 @over("value left", ROWS("visible"))

@@ -1,0 +1,60 @@
+"""Templates of what a fleet writes as text: objects, configurations, scripts and the report.
+
+In YAML every value is written by ``quoted``, in scripts by ``shell``; HTML escapes all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from recipe_core.base.texts import quote_markdown, quote_shell
+from recipe_core.fleets.exports import parts
+
+# What templates name of module ``parts``.
+_FROM_PARTS = (
+    "RACK_LABEL",
+    "node_labels",
+    "object_label",
+    "label_value",
+    "owner_labels",
+    "plugin_resource",
+)
+# Ends of lines of YAML 1.1, and controls, which its quoted texts hold as escapes alone.
+_BREAKS = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff]")
+
+
+def _quote_yaml(value: Any) -> str:
+    """A value as JSON, which YAML 1.1 and 1.2 read alike."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+@cache
+def _environment(*, escaped: bool) -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=escaped,  # noqa: S701 - formats other than HTML quote by filters
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        extensions=["jinja2.ext.loopcontrols"],
+    )
+    environment.filters |= {"quoted": _quote_yaml, "shell": quote_shell, "markdown": quote_markdown}
+    environment.globals |= {name: getattr(parts, name) for name in _FROM_PARTS}
+    return environment
+
+
+def render_export(name: str, /, **values: Any) -> str:
+    """Render a template of ``templates/``.
+
+    Raises:
+        jinja2.UndefinedError: for a value that it needs.
+    """
+    return _environment(escaped=".html." in name).get_template(name).render(**values)
