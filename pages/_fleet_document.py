@@ -15,6 +15,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.resources import PACKAGE
 from recipe_core.doors.answers import check_fleet
 from recipe_core.doors.serve import folders_allowed
+from recipe_core.fleets.inventory.read import merge_inventories, read_inventory
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.models.catalog import load_model_spec
 from recipe_core.request.describe import model_name
@@ -23,6 +24,8 @@ from recipe_core.request.schema import PlanRequest
 NAME = "fleet.yaml"
 EXAMPLE = PACKAGE / "fleets" / "example.yaml"
 TEXT, MONTH, REFUSED, BEFORE = "fleet-text", "fleet-month", "fleet-refused", "fleet-before"
+NOTES = "fleet-notes"
+"""What of the session holds what to know of the inventory that was read last."""
 TRIED = "fleet-tried"
 """What of the session holds the changes that are tried, by their labels."""
 NOT_OF_ONE_MODEL = {"hardware", "loads", "scaling", "simulated"}
@@ -99,7 +102,7 @@ def take_text(text: str, undo: str = "", month: float = 0.0) -> None:
         state[REFUSED] = (text, error)
         return
     before = (undo, state.get(TEXT), current_month()) if undo else None
-    state.update({TEXT: text, MONTH: month, BEFORE: before, REFUSED: None, TRIED: {}})
+    state.update({TEXT: text, MONTH: month, BEFORE: before, REFUSED: None, TRIED: {}, NOTES: []})
 
 
 def take_values(values: Mapping[str, Any], undo: str, month: float = 0.0) -> None:
@@ -115,7 +118,7 @@ def take_back() -> None:
     """Take the last change of the fleet back."""
     state = st.session_state
     _, text, month = state.pop(BEFORE)
-    state.update({MONTH: month, REFUSED: None, TRIED: {}})
+    state.update({MONTH: month, REFUSED: None, TRIED: {}, NOTES: []})
     if text is None:
         state.pop(TEXT, None)
     else:
@@ -126,7 +129,27 @@ def show_example() -> None:
     """Back to the example; what was there can be taken back."""
     state = st.session_state
     before = ("the example", state.pop(TEXT, None), current_month())
-    state.update({MONTH: 0.0, BEFORE: before, REFUSED: None, TRIED: {}})
+    state.update({MONTH: 0.0, BEFORE: before, REFUSED: None, TRIED: {}, NOTES: []})
+
+
+# --- from inventories
+
+
+def take_inventory(text: str, name: str) -> None:
+    """Make the machines of an inventory the fleet's pools; the example's own are replaced.
+
+    What to know of it is kept for the page to say.
+
+    Raises:
+        RecipeError: for a file that is no inventory.
+    """
+    inventory = read_inventory(text, name)
+    values = current_values()
+    if is_example():
+        values["pools"] = []
+    merged, merged_notes = merge_inventories(values, [inventory])
+    take_values(merged, f"the machines of {name}")
+    st.session_state[NOTES] = [*inventory.notes, *merged_notes]
 
 
 # --- from plans

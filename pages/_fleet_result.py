@@ -10,7 +10,10 @@ import _fleet_document as documents
 import streamlit as st
 
 from recipe_core.base.documents import to_json
+from recipe_core.bundle.write import zip_bundle
+from recipe_core.doors.pool import server_pool
 from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports.folder import fleet_folder
 from recipe_core.views import fleets as view
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
 from recipe_core.views.columns import UNKNOWN, known_columns
@@ -102,6 +105,18 @@ def draw_money(answer: FleetAnswer) -> None:
 def draw_downloads(answer: FleetAnswer) -> None:
     with st.container(horizontal=True):
         st.download_button(
+            "Download everything",
+            partial(folder_bytes, answer),
+            file_name=f"{answer.request.name}.zip",
+            mime="application/zip",
+            on_click="ignore",
+            type="primary",
+            icon=":material/folder_zip:",
+            key="fleet-folder",
+            help="A bundle for each placement, and what joins them: weights of the router, "
+            "queues, cuts, schedules, charges, the report",
+        )
+        st.download_button(
             "Download the answer",
             partial(answer_bytes, answer),
             file_name="answer.json",
@@ -110,6 +125,11 @@ def draw_downloads(answer: FleetAnswer) -> None:
             icon=":material/data_object:",
             key="fleet-answer",
         )
+
+
+def folder_bytes(answer: FleetAnswer) -> bytes:
+    """The folder of the fleet as a zip, made by the server's workers."""
+    return zip_bundle(server_pool().run(fleet_folder, answer))
 
 
 def answer_bytes(answer: FleetAnswer) -> bytes:

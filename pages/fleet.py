@@ -13,6 +13,8 @@ from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.request.describe import hardware_name, model_name
 
 EDITOR, UPLOAD, ADD = "fleet-editor", "fleet-upload", "fleet-add"
+INVENTORY = "fleet-inventory"
+INVENTORIES = ["json", "csv", "txt", "yaml", "yml"]
 KINDS = ["yaml", "yml", "json"]
 EDITOR_PX = 420
 
@@ -75,6 +77,7 @@ def draw_document() -> None:
         st.file_uploader(
             "Your fleet.yaml", type=KINDS, key=UPLOAD, on_change=take_file, max_upload_size=4
         )
+        draw_inventory()
         draw_add()
         st.caption("It stays in this session, and is not part of links: download it to keep it.")
 
@@ -99,6 +102,32 @@ def take_file() -> None:
             documents.take_text(file.getvalue().decode(), "the upload")
         except UnicodeDecodeError:
             st.session_state["refused"] = f"{file.name} is not UTF-8 text."
+
+
+def draw_inventory() -> None:
+    """Read the pools from what a cluster or a table lists."""
+    st.file_uploader(
+        "Your machines, from an inventory",
+        type=INVENTORIES,
+        key=INVENTORY,
+        on_change=take_machines,
+        max_upload_size=4,
+        help="What kubectl get nodes -o json, sinfo, SkyPilot, Kueue or OpenCost say, or a CSV of "
+        "machines with a column device. Its machines become pools; nothing of it runs.",
+    )
+    for note in st.session_state.get(documents.NOTES) or []:
+        st.caption(quote_markdown(note))
+
+
+def take_machines() -> None:
+    if (file := st.session_state[INVENTORY]) is None:
+        return
+    try:
+        documents.take_inventory(file.getvalue().decode(), file.name)
+    except UnicodeDecodeError:
+        st.session_state["refused"] = f"{file.name} is not UTF-8 text."
+    except RecipeError as error:
+        st.session_state["refused"] = f"{error.message} {error.hint or ''}".strip()
 
 
 def draw_add() -> None:

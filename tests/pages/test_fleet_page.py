@@ -217,3 +217,25 @@ def test_no_text_of_a_fleet_is_markdown() -> None:
     assert_verbatim(app)
     assert "payload" in str(figure(app, "fleet-charges")["data"][0]["y"])
     assert assert_verbatim(put(app, "fleet-editor", text.replace("nodes", "'**payload**'", 1))) > 0
+
+
+MACHINES = """device,nodes,per_node,rack,price
+H100,1,8,r0,1.5
+H100,1,8,r1,1.5
+l40s,1,4,r1,
+abacus,1,1,,
+"""
+
+
+def test_an_inventory_becomes_the_pools_and_another_file_says_what_is_read() -> None:
+    app = shown(opened("fleet.py"), **OPEN)
+    put(app, "fleet-inventory", ("machines.csv", MACHINES.encode(), "text/csv"))
+    assert {pool["device"]: pool["nodes"] for pool in document(app)["pools"]} == {
+        "h100-sxm": 2,
+        "l40s": 1,
+    }
+    assert "'abacus' is no known device" in words(app)
+    assert "own" not in list(app.dataframe[1].value["Pool"])
+    put(app, "fleet-inventory", ("x.json", b"{}", "application/json"))
+    assert "is no inventory that is known" in errors(app)[0]
+    assert len(document(app)["pools"]) == 2
