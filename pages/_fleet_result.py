@@ -6,19 +6,19 @@ from functools import partial
 
 import _columns as columns_of
 import _common as common
+import _fleet_answer as answers
 import _fleet_document as documents
 import streamlit as st
 
 from recipe_core.base.documents import to_json
-from recipe_core.bundle.write import zip_bundle
-from recipe_core.doors.pool import server_pool
 from recipe_core.fleets.answer import FleetAnswer
-from recipe_core.fleets.exports.folder import fleet_folder
+from recipe_core.fleets.moves import Moves
 from recipe_core.views import fleets as view
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
 from recipe_core.views.columns import UNKNOWN, known_columns
 
-PERIOD = "fleet-period"
+PERIOD, WANTED = "fleet-period", "fleet-folder-wanted"
+"""What of the session holds the period that is drawn, and the question whose files are wanted."""
 
 
 def draw_headline(answer: FleetAnswer) -> None:
@@ -102,20 +102,51 @@ def draw_money(answer: FleetAnswer) -> None:
         )
 
 
-def draw_downloads(answer: FleetAnswer) -> None:
-    with st.container(horizontal=True):
-        st.download_button(
-            "Download everything",
-            partial(folder_bytes, answer),
-            file_name=f"{answer.request.name}.zip",
-            mime="application/zip",
-            on_click="ignore",
-            type="primary",
-            icon=":material/folder_zip:",
-            key="fleet-folder",
-            help="A bundle for each placement, and what joins them: weights of the router, "
-            "queues, cuts, schedules, charges, the report",
+def draw_moves(moves: Moves) -> None:
+    """The steps from what the document says runs today."""
+    st.header("Moves from today", anchor=False)
+    if not moves.steps:
+        st.caption("None: everything runs already.")
+        return
+    if not moves.is_safe:
+        st.warning(
+            "Some steps need devices that are not free meanwhile; see the notes.",
+            icon=":material/warning:",
         )
+    columns_of.draw_sorted(
+        moves.steps, view.STEPS, f"{len(moves.steps)} moves in their order", placeholder=UNKNOWN
+    )
+    for note in moves.notes:
+        st.caption(common.escape(note))
+
+
+def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
+    """The folder of all files, which is made when it is asked for, and the answer as JSON."""
+    folder = answers.find_folder(question)
+    with st.container(horizontal=True):
+        if folder is None:
+            st.button(
+                "Make all files",
+                key="fleet-make",
+                type="primary",
+                icon=":material/folder_zip:",
+                on_click=ask_folder,
+                args=(question,),
+                disabled=question in answers.running_tasks(),
+                help="A bundle for each placement, and what joins them: weights of the router, "
+                "queues, cuts, schedules, charges, the report",
+            )
+        else:
+            st.download_button(
+                "Download all files",
+                folder,
+                file_name=f"{answer.request.name}.zip",
+                mime="application/zip",
+                on_click="ignore",
+                type="primary",
+                icon=":material/folder_zip:",
+                key="fleet-folder",
+            )
         st.download_button(
             "Download the answer",
             partial(answer_bytes, answer),
@@ -125,11 +156,13 @@ def draw_downloads(answer: FleetAnswer) -> None:
             icon=":material/data_object:",
             key="fleet-answer",
         )
+    if (error := answers.ended_questions().get(question)) is not None:
+        st.error(common.escape(error), icon=":material/error:")
 
 
-def folder_bytes(answer: FleetAnswer) -> bytes:
-    """The folder of the fleet as a zip, made by the server's workers."""
-    return zip_bundle(server_pool().run(fleet_folder, answer))
+def ask_folder(question: answers.Question) -> None:
+    answers.place_again(question)
+    st.session_state[WANTED] = question
 
 
 def answer_bytes(answer: FleetAnswer) -> bytes:

@@ -145,7 +145,7 @@ def draw_missing(question: answers.Question) -> None:
         st.error(common.escape(error), icon=":material/error:")
     st.button(
         "Place it",
-        key=f"fleet-again-{question.changes}",
+        key=f"fleet-again-{question.part}-{question.changes}",
         icon=":material/play_arrow:",
         on_click=answers.place_again,
         args=(question,),

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import _common as common
 import _fleet_answer as answers
 import _fleet_document as documents
@@ -17,6 +19,11 @@ INVENTORY = "fleet-inventory"
 INVENTORIES = ["json", "csv", "txt", "yaml", "yml"]
 KINDS = ["yaml", "yml", "json"]
 EDITOR_PX = 420
+PROGRESS = {
+    "answer": "Placing the fleet",
+    "moves": "Planning the moves from today",
+    "folder": "Making all files",
+}
 
 
 # --- the document
@@ -154,51 +161,65 @@ def follow_placing(tasks: list[tuple[answers.Question, Background]]) -> None:
     if any(task.is_over or question not in answers.running_tasks() for question, task in tasks):
         st.rerun()
     for question, task in tasks:
-        text = "Placing the change" if question.changes else "Placing the fleet"
+        text = "Placing the change" if question.changes else PROGRESS[question.part]
         with st.container(horizontal=True, vertical_alignment="center"):
             st.progress(task.share, text=f"{text}; the page stays usable meanwhile")
             st.button(
                 "Cancel",
-                key=f"fleet-cancel-{question.changes}",
+                key=f"fleet-cancel-{question.part}-{question.changes}",
                 icon=":material/close:",
                 on_click=answers.cancel_placing,
                 args=(question,),
             )
 
 
-def find_answer() -> FleetAnswer | None:
-    """The placed fleet; None while it is calculated, or where it has ended without."""
+def asked_questions(question: answers.Question) -> list[answers.Question]:
+    """Everything that the page asks: the fleet, changes that are tried, and what follows from it.
+
+    What follows from an answer is asked once that is there.
+    """
+    out = [question, *what_if.tried_questions().values()]
+    if answers.find_placed(question) is None:
+        return out
+    folder = replace(question, part="folder")
+    moves = [replace(question, part="moves")] if documents.current_fleet().today else []
+    return [*out, *moves, *([folder] if st.session_state.get(result.WANTED) == folder else [])]
+
+
+def draw_answer() -> None:
     question = answers.fleet_question(documents.current_fleet(), documents.current_month())
-    tried = what_if.tried_questions()
-    answers.keep_only([question, *tried.values()])
+    if not answers.is_calculated(question):
+        answers.placing(question)  # what follows from it is then asked in this run
+    questions = asked_questions(question)
+    answers.keep_only(questions)
     running = [
         (each, task)
-        for each in [question, *tried.values()]
-        if answers.find_placed(each) is None and (task := answers.placing(each)) is not None
+        for each in questions
+        if not answers.is_calculated(each) and (task := answers.placing(each)) is not None
     ]
     with st.container(key="fleet-running"):
         if running:
             follow_placing(running)
     answer = answers.find_placed(question)
-    if answer is None and not running:
+    if answer is not None:
+        draw_placed(answer, question)
+    elif not running:
         what_if.draw_missing(question)
-    return answer
 
 
-def draw_answer() -> None:
-    try:
-        answer = find_answer()
-    except RecipeError as error:
-        st.error(common.escape(error), icon=":material/error:")
-        return
-    if answer is None:
-        return
+def draw_placed(answer: FleetAnswer, question: answers.Question) -> None:
     result.draw_headline(answer)
     result.draw_racks(answer)
     what_if.draw_what_if(answer)
     result.draw_tables(answer)
     result.draw_money(answer)
-    result.draw_downloads(answer)
+    if answer.request.today:
+        moves = replace(question, part="moves")
+        if (steps := answers.find_moves(moves)) is not None:
+            result.draw_moves(steps)
+        elif moves in answers.ended_questions():
+            what_if.draw_missing(moves)
+    result.draw_downloads(answer, replace(question, part="folder"))
 
 
 st.title("Fleet", anchor=False)
@@ -218,4 +239,7 @@ common.draw_opened(
 )
 if st.session_state.get(documents.REFUSED) and not st.session_state.get("fleet-document"):
     draw_document_error(st.session_state[documents.REFUSED][1])
-draw_answer()
+try:
+    draw_answer()
+except RecipeError as error:
+    st.error(common.escape(error), icon=":material/error:")

@@ -6,11 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
+from recipe_core.base.units import (
+    chance_text,
+    long_duration,
+    percent_text,
+    significant,
+    trimmed,
+    usd,
+)
 from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
-from recipe_core.fleets.moves import Moves
+from recipe_core.fleets.moves import Moves, Step
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
@@ -111,6 +118,15 @@ CHARGES: tuple[Column[Charge], ...] = (
     Column("Per hour", "usd_per_hour", usd),
     Column("Per month", "usd_per_month", usd),
     Column("Models", lambda charge: ", ".join(charge.models), align="left"),
+)
+
+
+STEPS: tuple[Column[Step], ...] = (
+    Column(
+        "Turn", "wave", help="Those of one turn may run at once; the next waits for all of them"
+    ),
+    Column("Move", "text", align="left"),
+    Column("Takes", "seconds", long_duration, help="Until the replicas of a start serve"),
 )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 from typing import Any
 
 import pytest
@@ -203,8 +205,8 @@ def test_what_ended_without_an_answer_says_why_and_is_placed_again(monkeypatch) 
         put(app, "fleet-editor", text)
         assert "ended while its page was away" in errors(app)[0]
         assert not app.metric
-        assert app.run().button(key="fleet-again-")  # and not begun anew by every edit
-    press(app, "fleet-again-")
+        assert app.run().button(key="fleet-again-answer-")  # and not begun anew by every edit
+    press(app, "fleet-again-answer-")
     assert not app.error
     assert app.metric
 
@@ -239,3 +241,21 @@ def test_an_inventory_becomes_the_pools_and_another_file_says_what_is_read() -> 
     put(app, "fleet-inventory", ("x.json", b"{}", "application/json"))
     assert "is no inventory that is known" in errors(app)[0]
     assert len(document(app)["pools"]) == 2
+
+
+def test_moves_from_today_are_listed_and_all_files_are_made_when_asked() -> None:
+    today = {"today": [{"model": "chat", "pool": "own", "replicas": 2}]}
+    text = to_yaml(parse_yaml(EXAMPLE, "example.yaml") | today)
+    app = put(shown(opened("fleet.py"), **OPEN), "fleet-editor", text)
+    assert "Moves from today" in words(app)
+    (moves,) = (table.value for table in app.dataframe if "Move" in table.value)
+    assert moves["Move"].str.contains("search").any()
+    assert not app.get("download_button")[-1].proto.label.startswith("Download all")
+    press(app, "fleet-make")
+    with zipfile.ZipFile(io.BytesIO(app.session_state["fleet-zip"][1])) as archive:
+        assert {"fleet.yaml", "answer.json", "report.html"} <= set(archive.namelist())
+        written = parse_yaml(archive.read("fleet.yaml").decode(), "fleet.yaml")
+    assert written["today"] == [{**today["today"][0]}]
+    assert app.get_by_key("fleet-folder")
+    put(app, "fleet-editor", EXAMPLE + "# edited")
+    assert app.button(key="fleet-make")
