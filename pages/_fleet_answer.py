@@ -74,8 +74,8 @@ def fleet_question(
     folders = folders_allowed()
     models = [load_model_spec(part.model, folders=folders).digest for part in parts]
     inputs = [models, calibration_stamp(), folders, str(current_day())]
-    stated = changes.model_dump_json(exclude_defaults=True) if changes else ""
-    return Question(json.dumps(fleet.to_json()), stated, month, json.dumps(inputs))
+    changed = changes.model_dump_json(exclude_defaults=True) if changes else ""
+    return Question(json.dumps(fleet.to_json()), changed, month, json.dumps(inputs))
 
 
 def find_placed(question: Question) -> FleetAnswer | None:
@@ -91,8 +91,8 @@ def find_moves(question: Question) -> Moves | None:
 
 def find_folder(question: Question) -> bytes | None:
     """The zip of a fleet's folder, which the session made last."""
-    made, data = st.session_state.get(FOLDER, (None, None))
-    return data if made == question else None
+    answered, data = st.session_state.get(FOLDER, (None, None))
+    return data if answered == question else None
 
 
 def is_calculated(question: Question) -> bool:

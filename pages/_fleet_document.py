@@ -194,8 +194,8 @@ def fleet_with(values: Mapping[str, Any], request: PlanRequest, *, rented: bool)
     out = {"models": [], "pools": [], **values}
     out[kind] = [*values.get(kind, []), part | plain_part(request)]
     if not any(pool["device"] == request.hardware.device for pool in pools):
-        named = {pool["name"] for pool in pools}
-        name = {"name": free_name(request.hardware.device_name, named)}
+        pool_names = {pool["name"] for pool in pools}
+        name = {"name": free_name(request.hardware.device_name, pool_names)}
         out["pools"] = [*pools, name | plain_pool(request, rented=rented)]
     return out
 

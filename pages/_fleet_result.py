@@ -22,7 +22,7 @@ PERIOD, WANTED = "fleet-period", "fleet-folder-wanted"
 
 
 def draw_headline(answer: FleetAnswer) -> None:
-    """What is not served first, and why; then cost, probability, power and how near the best."""
+    """Show first what is not served, and why; then cost, probability, power and the gap."""
     sentence = common.escape(view.served_sentence(answer))
     if answer.complete:
         st.success(f"**{sentence}**", icon=":material/check_circle:")
@@ -83,7 +83,7 @@ def draw_tables(answer: FleetAnswer) -> None:
 
 
 def draw_money(answer: FleetAnswer) -> None:
-    """Who pays: a bar a team, and the charges in figures."""
+    """Show who pays: a bar a team, and the charges in figures."""
     st.header("Money by team", anchor=False)
     chart_column, table_column = st.columns(2, gap="large")
     with chart_column:

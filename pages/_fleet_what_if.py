@@ -40,7 +40,7 @@ def tried_questions() -> dict[str, answers.Question]:
 def draw_what_if(answer: FleetAnswer) -> None:
     """Chips of what may happen; each that is on has a card with what it changes."""
     st.header("What if", anchor=False)
-    suggestions = {each.label: each.changes for each in view.suggest_changes(answer)}
+    suggestions = {chip.label: chip.changes for chip in view.suggest_changes(answer)}
     tried = answers.tried_changes()
     offered = suggestions | tried
     common.seed(CHIPS, list(tried))

@@ -30,7 +30,7 @@ PROGRESS = {
 
 
 def draw_ways_in() -> None:
-    """Where a fleet may start from, and the way back from the last change."""
+    """Draw what a fleet may start from, and the way back from the last change."""
     reason = documents.why_no_start()
     plan_words = f"{model_name(session.request())} on {hardware_name(session.request().hardware)}"
     with st.container(horizontal=True, vertical_alignment="center"):
@@ -193,9 +193,10 @@ def draw_answer() -> None:
     questions = asked_questions(question)
     answers.keep_only(questions)
     running = [
-        (each, task)
-        for each in questions
-        if not answers.is_calculated(each) and (task := answers.placing(each)) is not None
+        (open_question, task)
+        for open_question in questions
+        if not answers.is_calculated(open_question)
+        and (task := answers.placing(open_question)) is not None
     ]
     with st.container(key="fleet-running"):
         if running:

@@ -50,7 +50,7 @@ def suggest_changes(answer: FleetAnswer) -> list[Suggestion]:
     running = [use for use in answer.pools if max(use.used.values(), default=0.0) > 0]
     values: list[tuple[str, dict[str, Any]]] = []
     if running:
-        largest = max(running, key=_largest_first)
+        largest = max(running, key=_rank_for_loss)
         values.append((f"Lose a node of {largest.name}", {"lose_nodes": {largest.name: 1}}))
         if 1 < largest.racks < largest.nodes:
             values.append((f"Lose a rack of {largest.name}", {"lose_racks": {largest.name: 1}}))
@@ -69,7 +69,7 @@ def suggest_changes(answer: FleetAnswer) -> list[Suggestion]:
     return [Suggestion(label, FleetChanges.parse(changes)) for label, changes in values]
 
 
-def _largest_first(use: PoolUse) -> tuple[bool, int]:
+def _rank_for_loss(use: PoolUse) -> tuple[bool, int]:
     """Machines of one's own before those that are rented: nobody replaces them."""
     return (use.term in ("owned", "reserved"), use.devices)
 
@@ -80,8 +80,8 @@ def suggest_own_change(kind: str, name: str, number: float) -> Suggestion:
     Raises:
         InputError: for a number that it cannot have.
     """
-    whole = kind in ("lose_nodes", "lose_racks") and number == int(number)
-    changes = FleetChanges.parse({kind: {name: int(number) if whole else number}})
+    is_count = kind in ("lose_nodes", "lose_racks") and number == int(number)
+    changes = FleetChanges.parse({kind: {name: int(number) if is_count else number}})
     title = {
         "lose_nodes": f"Lose {number:g} nodes of {name}",
         "lose_racks": f"Lose {number:g} racks of {name}",

@@ -72,13 +72,13 @@ class _Spot:
     promised: float = 0.0
     """Devices of it that replicas have by the answer and do not stand on yet."""
     owners: Counter[tuple[str, ...]] = field(default_factory=Counter)
-    whole: list[tuple[Piece, ...]] = field(default_factory=list)
+    replicas: list[tuple[Piece, ...]] = field(default_factory=list)
     cut: list[list[Piece]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """What one replica has of one node; ``node``: where the answer says that it stands."""
+    """The part of a node that one replica has; ``node``: where the answer says that it stands."""
 
     size: float
     drawn: int
@@ -118,18 +118,18 @@ def letter_owners(answer: FleetAnswer) -> dict[str, tuple[str, int]]:
 
 def _node_numbers(answer: FleetAnswer, use: PoolUse, period: str) -> list[int]:
     """Nodes that are drawn: those in use, those that are paid for, and some that are free."""
-    stated = {
+    numbers = {
         _number(share.node)
         for _, placed in answer.placements()
         if placed.pool == use.name
         for share in placed.nodes
     }
     if use.term not in ("on-demand", "spot"):
-        return sorted(stated | set(range(min(use.nodes, MOST_FREE))))
+        return sorted(numbers | set(range(min(use.nodes, MOST_FREE))))
     paid = {name: -int(-value // use.per_node) for name, value in use.paid.items()}
-    if len(stated) <= max(paid.values(), default=0):  # whole machines: the first are rented
+    if len(numbers) <= max(paid.values(), default=0):  # whole machines: the first are rented
         return list(range(min(paid.get(period, 0), use.nodes)))
-    return sorted(stated)
+    return sorted(numbers)
 
 
 def _number(node: str) -> int:
@@ -148,7 +148,7 @@ def _cut(spots: Iterable[_Spot], use: PoolUse) -> None:
 
 
 def _whole_units(runs: list[tuple[str, Placement]], use: PoolUse, period: str) -> list[_Unit]:
-    """What replicas on whole devices take, the largest first."""
+    """Return what replicas on whole devices take, the largest first."""
     units = []
     sharing: dict[int, list[tuple[str, Placement]]] = defaultdict(list)
     for name, placed in runs:
@@ -161,12 +161,12 @@ def _whole_units(runs: list[tuple[str, Placement]], use: PoolUse, period: str) -
 
 
 def _units_of(name: str, placed: Placement, use: PoolUse, replicas: int) -> list[_Unit]:
-    stated = _stated_places(placed)
+    standing = _stated_places(placed)
     nodes = max(-int(-placed.devices_each // use.per_node), 1)
     drawn = max(round(placed.devices_each / nodes), 1)
     shares = [share.devices / share.replicas for share in placed.nodes]
     size = shares[0] if shares else placed.devices_each / nodes
-    places: list[int | None] = [*stated]
+    places: list[int | None] = [*standing]
     places += [None] * (replicas * nodes - len(places))
     over = f", a part of a replica on {nodes} nodes" if nodes > 1 else ""
     piece = Piece("runs", (name,), f"{name}: {layout_text(placed)}{over}")
@@ -184,7 +184,7 @@ def _stated_places(placed: Placement) -> list[int]:
 def _shared_units(
     sharing: dict[int, list[tuple[str, Placement]]], devices: float
 ) -> Iterator[_Unit]:
-    """What models that sleep share: those of a node that have devices of it together.
+    """Return what models that sleep share: those of a node that have devices of it together.
 
     The answer does not say which of them share which, where a node has several such groups; then
     each is drawn with all of their names.
@@ -214,7 +214,7 @@ def _stand(unit: _Unit, spots: dict[int, _Spot]) -> None:
     spot.free -= unit.size
     spot.owners[piece.owners] += 1
     following = Piece(piece.state, piece.owners, piece.text, goes_on=True)
-    spot.whole.append((piece, *[following] * (unit.drawn - 1)))
+    spot.replicas.append((piece, *[following] * (unit.drawn - 1)))
 
 
 def _order(spot: _Spot, unit: _Unit) -> tuple[bool, int, float, int]:
@@ -225,10 +225,10 @@ def _order(spot: _Spot, unit: _Unit) -> tuple[bool, int, float, int]:
 
 def _fill_slices(spots: dict[int, _Spot], name: str, placed: Placement, count: int) -> None:
     """Put replicas on free slices of their kind, those of the stated nodes first."""
-    stated = _stated_places(placed)
+    places = _stated_places(placed)
     text = f"{name}: {layout_text(placed)}"
     for k in range(count):
-        first = [spots[stated[k]]] if k < len(stated) and stated[k] in spots else []
+        first = [spots[places[k]]] if k < len(places) and places[k] in spots else []
         _take_slice([*first, *spots.values()], Piece("runs", (name,), text, placed.slice))
 
 
@@ -244,9 +244,9 @@ def _take_slice(spots: list[_Spot], piece: Piece) -> None:
 def _nodes(spots: Iterable[_Spot], use: PoolUse, idle: float) -> Iterator[Node]:
     """Nodes rack by rack; in a large pool those that are filled alike are one."""
     filled, is_rented = [], use.term in ("on-demand", "spot")
-    for spot in sorted(spots, key=lambda spot: (not (spot.whole or spot.cut), spot.number)):
+    for spot in sorted(spots, key=lambda spot: (not (spot.replicas or spot.cut), spot.number)):
         devices: list[Device] = [tuple(device) for device in spot.cut]
-        devices += [(piece,) for unit in spot.whole for piece in unit]
+        devices += [(piece,) for unit in spot.replicas for piece in unit]
         # a replica may take more of a node than it uses, so that others still fit beside it
         blocked = max(round(use.per_node - spot.free) - len(devices), 0)
         more = min(max(round(idle), 0), max(round(spot.free), 0))

@@ -153,7 +153,7 @@ def fleet_text(answer: FleetAnswer) -> str:
 
 
 def served_sentence(answer: FleetAnswer) -> str:
-    """Whether all is served, on how many devices; or how much is not."""
+    """Say whether all is served, on how many devices, or how much is not."""
     devices = max(
         sum(use.used.get(period, 0.0) for use in answer.pools) for period in answer.periods
     )
@@ -161,7 +161,7 @@ def served_sentence(answer: FleetAnswer) -> str:
 
 
 def unmet_lines(answer: FleetAnswer) -> list[str]:
-    """What is not served or not run, and why: a line each, then the conflict's sentence."""
+    """Say what is not served or not run, and why: a line each, then the conflict's sentence."""
     return [*PHRASES.lines("lacking", answer)]
 
 
@@ -172,7 +172,7 @@ def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
 
 
 def differences_text(differences: Mapping[str, Any]) -> str:
-    """What changes of a fleet change, as text."""
+    """Say what changes of a fleet change."""
     return PHRASES.text("differences", differences)
 
 

@@ -55,7 +55,7 @@ def team_costs(charges: Sequence[Charge], *, dark: bool = False) -> go.Figure:
 
 
 def payer_name(charge: Charge) -> str:
-    """Who pays: team, project and cost centre as far as they are stated."""
+    """Return who pays: team, project and cost centre as far as they are stated."""
     names = [name for name in (charge.team, charge.project, charge.cost_centre) if name]
     text = " · ".join(names) or ("no team" if charge.models else "paid for, and idle")
     return escape(text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]} …")
