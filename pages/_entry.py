@@ -29,6 +29,7 @@ PAGES = {
         "plan.py": "Plan",
         "ship.py": "Ship",
         "side.py": "Compare",
+        "fleet.py": "Fleet",
         "check.py": "Check",
         "evidence.py": "Evidence",
     }.items()

@@ -98,6 +98,7 @@ def draw_menu() -> None:
         disabled=undo is None,
         width="stretch",
     )
+    address.page_link("fleet.py", "Fleet", ":material/dns:")
     address.page_link("home.py", "Examples", ":material/gallery_thumbnail:")
     address.page_link("evidence.py", "Evidence", ":material/rule:")
     if st.button(

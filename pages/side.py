@@ -278,5 +278,6 @@ if kept_choices:
     draw_choice_exports(answers)
     draw_choice_chart(answers, base)
     draw_choice_commands(answers)
+    address.page_link("fleet.py", "Place several models as a fleet", ":material/dns:")
 else:
     draw_empty_shelf()

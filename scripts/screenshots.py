@@ -66,6 +66,7 @@ SHOTS = {
     ),
     "ship": ("ship", LLAMA, None),
     "side": ("side", KEPT, None),
+    "fleet": ("fleet", "", "Lose a node of own"),
     "check": ("check", LLAMA, "SGLang with a misspelt option"),
     "evidence": ("evidence", "", None),
     "glossary": ("plan", LLAMA, "Glossary"),
@@ -73,7 +74,7 @@ SHOTS = {
 """Path, query, and the view or example that is opened."""
 DARK = tuple(name for name in SHOTS if name not in ("glossary", "plan-clusters"))
 NARROW = DARK
-BUTTONS = ("check", "glossary", "plan-over-time")
+BUTTONS = ("check", "fleet", "glossary", "plan-over-time")
 """Shots for which a button is pressed; for others a tab is opened."""
 WIDE_PX, NARROW_PX = 1440, 390
 

@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from recipe_core.base.units import chance_text, percent_text, significant, trimmed, usd
+from recipe_core.base.units import (
+    chance_text,
+    long_duration,
+    percent_text,
+    significant,
+    trimmed,
+    usd,
+)
+from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
-from recipe_core.fleets.moves import Moves
-from recipe_core.views.columns import Column, terminal
+from recipe_core.fleets.moves import Moves, Step
+from recipe_core.request.metrics import column_metric
+from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
 
 PHRASES = Phrases("fleets")
@@ -37,7 +46,7 @@ def placed_rows(answer: FleetAnswer) -> list[PlacedRow]:
             for placed in model.placements or (None,)
         ]
     for job in answer.jobs:
-        time = f"{significant(job.hours)} h"
+        time = f"{significant(job.hours)} h" if job.placements else UNKNOWN
         rows += [PlacedRow(job.name, placed, time, None) for placed in job.placements or (None,)]
     return rows
 
@@ -54,7 +63,8 @@ def layout_text(placed: Placement) -> str:
     """A layout with its engine, and the slice that it runs on."""
     part = f" on {placed.slice}" if placed.slice else ""
     asleep = ", sleeps" if placed.shared else ""
-    title = engine(placed.engine).title if placed.engine in engine_names() else placed.engine
+    serves = placed.engine in engine_names()
+    title = (engine if serves else framework)(placed.engine).title
     return f"{placed.layout}{part}, {title}{asleep}"
 
 
@@ -67,16 +77,26 @@ def _milliseconds(name: str) -> Any:
 
 
 PLACEMENTS: tuple[Column[PlacedRow], ...] = (
-    Column("Model", "name", align="left"),
-    Column("Load", "load"),
+    Column("Model", "name", align="left", help="Models, then jobs"),
+    Column("Load", "load", help="Of a model in its busiest period; of a job how long a run takes"),
     Column("Pool", "placement.pool", align="left"),
     Column("Layout", lambda row: row.placement and layout_text(row.placement), align="left"),
     Column("Replicas", lambda row: row.placement and by_period_text(row.placement.replicas)),
-    Column("Share", "placement.weight", percent_text),
-    Column("TTFT (ms)", _milliseconds("ttft_s"), significant),
-    Column("TPOT (ms)", _milliseconds("tpot_s"), significant),
-    Column("Per hour", "placement.usd_per_hour", usd),
-    Column("Sure", "probability", chance_text),
+    Column(
+        "Share",
+        "placement.weight",
+        percent_text,
+        help="Of the model's requests, in the busiest period: the weight that a router gives it",
+    ),
+    Column("TTFT (ms)", _milliseconds("ttft_s"), significant, help=column_metric("ttft_s").help),
+    Column("TPOT (ms)", _milliseconds("tpot_s"), significant, help=column_metric("tpot_s").help),
+    Column("Per hour", "placement.usd_per_hour", usd, help="Mean over the hours of a day"),
+    Column(
+        "Sure",
+        "probability",
+        chance_text,
+        help="Probability that all limits of the model hold, everywhere it runs",
+    ),
 )
 POOLS: tuple[Column[PoolUse], ...] = (
     Column("Pool", "name", align="left"),
@@ -98,6 +118,15 @@ CHARGES: tuple[Column[Charge], ...] = (
     Column("Per hour", "usd_per_hour", usd),
     Column("Per month", "usd_per_month", usd),
     Column("Models", lambda charge: ", ".join(charge.models), align="left"),
+)
+
+
+STEPS: tuple[Column[Step], ...] = (
+    Column(
+        "Turn", "wave", help="Those of one turn may run at once; the next waits for all of them"
+    ),
+    Column("Move", "text", align="left"),
+    Column("Takes", "seconds", long_duration, help="Until the replicas of a start serve"),
 )
 
 
@@ -123,8 +152,27 @@ def fleet_text(answer: FleetAnswer) -> str:
     return PHRASES.text("whole", answer, tables)
 
 
+def served_sentence(answer: FleetAnswer) -> str:
+    """Say whether all is served, on how many devices, or how much is not."""
+    devices = max(
+        sum(use.used.get(period, 0.0) for use in answer.pools) for period in answer.periods
+    )
+    return PHRASES.sentence("served", answer, devices)
+
+
+def unmet_lines(answer: FleetAnswer) -> list[str]:
+    """Say what is not served or not run, and why: a line each, then the conflict's sentence."""
+    return [*PHRASES.lines("lacking", answer)]
+
+
+def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
+    """The figures of the whole fleet: title, value and help."""
+    rows = PHRASES.rows("figures", answer)
+    return [(title, value, about) for title, value, about in rows]
+
+
 def differences_text(differences: Mapping[str, Any]) -> str:
-    """What changes of a fleet change, as text."""
+    """Say what changes of a fleet change."""
     return PHRASES.text("differences", differences)
 
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import plotly.graph_objects as go
 import plotly.io
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
@@ -35,21 +32,10 @@ from recipe_core.views.charts.views import Chart, Focus, Table, views_of
 from recipe_core.views.columns import Column, Row, cell_texts
 from recipe_core.views.estimates import FIGURES, figure_rows, memory_facts
 from recipe_core.views.exports import light_chart
+from recipe_core.views.texts import read_html_template
 
 _CONFIG = {"showSendToCloud": False, "displaylogo": False, "responsive": True}
 _FONT = {"family": "system-ui, sans-serif", "size": 13, "color": LIGHT.ink}
-
-
-@cache
-def _report_template() -> Template:
-    # undefined names are errors, and all that is not marked as safe is escaped
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("report.html.j2")
 
 
 def html_report(
@@ -72,7 +58,7 @@ def html_report(
         bundle, plan, pins, addresses or read_addresses("", bundle.context.nodes)
     )
     devices = f"{recipe.device.count} × {recipe.device.title}"
-    return _report_template().render(
+    return read_html_template("report.html.j2").render(
         title=f"{recipe.model.id} on {devices}: {split_name(recipe.candidate)}",
         name=recipe.name,
         sections=chapters,

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recipe_core.base import units
 from recipe_core.request.metrics import column_metric
 from recipe_core.request.split_key import split_name
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 FOLDER = Path(__file__).parent / "templates"
 
@@ -77,6 +80,20 @@ class Phrases:
         """Read lines of ``title: text``."""
         pairs = (line.strip().partition(": ") for line in self.lines(macro, *values))
         return {title: text for title, _, text in pairs}
+
+
+@cache
+def read_html_template(name: str) -> Template:
+    """Read a template of ``templates/`` that escapes every text; undefined names are errors."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template(name)
 
 
 def _metric_text(value: float, column: str) -> str:

@@ -43,7 +43,7 @@ STATES = {
     "training": TRAINING,
     "nothing-fits": f"{LLAMA_70B}&hardware.per_node=1",
 }
-WITHOUT_REQUEST = ("", "evidence", "check")
+WITHOUT_REQUEST = ("", "evidence", "fleet", "check")
 TABS = ("Decision", "Files", "Option provenance", "Other engines", "Fallbacks", "API and CLI")
 FOLDED = {
     "model": ("Popular models", "Number formats", "Architecture"),
@@ -201,12 +201,29 @@ def choices(page: Any, address: str) -> States:
         yield f"menu, {width}", SIDE, ()
 
 
+def fleets(page: Any, address: str) -> States:
+    title = PAGES["fleet"]
+    open_step(page, address, "fleet")
+    page.get_by_text("Money by team").wait_for()
+    yield "fleet", title, (WIDE, PHONE, ZOOMED)
+    page.get_by_role("button", name="Lose a node of own").click()
+    page.get_by_text("Who moves:").wait_for()
+    for part in ("The fleet", "Another change"):
+        unfold(page, part)
+        settled(page, title)
+    yield "a change is tried, unfolded", title, (WIDE, PHONE)
+    page.get_by_label("The fleet as YAML").fill("models: 1")
+    page.get_by_role("button", name="Use this text").click()
+    page.get_by_text("The fleet before stays").wait_for()
+    yield "refused", title, (WIDE, PHONE)
+
+
 @pytest.mark.parametrize("scheme", GROUNDS)
 @pytest.mark.parametrize(
     "states",
     [
         *(pages, lenses, searches, folded_parts, chips, views_of_a_layout, hardware),
-        *(recipe, replicas, choices),
+        *(recipe, replicas, choices, fleets),
     ],
 )
 def test_no_state_of_a_page_has_a_violation_or_is_cut(open_page, address, states, scheme):

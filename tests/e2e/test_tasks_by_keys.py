@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 
+import recipe_core as rb
 from recipe_core.base.documents import parse_yaml
 from recipe_core.calibration.importers.rows import table_text
 from recipe_core.calibration.place import VARIABLE
@@ -36,6 +37,7 @@ from tests.fixtures.wizard import (
     query,
     recipe_in,
     same_as_library,
+    saved,
     settled,
     ships_what_was_priced,
     tab_to,
@@ -273,6 +275,35 @@ def test_l_grpo_asks_what_its_users_think_in(page: Any, address: str, tmp_path: 
     )
 
 
+def test_m_a_fleet_is_placed_a_change_tried_and_taken(page, address, tmp_path):
+    open_step(page, address, "")
+    tab_to(page, "Menu")
+    page.keyboard.press("Enter")
+    enter(page, "Fleet", PAGES["fleet"])
+    page.get_by_text("Money by team").wait_for()
+    move_to(page, "What if", "Lose a node of own")
+    page.keyboard.press("Space")
+    page.get_by_text("Who moves:").wait_for()
+    settled(page, PAGES["fleet"])
+    tab_to(page, "Take it")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Take back: Lose a node of own").wait_for()
+    page.get_by_text("Money by team").wait_for()
+    settled(page, PAGES["fleet"])
+    tab_to(page, "The fleet: models, pools and limits")
+    page.keyboard.press("Enter")
+    page.get_by_label("The fleet as YAML").wait_for()
+    settled(page, PAGES["fleet"])
+    tab_to(page, "Download", whole=True)
+    fleet = saved(page, lambda: page.keyboard.press("Enter"), tmp_path)
+    assert parse_yaml(fleet.read_text(), fleet.name)["pools"][0]["nodes"] == 1
+    tab_to(page, "Download the answer")
+    answer = json.loads(saved(page, lambda: page.keyboard.press("Enter"), tmp_path).read_text())
+    again = json.loads(json.dumps(rb.fleet(fleet).to_json()))
+    assert [answer[name] for name in FLEET_FIGURES] == [again[name] for name in FLEET_FIGURES]
+
+
+FLEET_FIGURES = ("schema_version", "status", "usd_per_hour", "probability", "charges")
 START = {
     "model": "Qwen/Qwen3-8B",
     "hardware.device": "h100-sxm",

@@ -310,7 +310,7 @@ LIMITED_H100 = f"{LIMITED}&{CHOSEN}"
     ("step", "link"),
     [
         *((step, link) for step in (*WALK, "plan") for link in (LIMITED, LIMITED_H100, TRAINING)),
-        *((step, "") for step in ("", "model", "check", "evidence")),
+        *((step, "") for step in ("", "model", "fleet", "check", "evidence")),
         *(("ship", LIMITED_H100), ("ship", TRAINING), ("side", LIMITED_H100)),
     ],
 )

@@ -35,7 +35,7 @@ BUDGETS = {
     "bundle": 2_280,
     "calibration": 8_800,
     "fleets": 5_000,
-    "views": 11_660,
+    "views": 12_380,
     "doors": 6_740,
 }
 """The rooms in the order of their imports, each with its most lines of Python.

@@ -1,0 +1,186 @@
+"""Changes of a fleet that are tried: chips, what each changes, and taking it or putting it away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import _columns as columns_of
+import _common as common
+import _fleet_answer as answers
+import _fleet_document as documents
+import streamlit as st
+
+from recipe_core.base.errors import RecipeError
+from recipe_core.base.numbers import Range, read_number
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.views import fleet_changes as view
+from recipe_core.views.columns import Column
+from recipe_core.views.fleets import unmet_lines
+
+CHIPS, KIND, OF, NUMBER = "fleet-what-if", "fleet-change", "fleet-change-of", "fleet-change-number"
+DIFFERENCES = (
+    Column("Figure", "title", align="left"),
+    Column("Now", "before"),
+    Column("Then", "after"),
+)
+MOST_MOVES = 6
+"""Lines of moves that a card shows before it says how many more there are."""
+
+
+def tried_questions() -> dict[str, answers.Question]:
+    """The questions of changes that are tried, by their labels."""
+    fleet, month = documents.current_fleet(), documents.current_month()
+    return {
+        label: answers.fleet_question(fleet, month, changes)
+        for label, changes in answers.tried_changes().items()
+    }
+
+
+def draw_what_if(answer: FleetAnswer) -> None:
+    """Chips of what may happen; each that is on has a card with what it changes."""
+    st.header("What if", anchor=False)
+    suggestions = {chip.label: chip.changes for chip in view.suggest_changes(answer)}
+    tried = answers.tried_changes()
+    offered = suggestions | tried
+    common.seed(CHIPS, list(tried))
+    st.pills(
+        "What if",
+        list(offered),
+        selection_mode="multi",
+        key=CHIPS,
+        on_change=try_chips,
+        args=(offered,),
+        label_visibility="collapsed",
+    )
+    common.draw_opened(
+        "Another change",
+        "fleet-own-change",
+        lambda: draw_own_change(answer),
+        part=st.expander,
+        icon=":material/tune:",
+    )
+    questions = tried_questions()
+    if not questions:
+        st.caption("Turn one on to see what it costs, who moves, and what is no longer served.")
+        return
+    with st.grid(2, min_column_width=330):
+        for label, question in questions.items():
+            with st.container(border=True, gap="small"):
+                draw_card(answer, label, question)
+
+
+def try_chips(offered: Mapping[str, FleetChanges]) -> None:
+    chosen_labels = st.session_state[CHIPS] or []
+    st.session_state[documents.TRIED] = {label: offered[label] for label in chosen_labels}
+
+
+def put_away(label: str) -> None:
+    answers.tried_changes().pop(label, None)
+
+
+def take_change(label: str) -> None:
+    """Make a change that was tried, in the document; growth moves the month ahead."""
+    changes = answers.tried_changes()[label]
+    try:
+        values = view.changed_document(documents.current_values(), changes)
+    except RecipeError as error:
+        st.session_state["refused"] = str(error)
+        return
+    documents.take_values(values, label, documents.current_month() + changes.months)
+
+
+def draw_card(answer: FleetAnswer, label: str, question: answers.Question) -> None:
+    st.markdown(f"**{common.escape(label)}**")
+    changed = answers.find_placed(question)
+    if changed is not None:
+        draw_differences(answer, changed)
+    else:
+        draw_missing(question)
+    with st.container(horizontal=True):
+        st.button(
+            "Take it",
+            key=f"fleet-take-{label}",
+            icon=":material/check:",
+            on_click=take_change,
+            args=(label,),
+            disabled=changed is None,
+            help="Makes this change in the fleet; it can be taken back",
+        )
+        st.button(
+            "Put away",
+            key=f"fleet-away-{label}",
+            icon=":material/close:",
+            type="tertiary",
+            on_click=put_away,
+            args=(label,),
+        )
+
+
+def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:
+    sentence = common.escape(view.change_sentence(answer, changed))
+    if changed.complete:
+        st.markdown(f"{sentence}.")
+    else:
+        lines = "\n".join(f"- {common.escape(line)}" for line in unmet_lines(changed))
+        st.error(
+            f"**Not all of it can be served.** {sentence}.\n\n{lines}", icon=":material/block:"
+        )
+    rows = view.difference_rows(answer, changed)
+    columns_of.draw_columns(rows, DIFFERENCES, "Figures now and with the change")
+    moves = view.moved_lines(answer, changed)
+    lines = [f"- {common.escape(line)}" for line in moves[:MOST_MOVES]]
+    if len(moves) > MOST_MOVES:
+        lines.append(f"- and {len(moves) - MOST_MOVES} more")
+    st.markdown("\n".join(["Who moves:\n", *lines]) if moves else "Nobody moves.")
+
+
+def draw_missing(question: answers.Question) -> None:
+    """Say that a change is placed, or why it is not; progress stands above the page's answer."""
+    ended = answers.ended_questions()
+    if question not in ended:
+        st.caption("Being placed …")
+        return
+    if (error := ended[question]) is not None:
+        st.error(common.escape(error), icon=":material/error:")
+    st.button(
+        "Place it",
+        key=f"fleet-again-{question.part}-{question.changes}",
+        icon=":material/play_arrow:",
+        on_click=answers.place_again,
+        args=(question,),
+    )
+
+
+# --- a change of one's own
+
+
+def draw_own_change(answer: FleetAnswer) -> None:
+    """Ask for a kind of change, of what, and by how much; a press adds it to the chips."""
+    names = {
+        "pool": [use.name for use in answer.pools],
+        "model": [model.name for model in answer.models],
+    }
+    kind_column, name_column, number_column, go = st.columns(4, vertical_alignment="bottom")
+    titles = {kind: title for kind, (title, _) in view.KINDS.items()}
+    kind = kind_column.selectbox("Change", list(titles), format_func=titles.__getitem__, key=KIND)
+    part = view.KINDS[kind or "lose_nodes"][1]
+    name_column.selectbox(part.capitalize(), names[part], key=f"{OF}-{part}")
+    number_column.text_input("Number", value="1", key=NUMBER, autocomplete="off")
+    go.button(
+        "Try it", key="fleet-try", icon=":material/add:", width="stretch", on_click=try_own_change
+    )
+
+
+def try_own_change() -> None:
+    state = st.session_state
+    kind = state.get(KIND) or "lose_nodes"
+    name = state.get(f"{OF}-{view.KINDS[kind][1]}")
+    try:
+        number = read_number(state.get(NUMBER) or "", Range(minimum=0.0))
+        suggestion = view.suggest_own_change(kind, name, float(number))
+        suggestion.changes.apply(documents.current_fleet())
+    except RecipeError as error:
+        state["refused"] = f"{error.message} {error.hint or ''}".strip()
+        return
+    answers.tried_changes()[suggestion.label] = suggestion.changes
