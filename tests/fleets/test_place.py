@@ -15,6 +15,7 @@ from recipe_core.fleets.place import place_fleet
 from recipe_core.fleets.probability import Stated, joint_probabilities
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.what_if import FleetChanges, compare_answers
+from recipe_core.hardware.slices import is_allowed
 from tests.fixtures.rows import over
 
 CHAT = {
@@ -285,3 +286,35 @@ def test_the_whole_holds_as_surely_as_is_asked():
     sure = placed(CHAT, SMALL, pools=pools, objective={"confidence": 0.97})
     assert plain.probability < 0.97 <= sure.probability
     assert sure.usd_per_hour > plain.usd_per_hour
+
+
+def test_small_models_and_an_embedding_model_share_a_device_in_slices_that_its_vendor_allows():
+    names = ("Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-8B")
+    workload = {"mode": "open", "input_tokens": 256, "output_tokens": 64, "request_rate": 1.0}
+    limits = {"limits": {"ttft_ms": 2000, "tpot_ms": 80}}
+    models = [
+        {"name": f"m{k}", "model": name, "workload": workload, "objective": limits}
+        for k, name in enumerate(names)
+    ]
+    embed = {"task": "embed", "mode": "open", "input_tokens": 512, "request_rate": 5}
+    beside = {"limits": {"request_latency_ms": 300}}
+    models.append({"name": "embed", "model": "BAAI/bge-m3", "workload": embed, "objective": beside})
+    for pool in ({**H100, "slices": ["any"], "sharing": ["mps"]}, {**MI300X, "slices": ["any"]}):
+        answer = placed(*models, pools=[pool])
+        [use] = answer.pools
+        assert use.used["all"] == 1
+        [cut] = use.cuts
+        assert is_allowed(pool["device"], cut.counts)
+        parts = [part for model in answer.models for part in model.placements]
+        assert len(parts) == 4
+        for part in parts:
+            assert part.slice in cut.counts
+            assert public.check(dict(part.request))["ok"]
+        assert sum(charge.usd_per_hour for charge in answer.charges) == pytest.approx(
+            pool["usd_per_device_hour"]
+        )
+        assert any("MPS" in note for note in answer.notes) == ("sharing" in pool)
+    alone = placed(*models, pools=[H100])
+    assert alone.pools[0].used["all"] == 4
+    with pytest.raises(InputError, match="memory modes"):
+        placed(*models, pools=[{**MI300X, "slices": ["cpx-nps1", "cpx-nps4"]}])
