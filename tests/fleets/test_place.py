@@ -318,3 +318,33 @@ def test_small_models_and_an_embedding_model_share_a_device_in_slices_that_its_v
     assert alone.pools[0].used["all"] == 4
     with pytest.raises(InputError, match="memory modes"):
         placed(*models, pools=[{**MI300X, "slices": ["cpx-nps1", "cpx-nps4"]}])
+
+
+def test_each_objective_is_best_by_its_own_measure_and_power_is_bounded():
+    clean = [{"name": "north", "g_co2_per_kwh": 20}, {"name": "south", "g_co2_per_kwh": 700}]
+    pools = [
+        {**H100, "nodes": 2, "region": "south", "usd_per_device_hour": 1.0},
+        {**MI300X, "nodes": 3, "region": "north", "usd_per_device_hour": 1.5},
+        {**CLOUD, "device": "b200-sxm", "nodes": 1, "region": "south", "usd_per_device_hour": 6.0},
+    ]
+
+    def measures(goal):
+        answer = placed(CHAT, SMALL, pools=pools, regions=clean, objective={"optimize": goal})
+        used = {pool.name: pool.used["all"] for pool in answer.pools}
+        share = max(used[pool.name] / pool.devices for pool in answer.pools)
+        return {
+            "money": answer.usd_per_hour,
+            "power": answer.watts,
+            "co2": answer.kg_co2_per_hour,
+            "devices": sum(used.values()),
+            "spread": share,
+        }
+
+    found = {goal: measures(goal) for goal in ("money", "power", "co2", "devices", "spread")}
+    for goal, values in found.items():
+        for beside in found.values():
+            assert values[goal] <= beside[goal] * (1 + 1e-4) + 1e-9, goal
+    assert len({round(values["money"], 3) for values in found.values()}) > 2
+    capped = placed(CHAT, SMALL, pools=[{**H100, "nodes": 4, "power_kw": 3}, CLOUD])
+    assert capped.pools[0].watts <= 3000
+    assert capped.pools[1].used["all"] > 0
