@@ -412,4 +412,4 @@ class _Reader:
 
 def _finite_number(value: object) -> float | None:
     number = float(value)  # type: ignore[arg-type]
-    return number if np.isfinite(number) else None
+    return number if np.isfinite(number) and number > 0 else None
