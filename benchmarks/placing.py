@@ -84,12 +84,12 @@ def main(models: int) -> None:
     problem = pose_fleet(request)
     columns, used = time.monotonic() - started, time.process_time() - used
     answer = solve_problem(problem, GAP, 60.0, None, explain=False)
-    whole = time.monotonic() - started
+    total_s = time.monotonic() - started
     devices = sum(pool.devices for pool in answer.pools)
     print(f"{models} models × {len(POOLS)} pools, {devices} devices")
     print(f"columns {columns:.1f} s, {used / models:.2f} s of processor time a model")
     print(f"options {len(problem.choices)}; solver {answer.seconds:.1f} s, gap {answer.gap:.2%}")
-    print(f"whole {whole:.1f} s; {answer.status}; ${answer.usd_per_hour:,.2f} an hour")
+    print(f"total {total_s:.1f} s; {answer.status}; ${answer.usd_per_hour:,.2f} an hour")
     print(f"all limits hold together with {answer.probability:.1%}")
     for model in answer.models:
         if model.reason:
@@ -102,7 +102,7 @@ SERVED = {
     "m-small": ("Qwen/Qwen2.5-7B-Instruct", 800, 200),
     "mm-image": ("Qwen/Qwen2.5-VL-7B-Instruct", 1500, 100),
 }
-# Machines that are rented whole: device, nodes of eight, price of a device-hour.
+# Machines that are rented together: device, nodes of eight, price of a device-hour.
 RENTED = (("h100-sxm", 64, 2.6), ("mi300x", 64, 2.4), ("l40s", 64, 0.9), ("a100-sxm-80gb", 64, 1.5))
 PERIODS = (("night", 0), ("morning", 6), ("afternoon", 12), ("evening", 18))
 # Of the windows of a period, the share that a plan is made for.
@@ -118,15 +118,17 @@ def backtest_fleet(path: str) -> None:
     middle = trace.model.map(np.maximum(days // 2, 1)) * DAY_S
     past, future = trace[trace.t_s < middle], trace[trace.t_s >= middle]
     models = [_served_model(name, rows) for name, rows in past.groupby("model") if name in SERVED]
-    whole = _placed(models, RENTED)
+    together = _placed(models, RENTED)
     alone = [_placed([model], RENTED) for model in models]
     single = {offer[0]: _placed(models, [offer]) for offer in RENTED}
-    print(f"together ${whole.usd_per_hour:,.2f} an hour, {whole.status}, gap {whole.gap:.2%}")
+    print(
+        f"together ${together.usd_per_hour:,.2f} an hour, {together.status}, gap {together.gap:.2%}"
+    )
     print(f"every model alone ${sum(a.usd_per_hour for a in alone):,.2f}")
     for name, answer in single.items():
         served = "" if answer.complete else ", not all served"
         print(f"only {name} ${answer.usd_per_hour:,.2f}{served}")
-    for model in whole.models:
+    for model in together.models:
         rows = (future if (future.model == model.name).any() else past).query(
             "model == @model.name"
         )
@@ -135,8 +137,8 @@ def backtest_fleet(path: str) -> None:
             for name, _ in PERIODS
         }
         numbers = {k: capacity[name] for k, (name, _) in enumerate(PERIODS)}
-        held = rows.rate_rps <= rows.period.map(numbers)
-        print(f"{model.name}: {held.mean():.1%} of {len(rows)} later windows within capacity")
+        keeps = rows.rate_rps <= rows.period.map(numbers)
+        print(f"{model.name}: {keeps.mean():.1%} of {len(rows)} later windows within capacity")
 
 
 def _served_model(name: str, rows: pd.DataFrame) -> dict[str, object]:

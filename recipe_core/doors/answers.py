@@ -278,13 +278,13 @@ def answer_fleet(body: Body, folders: bool = False) -> Json:
     from recipe_core.fleets.what_if import compare_answers
 
     fleet = _fleet(body)
-    asked: Json = {"month": fleet.month, "seconds": fleet.seconds, "folders": folders}
-    before = public.fleet(fleet.request, **asked)
+    options: Json = {"month": fleet.month, "seconds": fleet.seconds, "folders": folders}
+    before = public.fleet(fleet.request, **options)
     answer = before.to_json()
     if (moves := move_fleet(before, Sources(folders))) is not None:
         answer["moves"] = moves.to_json()
     if fleet.changes is not None:
-        after = public.fleet(fleet.request, what_if=fleet.changes, **asked)
+        after = public.fleet(fleet.request, what_if=fleet.changes, **options)
         answer["what_if"] = {
             "answer": after.to_json(),
             "differences": compare_answers(before, after),

@@ -227,6 +227,13 @@ class FleetAnswer:
     def complete(self) -> bool:
         return self.status != "partial"
 
+    @property
+    def busiest_period(self) -> str:
+        """The period in which most devices are used."""
+        return max(
+            self.periods, key=lambda name: sum(pool.used.get(name, 0.0) for pool in self.pools)
+        )
+
     def placements(self) -> Iterator[tuple[str, Placement]]:
         """Every placement, with the name of its model or job."""
         for model in self.models:

@@ -98,7 +98,7 @@ class Sources:
     corrections: Corrections | None = None
 
     @property
-    def kept(self) -> bool:
+    def cached(self) -> bool:
         """Return whether columns are the same for everyone, so that they may be kept."""
         return self.corrections is None and standing_corrections() is None
 
@@ -120,7 +120,7 @@ def make_columns(
     per_node: int,
     nodes: int,
     *,
-    most: float,
+    top_load: float,
     round_trips: Sequence[float] = (0.0,),
     confidence: float | None = None,
     sources: Sources = ANYWHERE,
@@ -132,7 +132,7 @@ def make_columns(
         device: as a plan's request names it.
         per_node: devices of a node.
         nodes: that a replica may span, where none fits into one.
-        most: largest load that is looked at, requests a second or users at once.
+        top_load: largest load that is looked at, requests a second or users at once.
         round_trips: milliseconds that are taken from limits on the first token.
         confidence: with which limits must hold; None: the model's own.
         sources: of models and corrections.
@@ -145,11 +145,11 @@ def make_columns(
     spans = [span for span in SPANS if span <= nodes]
     for count in (1, *_fitting_spans(model, device, per_node, spans, sources)):
         key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
-        make = _columns_of if sources.kept else _columns_of.__wrapped__
-        found = make(key, float(most), tuple(round_trips), sources)
-        if found.columns:
-            return found
-        first = first or found
+        make = _find_columns if sources.cached else _find_columns.__wrapped__
+        columns_found = make(key, float(top_load), tuple(round_trips), sources)
+        if columns_found.columns:
+            return columns_found
+        first = first or columns_found
     assert first is not None  # noqa: S101 - one node is always looked at
     return first
 
@@ -177,21 +177,23 @@ _REQUEST_FIELDS = (
 
 
 @lru_cache(maxsize=8192)
-def _columns_of(key: str, most: float, round_trips: tuple[float, ...], sources: Sources) -> Columns:
+def _find_columns(
+    key: str, top_load: float, round_trips: tuple[float, ...], sources: Sources
+) -> Columns:
     plain, device, per_node, nodes, confidence = json.loads(key)
     hardware = HardwareRequest(
         device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
     )
-    request = replica_request(FleetModel.model_validate(plain), hardware, confidence)
+    request = pose_replica(FleetModel.model_validate(plain), hardware, confidence)
     try:
-        return _kept_columns(device, request, round_trips, most, sources, spans=nodes > 1)
+        return _kept_columns(device, request, round_trips, top_load, sources, spans=nodes > 1)
     except InputError:
         raise
     except RecipeError as error:
         return Columns((), error.message)
 
 
-def replica_request(
+def pose_replica(
     model: FleetModel, hardware: HardwareRequest, confidence: float | None = None
 ) -> PlanRequest:
     """Return the request of one replica: nearly no load, limits that are its own."""
@@ -199,8 +201,8 @@ def replica_request(
     if confidence is not None:
         objective = objective.model_copy(update={"confidence": confidence})
     workload = model.workload
-    least = LEAST_RATE if getattr(workload, "mode", "") == "open" else 1
-    load = {LOADS[workload.mode]: least}  # type: ignore[union-attr]
+    lowest_load = LEAST_RATE if getattr(workload, "mode", "") == "open" else 1
+    load = {LOADS[workload.mode]: lowest_load}  # type: ignore[union-attr]
     options = model.options
     profile = device_profile(hardware.device)
     if not options.engines:
@@ -243,9 +245,9 @@ def _with_switch(
         grammar = grammars().get(engine_of(name).wraps or name)
         if grammar is None or switch not in {*grammar.counted, *grammar.unmodelled}:
             continue
-        named = {o: counted[m] for o, m in grammar.counted.items() if m in counted}
-        own = {**options.engine_options, switch: True, **named}
-        return options.model_copy(update={"engines": (name,), "engine_options": own})
+        counted_options = {o: counted[m] for o, m in grammar.counted.items() if m in counted}
+        engine_options = {**options.engine_options, switch: True, **counted_options}
+        return options.model_copy(update={"engines": (name,), "engine_options": engine_options})
     raise InputError(
         f"of {model.name} needs an engine that has {switch}; {', '.join(options.engines)} do not.",
         field=field,
@@ -283,10 +285,10 @@ class Layouts:
         for number in np.unique(self.pair).tolist():
             members = np.flatnonzero(self.pair == number)
             setting, cases = self.pairs[number]
-            taken = cases.take(np.repeat(self.case[members], loads.shape[1]))
-            pairs.append((setting, replace(taken, load=loads[members].ravel())))
-            places[members] = start + np.arange(len(taken)).reshape(len(members), -1)
-            start += len(taken)
+            load_cases = cases.take(np.repeat(self.case[members], loads.shape[1]))
+            pairs.append((setting, replace(load_cases, load=loads[members].ravel())))
+            places[members] = start + np.arange(len(load_cases)).reshape(len(members), -1)
+            start += len(load_cases)
         blocks = evaluate_pairs(self.problem, pairs, searching=True)
         return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks)), places
 
@@ -301,10 +303,10 @@ def list_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> Layo
     pair, case, devices = [], [], []
     for number, (_, cases) in enumerate(pairs):
         size = np.asarray(cases.devices, dtype=np.int64)
-        whole = size % per_node == 0
-        fills = whole & (size > per_node) if spans else (per_node % size == 0) | whole
-        one = (np.asarray(cases.replicas) == 1) | (np.asarray(cases.ep) > 1)
-        rows = np.flatnonzero(fills & one)
+        is_whole = size % per_node == 0
+        fills = is_whole & (size > per_node) if spans else (per_node % size == 0) | is_whole
+        is_single = (np.asarray(cases.replicas) == 1) | (np.asarray(cases.ep) > 1)
+        rows = np.flatnonzero(fills & is_single)
         pair += [number] * len(rows)
         case += rows.tolist()
         devices += size[rows].tolist()
@@ -340,9 +342,9 @@ def _scan(layouts: Layouts, low: Float, high: Float) -> Scan:
     low, high = np.where(first > 0, loads[index, last], 0.0), loads[index, beyond]
     chances = np.nan_to_num(plan.chances)[places]
     sure, unsure = chances[index, last], chances[index, beyond]
-    asked = layouts.problem.request.objective.required_confidence
+    confidence_asked = layouts.problem.request.objective.required_confidence
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.nan_to_num((sure - asked) / (sure - unsure), nan=1.0)
+        share = np.nan_to_num((sure - confidence_asked) / (sure - unsure), nan=1.0)
         guess = np.where(low > 0, low * (high / low) ** np.clip(share, 0.0, 1.0), 0.0)
     return Scan(low, high, guess, plan, places[index, last])
 
@@ -351,7 +353,7 @@ def _kept_columns(
     device: str | Mapping[str, Any],
     request: PlanRequest,
     round_trips: tuple[float, ...],
-    most: float,
+    top_load: float,
     sources: Sources,
     *,
     spans: bool,
@@ -361,21 +363,25 @@ def _kept_columns(
     if not len(layouts):
         return Columns((), NO_LAYOUT)
     integral = layouts.problem.workload.mode != "open"
-    least = 1.0 if integral else max(LEAST_RATE, most * SMALLEST)
-    scan = _scan(layouts, np.full(len(layouts), least), np.full(len(layouts), max(most, least)))
-    near = _undominated(layouts.devices, scan.guess, COARSE)
-    if not len(near):
+    lowest_load = 1.0 if integral else max(LEAST_RATE, top_load * SMALLEST)
+    scan = _scan(
+        layouts,
+        np.full(len(layouts), lowest_load),
+        np.full(len(layouts), max(top_load, lowest_load)),
+    )
+    candidates = _undominated(layouts.devices, scan.guess, COARSE)
+    if not len(candidates):
         return Columns((), refusal_text(scan.plan))
-    layouts = layouts.take(near)
-    scan = _scan(layouts, scan.low[near], scan.high[near])
-    kept = _undominated(layouts.devices, scan.low)
-    layouts, rows, held = layouts.take(kept), scan.row[kept], scan.low[kept]
-    capacities = [held]
+    layouts = layouts.take(candidates)
+    scan = _scan(layouts, scan.low[candidates], scan.high[candidates])
+    kept_rows = _undominated(layouts.devices, scan.low)
+    layouts, rows, capacity = layouts.take(kept_rows), scan.row[kept_rows], scan.low[kept_rows]
+    capacities = [capacity]
     for trip in round_trips[1:]:
         nearer = replace(layouts, problem=_nearer(layouts.problem, trip))
-        far = _scan(nearer, np.full(len(kept), least), np.maximum(held, least))
-        far = _scan(nearer, np.maximum(far.low, least), np.maximum(far.high, least))
-        capacities.append(np.minimum(far.low, held))
+        far = _scan(nearer, np.full(len(kept_rows), lowest_load), np.maximum(capacity, lowest_load))
+        far = _scan(nearer, np.maximum(far.low, lowest_load), np.maximum(far.high, lowest_load))
+        capacities.append(np.minimum(far.low, capacity))
     return Columns(
         tuple(
             _column(device, request, scan.plan, int(row), tuple(float(c[k]) for c in capacities))
@@ -416,19 +422,23 @@ def _undominated(devices: Int, capacity: Float, slack: float = 1.0) -> Int:
 
     ``slack``: by how much a row may be better than it looks; 1 keeps one row a size.
     """
-    each = np.where(capacity > 0, capacity / devices, 0.0)
-    kept: list[int] = []
+    per_device = np.where(capacity > 0, capacity / devices, 0.0)
+    kept_rows: list[int] = []
     best = 0.0
     for size in np.unique(devices).tolist():
-        of_size = np.flatnonzero((devices == size) & (each > 0))
+        of_size = np.flatnonzero((devices == size) & (per_device > 0))
         if not len(of_size):
             continue
-        top = float(each[of_size].max())
+        top = float(per_device[of_size].max())
         if top * slack > best * (1 + GAIN):
-            near = of_size[each[of_size] * slack >= top]
-            kept += near.tolist() if slack > 1 else [int(of_size[each[of_size].argmax()])]
+            candidates = of_size[per_device[of_size] * slack >= top]
+            kept_rows += (
+                candidates.tolist() if slack > 1 else [int(of_size[per_device[of_size].argmax()])]
+            )
         best = max(best, top)
-    return np.array(kept if slack > 1 else [*kept[: KEPT - 1], *kept[KEPT - 1 :][-1:]], dtype=int)
+    return np.array(
+        kept_rows if slack > 1 else [*kept_rows[: KEPT - 1], *kept_rows[KEPT - 1 :][-1:]], dtype=int
+    )
 
 
 def _nearer(problem: Problem[Any], trip_ms: float) -> Problem[Any]:

@@ -47,12 +47,12 @@ def make_job_columns(
         InputError: for what is wrong with the job's request.
     """
     plain = job.model_dump(mode="json", include=set(_FIELDS), exclude_none=True)
-    make = _columns_of if sources.kept else _columns_of.__wrapped__
+    make = _find_job_columns if sources.cached else _find_job_columns.__wrapped__
     return make(json.dumps([plain, device, per_node, nodes], sort_keys=True), sources)
 
 
 @lru_cache(maxsize=2048)
-def _columns_of(key: str, sources: Sources) -> JobColumns:
+def _find_job_columns(key: str, sources: Sources) -> JobColumns:
     plain, device, per_node, nodes = json.loads(key)
     job = FleetJob.model_validate(plain)
     training = job.workload.kind == "training"

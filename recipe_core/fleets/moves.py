@@ -124,7 +124,7 @@ def _make_board(
     first, last = ([state.get(spot, 0) for spot in spots] for state in (running, planned))
     floors: dict[str, float] = {}
     board = Board(spots, first, last, _free_devices(answer, notes), floors)
-    loads = {model.name: max(model.load.values(), default=0.0) for model in answer.models}
+    loads = {model.name: model.load.get(answer.busiest_period, 0.0) for model in answer.models}
     for model in dict.fromkeys(spot.model for spot in spots):
         load = loads.get(model, 0.0)
         today, end = (board.capacity(model, state) for state in (board.first, board.last))
@@ -184,11 +184,12 @@ def _total_seconds(steps: Sequence[Step]) -> float | None:
 
 def _placed_spots(answer: FleetAnswer) -> dict[Spot, int]:
     """Spots of an answer with their replicas in the busiest period."""
-    shares = _shared_parts(answer)
+    shares, period = _shared_parts(answer), answer.busiest_period
     spots: dict[Spot, int] = defaultdict(int)
     for model in answer.models:
         for place in model.placements:
-            spots[_spot_of(model.name, place, shares)] += place.most_replicas
+            if replicas := place.replicas.get(period, 0):
+                spots[_spot_of(model.name, place, shares)] += replicas
     return spots
 
 
@@ -210,8 +211,9 @@ def _shared_parts(answer: FleetAnswer) -> dict[str, float]:
     alone: dict[str, float] = defaultdict(float)
     placements = [place for model in answer.models for place in model.placements]
     for place in placements:
-        (shared if place.shared else alone)[place.pool] += place.devices
-    used = {pool.name: max(pool.used.values(), default=0.0) for pool in answer.pools}
+        devices = place.replicas.get(answer.busiest_period, 0) * place.devices_each
+        (shared if place.shared else alone)[place.pool] += devices
+    used = {pool.name: pool.used.get(answer.busiest_period, 0.0) for pool in answer.pools}
     return {
         pool: min(max(used.get(pool, total) - alone[pool], 0.0) / total, 1.0)
         for pool, total in shared.items()

@@ -50,15 +50,15 @@ def fill_nodes(
             if option.nap is not None:
                 continue
             for _ in range(int(counts[k, t])):
-                for node, taken in _place(
+                for node, devices_here in _place(
                     nodes, option.devices, option.slice, owner, pool.per_node
                 ):
-                    _add(out.setdefault(k, []), pool.pool.name, node, taken)
+                    _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
         for (where, size, _), members in solution.groups.items():
             if where == p:
-                for node, taken in _place(nodes, size, None, "", pool.per_node):
+                for node, devices_here in _place(nodes, size, None, "", pool.per_node):
                     for k in members:
-                        _add(out.setdefault(k, []), pool.pool.name, node, taken)
+                        _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
     return out
 
 
@@ -84,20 +84,20 @@ def _place(
         node.slices[part] -= 1
         node.owners[owner] += 1
         return [(node, devices)]
-    whole = max(int(-(-devices // per_node)), 1)
-    each = devices / whole
+    node_count = max(int(-(-devices // per_node)), 1)
+    node_devices = devices / node_count
     racks: defaultdict[int, int] = defaultdict(int)
     for node in nodes:
         racks[node.rack] += node.owners[owner]
     free = sorted(
-        (node for node in nodes if node.free >= each - 1e-9),
+        (node for node in nodes if node.free >= node_devices - 1e-9),
         key=lambda node: (node.owners[owner], racks[node.rack], node.free, node.number),
     )
     out = []
-    for node in free[:whole]:
-        node.free -= each
+    for node in free[:node_count]:
+        node.free -= node_devices
         node.owners[owner] += 1
-        out.append((node, each))
+        out.append((node, node_devices))
     return out
 
 

@@ -16,7 +16,7 @@ from recipe_core.fleets.moves import Moves, estimate_starts, plan_moves
 from recipe_core.fleets.placing import MOST_NODES, FleetProblem, packed, pose_fleet
 from recipe_core.fleets.pools import resolve_pools
 from recipe_core.fleets.program import solve_fleet
-from recipe_core.fleets.reading import read_answer
+from recipe_core.fleets.reading import read_solution
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.solver import Watch
 from recipe_core.request.candidate import CandidateRequest
@@ -70,7 +70,7 @@ def solve_problem(
     problem = replace(problem, instance=instance)
     unserved = solution.unmet.max(initial=0.0) > 0 or solution.undone.max(initial=0.0) > 0
     conflict = find_conflict(problem, instance, solution) if unserved and explain else None
-    return read_answer(problem, solution, conflict)
+    return read_solution(problem, solution, conflict)
 
 
 def _raise_probability(
@@ -111,24 +111,24 @@ def move_fleet(answer: FleetAnswer, sources: Sources = ANYWHERE) -> Moves | None
     ) -> tuple[float, float]:
         model, pool = models[name], pools[pool_name]
         if candidate:
-            stated = CandidateRequest.model_validate(candidate)
-            model = model.model_copy(update={"candidate": stated})
-        found = make_columns(
+            layout = CandidateRequest.model_validate(candidate)
+            model = model.model_copy(update={"candidate": layout})
+        columns_there = make_columns(
             model,
             pool.pool.device,
             pool.per_node,
             min(pool.pool.nodes, MOST_NODES),
-            most=max(model.peak, 1.0),
+            top_load=max(model.peak, 1.0),
             sources=sources,
         )
-        if not found.columns:
+        if not columns_there.columns:
             raise InputError(
                 f"{name} runs on {pool_name} with a layout that does not hold its limits: "
-                f"{found.reason}.",
+                f"{columns_there.reason}.",
                 field="today",
                 hint="Leave its candidate out, or state what runs.",
             )
-        best = max(found.columns, key=lambda column: column.capacity / column.devices)
+        best = max(columns_there.columns, key=lambda column: column.capacity / column.devices)
         return best.capacity, float(best.devices)
 
     return plan_moves(

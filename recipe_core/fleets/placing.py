@@ -111,7 +111,9 @@ def pose_fleet(
         growth = model.growth or request.growth
         loads = np.concatenate(
             [
-                _loads(model, periods, _grown(growth, month + part * (growth or _STILL).months))
+                _loads(
+                    model, periods, _growth_factor(growth, month + part * (growth or _STILL).months)
+                )
                 for part, _ in ahead
             ],
             axis=1,
@@ -167,7 +169,7 @@ def _looks_ahead(request: FleetRequest) -> bool:
     return grows and any(pool.reserve is not None for pool in request.pools)
 
 
-def _grown(growth: object, months: float) -> float:
+def _growth_factor(growth: object, months: float) -> float:
     return float((1.0 + getattr(growth, "per_month", 0.0)) ** months)
 
 
@@ -202,11 +204,11 @@ class _OptionMaker:
 
     def add_model(self, model: FleetModel, owner: int, loads: Float) -> None:
         """Add every layout of a model in every pool that may serve it."""
-        asked = model.objective.required_confidence
-        confidence = None if self.confidence is None else max(asked, self.confidence)
-        most = max(float(loads.sum(axis=0).max()) * BEYOND, 1e-3)
+        own_confidence = model.objective.required_confidence
+        confidence = None if self.confidence is None else max(own_confidence, self.confidence)
+        largest_load = max(float(loads.sum(axis=0).max()) * BEYOND, 1e-3)
         if model.sleep is not None:  # how busy it keeps its devices has to be known
-            most = max(most, LEAST_AWAKE)
+            largest_load = max(largest_load, LEAST_AWAKE)
         self.reasons[model.name] = {}
         for p, pool in enumerate(self.pools):
             forbidden = is_allowed_pool(model.where, pool)
@@ -216,23 +218,23 @@ class _OptionMaker:
             trips = [round_trip_ms(pool, users, self.regions) for users in model.users or ("",)]
             distinct = tuple(dict.fromkeys((0.0, *trips)))
             places = [distinct.index(trip) for trip in trips]
-            for part in (None, *pool.slices):
-                found = make_columns(
+            for part in (*((None,) if pool.keeps_whole else ()), *pool.slices):
+                columns_found = make_columns(
                     model,
                     pool.pool.device if part is None else part.device,
                     pool.per_node if part is None else 1,
                     1 if part else min(pool.pool.nodes, MOST_NODES),
-                    most=most,
+                    top_load=largest_load,
                     round_trips=distinct,
                     confidence=confidence,
                     sources=self.sources,
                 )
-                if found.reason and part is None:
-                    self.reasons[model.name][pool.pool.name] = found.reason
-                for column in found.columns:
-                    held = tuple(column.capacities[place] for place in places)
-                    if any(value > 0 for value in held):
-                        self._add(model, owner, p, column, held, part, loads)
+                if columns_found.reason and part is None:
+                    self.reasons[model.name][pool.pool.name] = columns_found.reason
+                for column in columns_found.columns:
+                    capacities = tuple(column.capacities[place] for place in places)
+                    if any(value > 0 for value in capacities):
+                        self._add(model, owner, p, column, capacities, part, loads)
 
     def _add(
         self,
@@ -271,16 +273,18 @@ class _OptionMaker:
         single = False
         for p, pool in enumerate(self.pools):
             forbidden = is_allowed_pool(job.where, pool)
+            if not pool.keeps_whole:
+                forbidden = "its devices are all cut"
             if forbidden is not None:
                 self.reasons[job.name][pool.pool.name] = forbidden
                 continue
-            found = make_job_columns(
+            columns_found = make_job_columns(
                 job, pool.pool.device, pool.per_node, pool.pool.nodes, self.sources
             )
-            single |= found.single
-            if found.reason:
-                self.reasons[job.name][pool.pool.name] = found.reason
-            for column in found.columns:
+            single |= columns_found.single
+            if columns_found.reason:
+                self.reasons[job.name][pool.pool.name] = columns_found.reason
+            for column in columns_found.columns:
                 self.options.append(
                     Option(
                         owner=owner,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
@@ -24,7 +24,7 @@ class ResolvedPool:
     """A pool with its device, its price and the ways in which its devices may be cut.
 
     ``basis``: where the price is from. ``up``: share of time that a machine serves. ``reclaims``:
-    of a machine in an hour.
+    of a machine in an hour. ``keeps_whole``: whether devices may stay whole beside cut ones.
     """
 
     pool: Pool
@@ -38,6 +38,7 @@ class ResolvedPool:
     slices: tuple[Slice, ...]
     cuts: tuple[Mapping[str, int], ...]
     by_device: bool
+    keeps_whole: bool = True
 
     @property
     def devices(self) -> int:
@@ -94,10 +95,14 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
     usd, basis, unit = _price(pool, profile, per_node)
     reclaims, restart_s = 0.0, 0.0
     if pool.term == "spot":
-        stated = pool.reclaims
+        reclaim_habits = pool.reclaims
         measured = spot_market(profile.architecture).reclaims_per_hour
-        reclaims = measured if stated is None or stated.per_hour is None else stated.per_hour
-        restart_s = 600.0 if stated is None else stated.restart_s
+        reclaims = (
+            measured
+            if reclaim_habits is None or reclaim_habits.per_hour is None
+            else reclaim_habits.per_hour
+        )
+        restart_s = 600.0 if reclaim_habits is None else reclaim_habits.restart_s
     slices, cuts = _slices(pool, profile)
     return ResolvedPool(
         pool=pool,
@@ -110,6 +115,7 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
         region=regions.get(pool.region or ""),
         slices=slices,
         cuts=cuts,
+        keeps_whole=_memory_mode(slices) in (None, "nps1"),
         by_device=pool.rented_by == "device" or (pool.rented_by is None and unit == 1),
     )
 
@@ -123,14 +129,14 @@ def _price(pool: Pool, profile: Device, per_node: int) -> tuple[float, str | Non
         power = OwnershipCost(capex_usd=0.0, upkeep=0.0, watts=watts)
         return power.usd_per_device_hour, f"its power, {watts:,.0f} W at its limit", per_node
     terms: dict[str, Commitment] = {"on-demand": "on-demand", "spot": "spot"}
-    asked = HardwareRequest(
+    hardware = HardwareRequest(
         device=pool.device,
         per_node=per_node,
         nodes=1,
         offer=pool.offer,
         commitment=None if pool.offer else terms[pool.term],
     )
-    price = price_of(asked, profile)
+    price = price_of(hardware, profile)
     if price.usd_per_device_hour is None:
         raise InputError(
             f"is missing, and no {pool.term} price of {profile.title} is known.",
@@ -152,18 +158,32 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
             field="slices",
             hint="Leave them out.",
         )
-    names = tuple(available) if ANY in pool.slices else pool.slices
+    names = pool.slices
+    if ANY in names:  # with whole devices beside them
+        names = tuple(n for n, part in available.items() if _memory_mode([part]) in (None, "nps1"))
     for name in names:
         if name not in available:
             message, hint = unknown("slice", name, list(available))
             raise InputError(message, field="slices", hint=hint)
+    if len({_memory_mode([available[name]]) for name in names}) > 1:
+        raise InputError(
+            f"{', '.join(names)} need memory modes that devices of one machine do not mix.",
+            field="slices",
+            hint="Name slices of one memory mode, such as nps1; make a pool of each mode.",
+        )
     cuts = []
     for geometry in list_geometries(profile.name):
-        kept = {name: count for name, count in geometry.counts.items() if name in names}
-        if kept and kept not in cuts:
-            cuts.append(kept)
+        counts = {name: count for name, count in geometry.counts.items() if name in names}
+        if counts and counts not in cuts:
+            cuts.append(counts)
     cuts = [cut for cut in cuts if not any(_holds_more(more, cut) for more in cuts)]
     return tuple(available[name] for name in names), tuple(cuts)
+
+
+def _memory_mode(slices: Sequence[Slice]) -> str | None:
+    """The memory mode of AMD's partitions, which all devices of a machine have; None for others."""
+    modes = [part.name.rpartition("-")[2] for part in slices if "-nps" in part.name]
+    return modes[0] if modes else None
 
 
 def _holds_more(more: Mapping[str, int], cut: Mapping[str, int]) -> bool:
@@ -185,8 +205,8 @@ def round_trip_ms(pools: ResolvedPool, users: str, regions: Mapping[str, Region]
     place = pools.pool.region
     if place is None or place == users:
         return 0.0
-    for here, there in ((place, users), (users, place)):
-        region = regions.get(here)
-        if region is not None and there in region.round_trip_ms:
-            return region.round_trip_ms[there]
+    for place_name, user_region in ((place, users), (users, place)):
+        region = regions.get(place_name)
+        if region is not None and user_region in region.round_trip_ms:
+            return region.round_trip_ms[user_region]
     return 0.0

@@ -69,15 +69,15 @@ def draw_capacities(placements: Sequence[Stated], scenarios: int = SCENARIOS) ->
     generator = np.random.default_rng(SEED)
     scores: dict[tuple[str, ...], Float] = {}
     out = np.zeros((len(placements), scenarios))
-    for k, stated in enumerate(placements):
-        software, shared = stated.column.software, stated.column.shared_error
-        for key in (software, (*software, stated.owner)):
+    for k, placement in enumerate(placements):
+        software, shared = placement.column.software, placement.column.shared_error
+        for key in (software, (*software, placement.owner)):
             if key not in scores:
                 scores[key] = _draw_even_scores(generator, scenarios)
         score = math.sqrt(shared) * scores[software]
-        score = score + math.sqrt(1.0 - shared) * scores[*software, stated.owner]
+        score = score + math.sqrt(1.0 - shared) * scores[*software, placement.owner]
         shares = np.array([NORMAL.cdf(value) for value in score.tolist()])
-        out[k] = stated.replicas * stated.capacities(shares)
+        out[k] = placement.replicas * placement.capacities(shares)
     return out
 
 
@@ -93,8 +93,8 @@ def joint_probabilities(placements: Sequence[Stated]) -> tuple[float, Mapping[st
         return 1.0, {}
     capacities = draw_capacities(placements)
     members: defaultdict[str, list[int]] = defaultdict(list)
-    for k, stated in enumerate(placements):
-        members[stated.owner].append(k)
+    for k, placement in enumerate(placements):
+        members[placement.owner].append(k)
     everything, by_owner = np.ones(capacities.shape[1], dtype=np.bool_), {}
     free = 1.0
     for owner, places in members.items():

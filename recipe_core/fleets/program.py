@@ -114,11 +114,11 @@ class FleetProgram:
         option = self.instance.options[k]
         supply = self.instance.supplies[option.pool]
         devices = supply.nodes * supply.per_node
-        each = option.devices if option.slice is None else 0.0
-        most = devices // each if each else devices * MOST_SLICES
+        replica_devices = option.devices if option.slice is None else 0.0
+        upper = devices // replica_devices if replica_devices else devices * MOST_SLICES
         if f"pool.{option.pool}" in self.relaxed:
-            most = UNBOUNDED
-        replicas = self.rows.variable(float(min(most, UNBOUNDED)), integer=True)
+            upper = UNBOUNDED
+        replicas = self.rows.variable(float(min(upper, UNBOUNDED)), integer=True)
         self.count.setdefault((k, t), []).append(replicas)
         self._take(k, t, replicas)
         return replicas
@@ -201,13 +201,13 @@ class FleetProgram:
         total = float(demand.loads[:, t].sum())
         places = {k: self._domain_of(m, k, total) for k in awake}
         levels = list_levels(places.values())
-        chosen = [self.rows.variable(1.0, integer=True) for _ in levels]
-        everything = dict.fromkeys([*chosen, *napping], 1.0)
+        choices = [self.rows.variable(1.0, integer=True) for _ in levels]
+        everything = dict.fromkeys([*choices, *napping], 1.0)
         self.rows.row(everything, low=1.0 if not missed else 0.0, high=1.0)
         if missed:  # a part of the load may stay unserved at the level that is chosen
             self.rows.row({**everything, missed[0]: 1.0}, low=1.0)
         spread: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        for number, (level, choice) in enumerate(zip(levels, chosen, strict=True)):
+        for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
             for k, place in places.items():
                 size = min(place.inside, int(level / place.share + ROUNDING))
@@ -229,14 +229,14 @@ class FleetProgram:
             counted = dict.fromkeys(served, 1.0)
             part = {name: float(fewest) for name in lacking}
             self.rows.row({**counted, **part, choice: -float(fewest)}, low=0.0)
-        self._spread(m, t, spread, chosen)
+        self._spread(m, t, spread, choices)
 
     def _spread(
         self,
         m: int,
         t: int,
         spread: Mapping[tuple[int, int], dict[int, float]],
-        chosen: list[int],
+        choices: list[int],
     ) -> None:
         """Bound the replicas of a level by the domains that a pool has, or rents."""
         by_pool: defaultdict[int, dict[int, float]] = defaultdict(dict)
@@ -244,7 +244,7 @@ class FleetProgram:
         for (p, number), parts in spread.items():
             supply = self.instance.supplies[p]
             domains = float(_count_domains(domain, supply))
-            self.rows.row({**parts, chosen[number]: -domains}, high=0.0)
+            self.rows.row({**parts, choices[number]: -domains}, high=0.0)
             by_pool[p] |= parts
         for p, parts in by_pool.items():
             if domain != "pool" and (p, t) in self.machines:
@@ -254,11 +254,11 @@ class FleetProgram:
         """The part of a load that a replica holds, and the replicas that a domain has room for."""
         option, demand = self.instance.options[k], self.instance.demands[m]
         supply = self.instance.supplies[option.pool]
-        held = [capacity for capacity in option.capacities if capacity > 0]
-        share = min(min(held) * option.up / total, 1.0)
+        positive = [capacity for capacity in option.capacities if capacity > 0]
+        share = min(min(positive) * option.up / total, 1.0)
         # a domain that holds more than all of the load has idle replicas
-        most = math.ceil(1.0 / share - ROUNDING)
-        return Domain(share, max(min(_room_of(demand.domain, supply, option), most), 1))
+        upper = math.ceil(1.0 / share - ROUNDING)
+        return Domain(share, max(min(_room_of(demand.domain, supply, option), upper), 1))
 
     def _add_works(self) -> None:
         for j, work in enumerate(self.instance.works):
@@ -330,13 +330,15 @@ class FleetProgram:
                 if supply.paid in ("used", "devices"):
                     self._usd[variable] += supply.usd
             for t in self.slots:
-                taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
-                if f"pool.{p}" not in self.relaxed and taken:
+                devices_taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
+                if f"pool.{p}" not in self.relaxed and devices_taken:
                     if (p, t) in self.machines:
                         machines = self.machines[p, t]
-                        self.rows.row({**taken, machines: -float(supply.per_node)}, high=0.0)
+                        self.rows.row(
+                            {**devices_taken, machines: -float(supply.per_node)}, high=0.0
+                        )
                     else:
-                        self.rows.row(taken, high=float(supply.nodes * supply.per_node))
+                        self.rows.row(devices_taken, high=float(supply.nodes * supply.per_node))
                 for name in {name for pool, slot, name in self._sliced if (pool, slot) == (p, t)}:
                     cut = {
                         variable: -float(counts.get(name, 0))
@@ -381,9 +383,9 @@ class FleetProgram:
                 self._starts[started] = max(supply.usd, 1e-3) * devices * START_HOURS / hours
 
     def _bound_money(self) -> None:
-        most = self.instance.most_usd
-        if most is not None and "budget" not in self.relaxed:
-            self.rows.row(dict(self._usd), high=most - self._fixed_usd)
+        upper = self.instance.most_usd
+        if upper is not None and "budget" not in self.relaxed:
+            self.rows.row(dict(self._usd), high=upper - self._fixed_usd)
 
     # objectives
 
@@ -430,9 +432,9 @@ class FleetProgram:
         for p, supply in enumerate(self.instance.supplies):
             devices = float(supply.nodes * supply.per_node)
             for t in self.slots:
-                taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
-                if taken and devices:
-                    self.rows.row({**taken, largest: -devices}, high=0.0)
+                devices_taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
+                if devices_taken and devices:
+                    self.rows.row({**devices_taken, largest: -devices}, high=0.0)
         return largest
 
     # solving
@@ -449,9 +451,9 @@ class FleetProgram:
             self.rows.cost[variable] = cost.get(variable, 0.0)
         return run_solver(self.rows.lp(), gap, seconds, watch)
 
-    def read(self, found: Found, started: float) -> Solution:
+    def read(self, solved: Found, started: float) -> Solution:
         """Return the solver's values by what they mean."""
-        instance, value = self.instance, found.values
+        instance, value = self.instance, solved.values
         shape = len(instance.options), len(instance.hours)
         replicas = np.zeros(shape, dtype=np.int64)
         for (k, t), counted in self.count.items():
@@ -495,10 +497,10 @@ class FleetProgram:
             ),
             groups={key: members for key, members in groups.items() if members},
             usd_per_hour=float(usd),
-            objective=found.objective,
-            bound=found.bound,
-            gap=found.gap,
-            proven=found.proven,
+            objective=solved.objective,
+            bound=solved.bound,
+            gap=solved.gap,
+            proven=solved.proven,
             seconds=time.monotonic() - started,
         )
 
@@ -568,9 +570,9 @@ def solve_fleet(
     """
     started = time.monotonic()
     program = FleetProgram(instance)
-    found = program.solve(program.goal_terms(), gap=gap, seconds=seconds, watch=watch)
-    if found is not None:
-        return program.read(found, started)
+    solved = program.solve(program.goal_terms(), gap=gap, seconds=seconds, watch=watch)
+    if solved is not None:
+        return program.read(solved, started)
     program = FleetProgram(instance, elastic=True)
     terms = program.count_unmet()
     first = program.solve(terms, gap=1e-4, seconds=max(seconds / 2, 1.0), watch=None)

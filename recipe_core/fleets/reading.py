@@ -43,7 +43,7 @@ class _Read:
     served_by_slot: Float
 
 
-def read_answer(
+def read_solution(
     problem: FleetProblem, solution: Solution, conflict: Conflict | None = None
 ) -> FleetAnswer:
     """Return the answer that a solution of a fleet's program means."""
@@ -136,14 +136,16 @@ class _Reader:
         job = choice.owner in names
         if job:
             load = np.zeros(len(self.periods))
-            each = np.zeros(len(self.periods))
+            replica_load = np.zeros(len(self.periods))
         else:
             load = self._loads[choice.owner][k]
-            each = np.divide(load, count * option.up, out=np.zeros(len(load)), where=count > 0)
-        busiest = float(each.max())
+            replica_load = np.divide(
+                load, count * option.up, out=np.zeros(len(load)), where=count > 0
+            )
+        busiest = float(replica_load.max())
         plan, row = (column.plan, column.row) if job else loaded_plan(column, max(busiest, 1e-3))
         figures = {
-            name: _finite(plan.columns[name][row])
+            name: _finite_number(plan.columns[name][row])
             for name in (JOB_FIGURES if job else FIGURES)
             if name in plan.columns
         }
@@ -168,7 +170,7 @@ class _Reader:
             devices_each=float(choice.slice.share if choice.slice else column.devices),
             replicas={name: int(count[i]) for i, name in enumerate(self.periods)},
             capacity_each=float(max(option.capacities)),
-            load_each=self.by_period(each),
+            load_each=self.by_period(replica_load),
             weight=float(load[t] / peak[t]) if len(peak) and peak[t] > 0 else 0.0,
             figures=figures,
             confidence=confidence * self._awake_alone(k),
@@ -194,10 +196,10 @@ class _Reader:
         option, count = self.instance.options[k], self.replicas[k].astype(float)
         devices = option.devices * count
         if option.nap is not None:
-            for (_, each, _), members in self.solution.groups.items():
+            for (_, replica_load, _), members in self.solution.groups.items():
                 if k in members:
                     naps = [float(self.instance.options[m].nap or 0.0) for m in members]
-                    devices = np.full(len(count), each * float(option.nap) / sum(naps))
+                    devices = np.full(len(count), replica_load * float(option.nap) / sum(naps))
         weights = self._weights[option.pool]
         with np.errstate(divide="ignore", invalid="ignore"):
             share = np.nan_to_num(devices / weights)
@@ -228,12 +230,12 @@ class _Reader:
             for k, choice in enumerate(self.problem.choices)
             if self.replicas[k].any()
         }
-        stated = [
+        stated_replicas = [
             self._state(k, read.choice)
             for k, read in reads.items()
             if read.choice.owner in self._loads
         ]
-        joint, by_owner = joint_probabilities(stated)
+        joint, by_owner = joint_probabilities(stated_replicas)
         by_choice: defaultdict[str, list[_Read]] = defaultdict(list)
         for read in reads.values():
             by_choice[read.choice.owner].append(read)
@@ -341,10 +343,10 @@ class _Reader:
         cuts = []
         for number, slices in counts:
             if number:
-                taken = {name: min(used[name], n * number) for name, n in slices.items()}
-                for name, n in taken.items():
+                slices_used = {name: min(used[name], n * number) for name, n in slices.items()}
+                for name, n in slices_used.items():
                     used[name] -= n
-                cuts.append(CutDevices(number, slices, taken))
+                cuts.append(CutDevices(number, slices, slices_used))
         return PoolUse(
             name=resolved.pool.name,
             device=resolved.profile.name,
@@ -408,6 +410,6 @@ class _Reader:
         return tuple(notes)
 
 
-def _finite(value: object) -> float | None:
+def _finite_number(value: object) -> float | None:
     number = float(value)  # type: ignore[arg-type]
     return number if np.isfinite(number) else None

@@ -445,11 +445,11 @@ class FleetRequest(DescribedModel):
         for field, listed in names.items():
             _check_unique(field, listed)
         _check_unique("jobs", [*names["models"], *names["jobs"]])
-        for field, named, kind in self._named():
+        for field, name, kind in self._named():
             allowed = names[f"{kind}s"]
             if kind == "region" and not allowed and not field.endswith(".users"):
                 allowed = [pool.region for pool in self.pools if pool.region]
-            _check_among(named, allowed, field, kind)
+            _check_among(name, allowed, field, kind)
         if self.periods and abs(sum(period.hours for period in self.periods) - 24) > 1e-6:
             raise InputError(
                 f"last {sum(period.hours for period in self.periods):g} hours together.",
@@ -523,17 +523,17 @@ def _with_kind(value: Any) -> Any:
 
 
 def _check_unique(field: str, names: Iterable[str]) -> None:
-    seen = set[str]()
+    earlier = set[str]()
     for name in names:
-        if name in seen:
+        if name in earlier:
             raise InputError(
                 f"has two named {name!r}.", field=field, hint="Give each a name of its own."
             )
-        seen.add(name)
+        earlier.add(name)
 
 
-def _check_among(name: str, names: Iterable[str | None], field: str, what: str) -> None:
+def _check_among(name: str, names: Iterable[str | None], field: str, kind: str) -> None:
     listed = sorted(filter(None, names))
     if name not in listed:
-        message, hint = unknown(what, name, listed)
+        message, hint = unknown(kind, name, listed)
         raise InputError(message, field=field, hint=hint)

@@ -57,7 +57,7 @@ class ProgramRows:
         lp.a_matrix_.index_ = np.array(self.index, dtype=np.int32)
         lp.a_matrix_.value_ = np.array(self.value, dtype=float)
         kinds = highspy.HighsVarType.kInteger, highspy.HighsVarType.kContinuous
-        lp.integrality_ = [kinds[0] if whole else kinds[1] for whole in self.integer]
+        lp.integrality_ = [kinds[0] if is_integer else kinds[1] for is_integer in self.integer]
         return lp
 
 

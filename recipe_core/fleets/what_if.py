@@ -83,10 +83,12 @@ class FleetChanges(DescribedModel):
         models = [self._model(model) for model in fleet.models if model.name not in self.drop]
         gone = {*self.drop}
         values = fleet.model_dump(mode="json", exclude_none=True) | {
-            "pools": [_plain(pool) for pool in (*pools, *self.add_pools)],
-            "models": [_plain(model) for model in (*models, *self.add_models)],
-            "jobs": [_plain(job) for job in fleet.jobs if job.name not in gone],
-            "today": [_plain(part) for part in fleet.today if not {part.model, part.pool} & gone],
+            "pools": [_dump_part(pool) for pool in (*pools, *self.add_pools)],
+            "models": [_dump_part(model) for model in (*models, *self.add_models)],
+            "jobs": [_dump_part(job) for job in fleet.jobs if job.name not in gone],
+            "today": [
+                _dump_part(part) for part in fleet.today if not {part.model, part.pool} & gone
+            ],
         }
         return FleetRequest.parse(values)
 
@@ -114,7 +116,7 @@ class FleetChanges(DescribedModel):
         return model.model_copy(update={"workload": workload})
 
 
-def _plain(part: Any) -> dict[str, Any]:
+def _dump_part(part: Any) -> dict[str, Any]:
     out: dict[str, Any] = part.model_dump(mode="json", exclude_none=True)
     return out
 

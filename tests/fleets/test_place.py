@@ -207,7 +207,7 @@ def test_changes_are_tried_and_told_as_differences():
 def test_all_limits_hold_together_less_likely_than_each_alone():
     columns = [
         make_columns(
-            FleetRequest.parse({"models": [m], "pools": [H100]}).models[0], d, 4, 1, most=1000
+            FleetRequest.parse({"models": [m], "pools": [H100]}).models[0], d, 4, 1, top_load=1000
         )
         for m, d in ((CHAT, "h100-sxm"), (SMALL, "h100-sxm"), (SMALL, "mi300x"))
     ]

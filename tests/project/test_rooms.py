@@ -46,7 +46,7 @@ new lines displaced.
 ORDER = tuple(BUDGETS)
 ARROWS = 144
 """The most pairs of rooms of which the later imports the earlier."""
-FEATURES = ("compression", "sizing", "scaling", "commands", "calibration")
+FEATURES = ("compression", "sizing", "scaling", "commands", "calibration", "fleets")
 """Rooms that import plans; nothing that makes a plan or a launch names them."""
 USERS = ("recipe", "targets", "bundle", "fleets", "views", "doors")
 """Rooms that put features together, for a bundle or for people."""

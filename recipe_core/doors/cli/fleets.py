@@ -67,7 +67,7 @@ def fleet_command(
     values, notes = _merge_inventories(read_request(file), inventory or [])
     request = FleetRequest.parse(values)
     corrections = learn_own_runs(measured, no_calibration)
-    asked: dict[str, Any] = {
+    options: dict[str, Any] = {
         "month": month,
         "seconds": seconds,
         "measured": corrections or "none",
@@ -79,7 +79,7 @@ def fleet_command(
         "loads": _read_numbers("load", load, float),
         "drop": drop or [],
     }
-    answer = fleet(request, **asked)
+    answer = fleet(request, **options)
     out, text = answer.to_json(), "\n".join([fleet_text(answer), *notes])
     if (moves := move_fleet(answer, Sources(corrections=corrections))) is not None:
         out["moves"], text = moves.to_json(), f"{text}\n{moves_text(moves)}"
@@ -87,7 +87,7 @@ def fleet_command(
         written = write_fleet(answer, output)
         text = f"{text}\nwrote {written}"
     if any(changes.values()):
-        changed = fleet(request, what_if=FleetChanges.parse(changes), **asked)
+        changed = fleet(request, what_if=FleetChanges.parse(changes), **options)
         differences = compare_answers(answer, changed)
         out["what_if"] = {"answer": changed.to_json(), "differences": differences}
         text = f"{text}\nwhat if: {differences_text(differences)}\n{fleet_text(changed)}"
@@ -105,7 +105,7 @@ def _merge_inventories(values: Any, paths: list[Path]) -> tuple[Any, list[str]]:
         return values, []
     read = [read_inventory(read_text(path, field="inventory"), path.name) for path in paths]
     merged, notes = merge_inventories(values, read)
-    return merged, [f"note: {note}" for one in read for note in one.notes] + [
+    return merged, [f"note: {note}" for listed in read for note in listed.notes] + [
         f"note: {note}" for note in notes
     ]
 
