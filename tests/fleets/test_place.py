@@ -15,6 +15,7 @@ from recipe_core.fleets.place import place_fleet
 from recipe_core.fleets.probability import Stated, joint_probabilities
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.what_if import FleetChanges, compare_answers
+from recipe_core.hardware.slices import is_allowed
 from tests.fixtures.rows import over
 
 CHAT = {
@@ -285,3 +286,65 @@ def test_the_whole_holds_as_surely_as_is_asked():
     sure = placed(CHAT, SMALL, pools=pools, objective={"confidence": 0.97})
     assert plain.probability < 0.97 <= sure.probability
     assert sure.usd_per_hour > plain.usd_per_hour
+
+
+def test_small_models_and_an_embedding_model_share_a_device_in_slices_that_its_vendor_allows():
+    names = ("Qwen/Qwen3-1.7B", "meta-llama/Llama-3.2-3B-Instruct", "Qwen/Qwen3-8B")
+    workload = {"mode": "open", "input_tokens": 256, "output_tokens": 64, "request_rate": 1.0}
+    limits = {"limits": {"ttft_ms": 2000, "tpot_ms": 80}}
+    models = [
+        {"name": f"m{k}", "model": name, "workload": workload, "objective": limits}
+        for k, name in enumerate(names)
+    ]
+    embed = {"task": "embed", "mode": "open", "input_tokens": 512, "request_rate": 5}
+    beside = {"limits": {"request_latency_ms": 300}}
+    models.append({"name": "embed", "model": "BAAI/bge-m3", "workload": embed, "objective": beside})
+    for pool in ({**H100, "slices": ["any"], "sharing": ["mps"]}, {**MI300X, "slices": ["any"]}):
+        answer = placed(*models, pools=[pool])
+        [use] = answer.pools
+        assert use.used["all"] == 1
+        [cut] = use.cuts
+        assert is_allowed(pool["device"], cut.counts)
+        parts = [part for model in answer.models for part in model.placements]
+        assert len(parts) == 4
+        for part in parts:
+            assert part.slice in cut.counts
+            assert public.check(dict(part.request))["ok"]
+        assert sum(charge.usd_per_hour for charge in answer.charges) == pytest.approx(
+            pool["usd_per_device_hour"]
+        )
+        assert any("MPS" in note for note in answer.notes) == ("sharing" in pool)
+    alone = placed(*models, pools=[H100])
+    assert alone.pools[0].used["all"] == 4
+    with pytest.raises(InputError, match="memory modes"):
+        placed(*models, pools=[{**MI300X, "slices": ["cpx-nps1", "cpx-nps4"]}])
+
+
+def test_each_objective_is_best_by_its_own_measure_and_power_is_bounded():
+    clean = [{"name": "north", "g_co2_per_kwh": 20}, {"name": "south", "g_co2_per_kwh": 700}]
+    pools = [
+        {**H100, "nodes": 2, "region": "south", "usd_per_device_hour": 1.0},
+        {**MI300X, "nodes": 3, "region": "north", "usd_per_device_hour": 1.5},
+        {**CLOUD, "device": "b200-sxm", "nodes": 1, "region": "south", "usd_per_device_hour": 6.0},
+    ]
+
+    def measures(goal):
+        answer = placed(CHAT, SMALL, pools=pools, regions=clean, objective={"optimize": goal})
+        used = {pool.name: pool.used["all"] for pool in answer.pools}
+        share = max(used[pool.name] / pool.devices for pool in answer.pools)
+        return {
+            "money": answer.usd_per_hour,
+            "power": answer.watts,
+            "co2": answer.kg_co2_per_hour,
+            "devices": sum(used.values()),
+            "spread": share,
+        }
+
+    found = {goal: measures(goal) for goal in ("money", "power", "co2", "devices", "spread")}
+    for goal, values in found.items():
+        for beside in found.values():
+            assert values[goal] <= beside[goal] * (1 + 1e-4) + 1e-9, goal
+    assert len({round(values["money"], 3) for values in found.values()}) > 2
+    capped = placed(CHAT, SMALL, pools=[{**H100, "nodes": 4, "power_kw": 3}, CLOUD])
+    assert capped.pools[0].watts <= 3000
+    assert capped.pools[1].used["all"] > 0

@@ -17,13 +17,13 @@ from tests.fixtures.rows import over, table
 
 BUDGETS = {
     "base": 2_260,
-    "payload": 16_270,
+    "payload": 16_280,
     "models": 5_420,
-    "hardware": 5_250,
+    "hardware": 5_260,
     "engines": 3_040,
     "request": 4_960,
     "accuracy": 2_860,
-    "estimates": 20_160,
+    "estimates": 20_180,
     "plans": 9_000,
     "launch": 6_100,
     "compression": 2_920,
@@ -31,12 +31,12 @@ BUDGETS = {
     "scaling": 9_200,
     "commands": 3_680,
     "recipe": 3_940,
-    "targets": 8_070,
+    "targets": 8_080,
     "bundle": 2_280,
     "calibration": 8_800,
-    "fleets": 5_000,
+    "fleets": 7_080,
     "views": 12_380,
-    "doors": 6_740,
+    "doors": 7_040,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
 
@@ -44,7 +44,7 @@ A room imports itself and rooms before it. Whoever raises a budget says in the s
 new lines displaced.
 """
 ORDER = tuple(BUDGETS)
-ARROWS = 144
+ARROWS = 159
 """The most pairs of rooms of which the later imports the earlier."""
 FEATURES = ("compression", "sizing", "scaling", "commands", "calibration", "fleets")
 """Rooms that import plans; nothing that makes a plan or a launch names them."""
