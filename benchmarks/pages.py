@@ -118,7 +118,7 @@ PAGES = {
     "lens formats": Visit("/plan", f"{LLAMA}&lens=formats", CHART_BYTES),
     "lens over time": Visit("/plan", f"{WEEK}&lens=over-time", CHART_BYTES),
     "side": Visit("/side", LLAMA),
-    "fleet": Visit("/fleet", ""),
+    "fleet": Visit("/fleet", "", CHART_BYTES),
     "check": Visit("/check", LLAMA),
     "evidence": Visit("/evidence", "", CHART_BYTES),
 }

@@ -40,12 +40,13 @@ def draw_headline(answer: FleetAnswer) -> None:
 def draw_racks(answer: FleetAnswer) -> None:
     """The picture of one period; another redraws only this."""
     st.header("Racks and devices", anchor=False)
-    period = next(iter(answer.periods))
+    period = answer.busiest_period
     if len(answer.periods) > 1:
         period = (
             st.selectbox(
                 "Period",
                 list(answer.periods),
+                index=list(answer.periods).index(period),
                 key=PERIOD,
                 format_func=lambda name: f"{name}, {answer.periods[name]:g} h a day",
                 width=220,

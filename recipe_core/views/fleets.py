@@ -154,9 +154,7 @@ def fleet_text(answer: FleetAnswer) -> str:
 
 def served_sentence(answer: FleetAnswer) -> str:
     """Say whether all is served, on how many devices, or how much is not."""
-    devices = max(
-        sum(use.used.get(period, 0.0) for use in answer.pools) for period in answer.periods
-    )
+    devices = sum(use.used.get(answer.busiest_period, 0.0) for use in answer.pools)
     return PHRASES.sentence("served", answer, devices)
 
 

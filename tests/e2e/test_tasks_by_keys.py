@@ -301,6 +301,14 @@ def test_m_a_fleet_is_placed_a_change_tried_and_taken(page, address, tmp_path):
     answer = json.loads(saved(page, lambda: page.keyboard.press("Enter"), tmp_path).read_text())
     again = json.loads(json.dumps(rb.fleet(fleet).to_json()))
     assert [answer[name] for name in FLEET_FIGURES] == [again[name] for name in FLEET_FIGURES]
+    tab_to(page, "Make all files")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Download all files").wait_for()
+    settled(page, PAGES["fleet"])
+    tab_to(page, "Download all files")
+    with zipfile.ZipFile(saved(page, lambda: page.keyboard.press("Enter"), tmp_path)) as archive:
+        assert archive.testzip() is None
+        assert {"answer.json", "fleet.yaml", "report.html"} <= set(archive.namelist())
 
 
 FLEET_FIGURES = ("schema_version", "status", "usd_per_hour", "probability", "charges")

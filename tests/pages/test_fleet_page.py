@@ -183,6 +183,7 @@ def test_a_fleet_starts_from_the_plan_and_takes_on_what_is_kept() -> None:
     assert "This is an example." in words(app)
 
 
+@pytest.mark.nightly
 def test_a_run_that_ends_joins_a_fleet_as_a_job() -> None:
     app = opened("fleet.py", **{"workload.kind": "training", "workload.tokens": "1e9"})
     assert app.button(key="fleet-start").disabled
@@ -243,6 +244,7 @@ def test_an_inventory_becomes_the_pools_and_another_file_says_what_is_read() -> 
     assert len(document(app)["pools"]) == 2
 
 
+@pytest.mark.nightly
 def test_moves_from_today_are_listed_and_all_files_are_made_when_asked() -> None:
     today = {"today": [{"model": "chat", "pool": "own", "replicas": 2}]}
     text = to_yaml(parse_yaml(EXAMPLE, "example.yaml") | today)
@@ -257,5 +259,7 @@ def test_moves_from_today_are_listed_and_all_files_are_made_when_asked() -> None
         written = parse_yaml(archive.read("fleet.yaml").decode(), "fleet.yaml")
     assert written["today"] == [{**today["today"][0]}]
     assert app.get_by_key("fleet-folder")
-    put(app, "fleet-editor", EXAMPLE + "# edited")
+    put(app, "fleet-period", "night")
+    put(app, "fleet-editor", EXAMPLE.replace("night", "evening"))
+    assert app.selectbox(key="fleet-period").value == "day"
     assert app.button(key="fleet-make")
