@@ -92,7 +92,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where estimates take from: whether models may be folders here, and one's own runs."""
+    """Sources of estimates: whether models may be folders here, and one's own runs."""
 
     folders: bool = True
     corrections: Corrections | None = None

@@ -1,4 +1,4 @@
-"""Why a fleet cannot be served: a smallest set of demands and bounds that do not go together.
+"""The reason that not all is served: a smallest set of demands and bounds that conflict.
 
 A deletion filter (Chinneck, Dravnieks 1991, "Locating minimal infeasible constraint sets in linear
 programs", ORSA Journal on Computing 3): what can be left out while the rest still conflicts is left
@@ -79,7 +79,7 @@ def _field(group: str) -> str:
 
 
 def _where_text(where: DataRules) -> str:
-    """Where a model's data may go, as the end of a phrase."""
+    """The places where a model's data may go, as the end of a phrase."""
     places = [" on premises"] if where.on_premises else []
     places += [f" in {' or '.join(where.regions)}"] if where.regions else []
     places += [f" on {' or '.join(where.pools)}"] if where.pools else []

@@ -90,7 +90,7 @@ class Instance:
 
 @dataclass(frozen=True)
 class Solution:
-    """What was found: numbers by option, pool and slot. ``bound``: nothing is better than it."""
+    """The fleet that was found, by option, pool and slot. ``bound``: nothing is better than it."""
 
     replicas: Int
     flows: Float

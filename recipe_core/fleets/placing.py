@@ -21,8 +21,8 @@ from recipe_core.fleets.request import (
     DataRules,
     FleetJob,
     FleetModel,
+    FleetPeriod,
     FleetRequest,
-    Period,
 )
 from recipe_core.hardware.slices import Slice
 from recipe_core.request.over_time import Start
@@ -66,9 +66,9 @@ class FleetProblem:
     regions: Mapping[str, tuple[str, ...]]
 
 
-def list_periods(request: FleetRequest) -> tuple[Period, ...]:
+def list_periods(request: FleetRequest) -> tuple[FleetPeriod, ...]:
     """Return the periods of a day; one of 24 hours where none are stated."""
-    return request.periods or (Period(name=ALL_DAY, hours=24.0),)
+    return request.periods or (FleetPeriod(name=ALL_DAY, hours=24.0),)
 
 
 def is_allowed_pool(where: DataRules, pool: ResolvedPool) -> str | None:
@@ -178,7 +178,7 @@ def _at(error: RecipeError, field: str) -> InputError:
     return InputError(error.message, field=f"{field}{inside}", hint=error.hint)
 
 
-def _loads(model: FleetModel, periods: tuple[Period, ...], factor: float) -> Float:
+def _loads(model: FleetModel, periods: tuple[FleetPeriod, ...], factor: float) -> Float:
     """Loads by users' region and period."""
     shares = np.array(list(model.users.values()) or [1.0])
     by_period = np.array([model.load.get(period.name, 1.0) for period in periods])

@@ -192,7 +192,7 @@ class _Reader:
         return 1.0
 
     def _cost(self, k: int) -> tuple[Float, Float]:
-        """What an option pays of its pool by period, by the devices that it takes."""
+        """The money that an option pays of its pool by period, by the devices that it takes."""
         option, count = self.instance.options[k], self.replicas[k].astype(float)
         devices = option.devices * count
         if option.nap is not None:

@@ -347,7 +347,7 @@ class Region(DescribedModel):
     """Power of the building over power of the machines."""
 
 
-class Period(DescribedModel):
+class FleetPeriod(DescribedModel):
     """Hours of a day with a load of their own, such as day and night."""
 
     name: Label
@@ -361,7 +361,7 @@ class Period(DescribedModel):
 
 
 class FleetObjective(DescribedModel):
-    """What counts, and the limits of the whole fleet."""
+    """The goal, and the limits of the whole fleet."""
 
     optimize: Goal = "money"
     """What counts most: money, power, CO₂, devices in use, or an even use of pools (spread). Money
@@ -412,7 +412,7 @@ class FleetRequest(DescribedModel):
     regions: Annotated[tuple[Region, ...], Field(max_length=64)] = ()
     """Regions, with the times between them."""
 
-    periods: Annotated[tuple[Period, ...], Field(max_length=12)] = ()
+    periods: Annotated[tuple[FleetPeriod, ...], Field(max_length=12)] = ()
     """Parts of a day; left out, the load is even."""
 
     headroom: Headroom = Headroom(failures=0)

@@ -1,4 +1,4 @@
-"""What if: changes to a fleet, and what they change of its answer."""
+"""Changes to a fleet that are tried, and what they change of its answer."""
 
 from __future__ import annotations
 

@@ -77,7 +77,10 @@ def assert_strictly_valid(found):
         if group == "kustomize.config.k8s.io":
             continue
         assert not errors(document), place
-        if key_of(document) not in custom():
+        if (key := key_of(document)) in custom():
+            unknown = document | {"spec": document.get("spec", {}) | {"unknown": 1}}
+            assert not custom()[key].is_valid(unknown) or "spec" not in document, place
+        else:
             assert document["apiVersion"] not in CUSTOM, place
             validate(document)
 

@@ -45,7 +45,7 @@ _LOOPBACK = Parameters().host
 
 
 def iter_files(answer: FleetAnswer, parameters: Parameters | None = None) -> Mapping[str, str]:
-    """What joins the bundles of a fleet, by path, without them and without overlays over them.
+    """Files that join the bundles of a fleet, by path, without them and without overlays over them.
 
     ``parameters``: of the place, for all bundles; by default the namespace is the fleet's name.
     """
@@ -81,7 +81,8 @@ def _joining_files(
 
 def served_name(context: Context) -> str:
     """The model's name to its servers, of which some are told the folder or id that they load."""
-    return context.launch.api_model.replace("${model}", context.model_source)
+    name = context.launch.api_model
+    return context.model_source if name == "${model}" else name
 
 
 def charge_files(answer: FleetAnswer) -> dict[str, str]:

@@ -60,12 +60,12 @@ class Part:
 
     @property
     def borrows(self) -> bool:
-        """Whether serving may take its devices back."""
+        """Return whether serving may take its devices back."""
         return isinstance(self.owner, PlacedJob) and self.owner.preemptible
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training run, which ends and is not scaled."""
+        """Return whether it is a training run, which ends and is not scaled."""
         workload = self.placement.request.get("workload")
         return isinstance(workload, Mapping) and workload.get("kind") == "training"
 
@@ -90,7 +90,7 @@ class Part:
 
     @property
     def changes(self) -> bool:
-        """Whether its replicas differ between periods."""
+        """Return whether its replicas differ between periods."""
         return len({self.replicas_in(period) for period in self.answer.periods}) > 1
 
     def replicas_in(self, period: str) -> int:
@@ -164,7 +164,7 @@ def node_labels(answer: FleetAnswer, pool: Pool) -> dict[str, str]:
 
 
 def _kubernetes_labels(pool: Pool) -> dict[str, str]:
-    """What Kubernetes takes for labels of the pool's."""
+    """Labels of the pool, as Kubernetes takes them."""
     return {
         key: value
         for key, value in pool.labels.items()

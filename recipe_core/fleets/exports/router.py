@@ -120,7 +120,7 @@ def router_backends(
 
 
 def _single(values: Iterable[str | None]) -> str | None:
-    """What all values are; None where they differ."""
+    """The value that all have; None where they differ."""
     different = set(values)
     return different.pop() if len(different) == 1 else None
 

@@ -1,4 +1,4 @@
-"""What changes with the hours, and replicas where no Kubernetes keeps their number.
+"""Files for what changes with the hours, and replicas where no Kubernetes keeps their number.
 
 KEDA follows the clock by triggers; elsewhere timers of systemd run a script as a period begins.
 Slurm has a partition a pool, with a second one over the same nodes whose jobs serving may end.
@@ -85,7 +85,7 @@ def hand_files(answer: FleetAnswer, parts: Sequence[Part], port: int) -> dict[st
 def night_files(
     answer: FleetAnswer, parts: Sequence[Part], bundles: Mapping[str, Files], namespace: str
 ) -> dict[str, str]:
-    """What follows the hours of a day; none where nothing changes with them."""
+    """Files that follow the hours of a day; none where nothing changes with them."""
     changing = [part for part in parts if part.changes]
     if not changing:
         return {}
@@ -110,7 +110,7 @@ def night_files(
 
 
 def _scaled_object(part: Part, bundles: Mapping[str, Files]) -> dict[str, object]:
-    """What KEDA scales: the bundle's object; without one by whether a replica spans nodes."""
+    """The object that KEDA scales: the bundle's; without one by whether a replica spans nodes."""
     kinds = [template.kind for template in pod_templates(bundles.get(part.name, {}))]
     usual = "LeaderWorkerSet" if part.devices_each > part.devices_on_node else "Deployment"
     hours = replicas_by_clock(part)
