@@ -115,6 +115,7 @@ def fleet(
     month: float = 0.0,
     gap: float = 0.001,
     seconds: float = 60.0,
+    watch: Watch | None = None,
     folders: bool = True,
     measured: MeasuredSource | None = None,
 ) -> FleetAnswer:
@@ -126,6 +127,7 @@ def fleet(
         month: months of growth ahead of today for which it is placed.
         gap: relative distance of the objective to its bound with which the search ends.
         seconds: after which the best so far is the answer.
+        watch: is told of each better fleet: its objective, the bound, and seconds.
         folders: whether models may be named by a path on this machine.
         measured: runs of your own that correct the estimates, as for `plan`.
 
@@ -150,7 +152,7 @@ def fleet(
         parsed = what_if if isinstance(what_if, FleetChanges) else FleetChanges.parse(what_if)
         values, month = parsed.apply(values), month + parsed.months
     sources = Sources(folders, _learn_corrections(measured, folders))
-    return place_fleet(values, month=month, gap=gap, seconds=seconds, sources=sources)
+    return place_fleet(values, month=month, gap=gap, seconds=seconds, watch=watch, sources=sources)
 
 
 def compress(

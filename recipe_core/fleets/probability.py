@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.intervals import NORMAL
 from recipe_core.fleets.columns import Column, judge_loads
 
@@ -101,7 +101,12 @@ def joint_probabilities(placements: Sequence[Stated]) -> tuple[float, Mapping[st
         load = sum(placements[k].load for k in places)
         holds = capacities[places].sum(axis=0) >= load * (1 - ROUNDING)
         found_free = min(placements[k].free for k in places)
-        by_owner[owner] = float(holds.mean()) * found_free
+        by_owner[owner] = _share_of(holds) * found_free
         everything &= holds
         free *= found_free
-    return float(everything.mean()) * free, by_owner
+    return _share_of(everything) * free, by_owner
+
+
+def _share_of(scenarios: Bool) -> float:
+    """The share of scenarios that hold; never all, as one more might not."""
+    return min(float(scenarios.mean()), 1.0 - 1.0 / len(scenarios))

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from recipe_core.base.budget import Budget, Cancelled, apply_budget
 from recipe_core.fleets.instance import (
     Demand,
     Instance,
@@ -142,3 +143,36 @@ def test_small_fleets_equal_an_enumeration(seed):
         else:
             assert solution.unmet.max() == 0, instance
             assert solution.usd_per_hour == pytest.approx(best, abs=1e-4), instance
+
+
+def large_instance(rng, models=40, pools=12):
+    """A fleet that takes a search: headroom over nodes, whole machines that are rented."""
+    supplies = tuple(
+        Supply(nodes=6, per_node=8, usd=float(rng.uniform(1, 5)), paid=str(rng.choice(PAID)))
+        for _ in range(pools)
+    )
+    demands = tuple(
+        Demand(np.array([[float(rng.uniform(1, 20))]]), failures=1) for _ in range(models)
+    )
+    options = tuple(
+        Option(m, p, devices, (devices * float(rng.uniform(0.5, 3)),), watts=1.0)
+        for m in range(models)
+        for p in range(pools)
+        for devices in (1, 2)
+    )
+    return Instance(demands, options, supplies)
+
+
+def test_a_search_says_how_far_it_is_and_ends_when_nobody_waits():
+    instance = large_instance(np.random.default_rng(5))
+    told = []
+    solution = solve_fleet(
+        instance, gap=0.05, seconds=30.0, watch=lambda *figures: told.append(figures)
+    )
+    assert solution.gap <= 0.05
+    assert solution.bound <= solution.objective * (1 + 1e-9)
+    assert told
+    objectives = [objective for objective, _, _ in told]
+    assert objectives == sorted(objectives, reverse=True)
+    with apply_budget(Budget(), abandoned=lambda: True), pytest.raises(Cancelled):
+        solve_fleet(instance, gap=0.0, seconds=30.0)
