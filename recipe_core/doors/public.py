@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from recipe_core.estimates.results import Estimate
     from recipe_core.fleets.answer import FleetAnswer
     from recipe_core.fleets.request import FleetRequest
+    from recipe_core.fleets.solver import Watch
     from recipe_core.fleets.what_if import FleetChanges
     from recipe_core.recipe import Additions, Recipe
     from recipe_core.request.size import SizeRequest
