@@ -213,7 +213,7 @@ class FleetAnswer:
     watts: float
     kg_co2_per_hour: float
     probability: float
-    """Joint probability that all limits of all models hold."""
+    """Joint probability that all limits of all models hold, as far as these are served."""
     conflict: Conflict | None = None
     notes: tuple[str, ...] = ()
     periods: Mapping[str, float] = field(default_factory=lambda: {ALL_DAY: 24.0})
