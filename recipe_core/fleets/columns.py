@@ -221,12 +221,24 @@ def pose_replica(
     )
 
 
+# Options that a fleet does not place, each with the reason.
+NOT_PLACED = {
+    "disaggregated": "pools of prefill and decode are not placed in fleets.",
+    "hardware": "goes with one plan: a fleet's machines are its pools.",
+    "loads": "goes with one plan: a fleet's loads are its models'.",
+}
+
+
 def check_limits(model: FleetModel) -> Objective:
     """Return a model's objective as a replica keeps it.
 
     Raises:
-        InputError: for limits on money and devices, which belong to the fleet.
+        InputError: for limits on money and devices, which belong to the fleet, and for options that
+            it does not place.
     """
+    for name, message in NOT_PLACED.items():
+        if getattr(model.options, name):
+            raise InputError(message, field=f"options.{name}", hint="Leave it out.")
     for name in Limits.model_fields:
         if getattr(model.objective.limits, name) is not None and name not in OWN_LIMITS:
             raise InputError(

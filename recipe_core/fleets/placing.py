@@ -235,6 +235,10 @@ class _OptionMaker:
                     capacities = tuple(column.capacities[place] for place in places)
                     if any(value > 0 for value in capacities):
                         self._add(model, owner, p, column, capacities, part, loads)
+                    elif part is None:
+                        self.reasons[model.name][pool.pool.name] = (
+                            f"its users are {max(trips):g} ms away, which its limits do not leave"
+                        )
 
     def _add(
         self,

@@ -89,8 +89,8 @@ def _draw_even_scores(generator: np.random.Generator, scenarios: int) -> Float:
 
 def joint_probabilities(placements: Sequence[Stated]) -> tuple[float, Mapping[str, float]]:
     """Return the probability that all owners hold, and that each does."""
-    if not placements:
-        return 1.0, {}
+    if not placements:  # nothing is served
+        return 0.0, {}
     capacities = draw_capacities(placements)
     members: defaultdict[str, list[int]] = defaultdict(list)
     for k, placement in enumerate(placements):

@@ -136,6 +136,9 @@ def test_regions_far_away_take_their_time_from_the_limit_on_the_first_token():
     there = placed({**near, "users": {"us": 1}}, pools=pools, regions=regions)
     assert {part.pool for part in here.models[0].placements} == {"mi300x"}
     assert {part.pool for part in there.models[0].placements} == {"h100"}
+    far = placed({**near, "users": {"eu": 1}}, pools=pools[:1], regions=regions)
+    assert "140 ms away" in far.conflict.text
+    assert far.probability == 0
     both = placed({**near, "users": {"us": 1, "eu": 1}}, pools=pools, regions=regions)
     assert {part.pool for part in both.models[0].placements} == {"h100", "mi300x"}
     assert both.models[0].placements[0].weight == pytest.approx(0.5)
@@ -240,6 +243,10 @@ def test_all_limits_hold_together_less_likely_than_each_alone():
         ),
         ({"models": [{**CHAT, "workload": OFFLINE}]}, "models.0.workload.mode"),
         ({"models": [CHAT, CHAT]}, "models"),
+        (
+            {"models": [{**CHAT, "options": {"disaggregated": True}}]},
+            "models.0.options.disaggregated",
+        ),
     ],
 )
 def test_what_is_wrong_is_named_with_its_field(change, field):
