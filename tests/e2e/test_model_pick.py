@@ -55,8 +55,11 @@ def box_address(tmp_path_factory):
 
 
 def open_list(page):
-    """Open the list of wanted models, which a choice closes."""
-    page.locator("details:not([open]) summary").first.click()
+    """Open the list of wanted models, which a choice closes, unless text overtakes its run."""
+    from playwright.sync_api import TimeoutError as StaysOpen
+
+    with suppress(StaysOpen):
+        page.locator("details:not([open]) summary").first.click(timeout=PATIENCE * 250)
     page.locator("details[open]").first.wait_for()
 
 
