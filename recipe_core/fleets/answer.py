@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from recipe_core.fleets.request import FleetRequest, Goal, Term
+from recipe_core.hardware.prices import price_month
 
 SCHEMA_VERSION = 1
 # ``optimal`` within the gap that was asked for, ``feasible`` where time or the caller ended the
@@ -221,7 +222,7 @@ class FleetAnswer:
 
     @property
     def usd_per_month(self) -> float:
-        return self.usd_per_hour * 730.0
+        return price_month(self.usd_per_hour)
 
     @property
     def complete(self) -> bool:

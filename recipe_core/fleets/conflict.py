@@ -12,7 +12,7 @@ import time
 from recipe_core.fleets.answer import Conflict
 from recipe_core.fleets.instance import Instance, Solution
 from recipe_core.fleets.placing import FleetProblem
-from recipe_core.fleets.program import is_feasible
+from recipe_core.fleets.program import is_impossible
 from recipe_core.fleets.request import DataRules
 
 # Seconds after which the set is as small as it got.
@@ -30,12 +30,15 @@ def find_conflict(
         solution: the most that it serves.
         seconds: after which the set may not be the smallest.
     """
+    started, proven = time.monotonic(), True
     groups = _list_groups(instance)
     served = {(option.job, option.owner) for option in instance.options}
     nowhere = [f"demand.{m}" for m in range(len(instance.demands)) if (False, m) not in served]
     nowhere += [f"work.{j}" for j in range(len(instance.works)) if (True, j) not in served]
     if nowhere:  # nothing else has to do with it
         return Conflict(tuple(map(_field, nowhere)), _nowhere_text(problem, nowhere))
+    if not is_impossible(instance):
+        return Conflict((), "Time ended the search before it said whether all can be served.")
     unmet = [m for m in range(len(instance.demands)) if solution.unmet[m].max() > 0]
     lacking = [f"demand.{m}" for m in unmet]
     lacking += [f"work.{j}" for j in range(len(instance.works)) if solution.undone[j] > 0]
@@ -43,13 +46,12 @@ def find_conflict(
     order = [group for group in groups if group not in lacking]
     order.sort(key=lambda group: (not group.startswith("demand"), not group.startswith("work")))
     relaxed: frozenset[str] = frozenset()
-    started, proven = time.monotonic(), True
     for group in (*order, *lacking):
         if time.monotonic() - started > seconds:
             proven = False
             break
         without = relaxed | {group}
-        if not is_feasible(instance, without):
+        if is_impossible(instance, without):
             relaxed = without
     members = [group for group in groups if group not in relaxed]
     return Conflict(tuple(_field(group) for group in members), _text(problem, members, proven))
@@ -129,6 +131,8 @@ def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
             words.append(f"the {request.pools[k].power_kw:g} kW of {request.pools[k].name}")
         else:
             words.append(f"the budget of ${request.objective.usd_per_month:,.0f} a month")
+    if len(words) == 1:
+        return f"Nothing serves {words[0]}, even if all else is left out."
     listed = ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
     tail = "" if proven else " Time ended the search: fewer of these may conflict already."
     return f"These do not go together: {listed}. Each is needed for the conflict.{tail}"

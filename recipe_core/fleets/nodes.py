@@ -7,8 +7,10 @@ replicas divide each other, so that filling the largest first leaves no rest.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from recipe_core.base.arrays import Int
 from recipe_core.fleets.answer import NodeShare
 from recipe_core.fleets.instance import Solution
 from recipe_core.fleets.placing import FleetProblem
@@ -23,6 +25,16 @@ class _Node:
     free: float
     owners: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     slices: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+
+@dataclass
+class _Stand:
+    """A replica on whole devices of one node."""
+
+    option: int
+    owner: str
+    devices: float
+    node: _Node
 
 
 def fill_nodes(
@@ -45,21 +57,75 @@ def fill_nodes(
         if (machines := int(solution.machines[p, t])) and instance.supplies[p].paid == "nodes":
             nodes = nodes[:machines]
         _cut_devices(nodes, instance.supplies[p].cuts, solution.cuts[p])
-        for k in sorted(options, key=lambda k: -instance.options[k].devices):
-            option, owner = instance.options[k], problem.choices[k].owner
-            if option.nap is not None:
-                continue
-            for _ in range(int(counts[k, t])):
-                for node, devices_here in _place(
-                    nodes, option.devices, option.slice, owner, pool.per_node
-                ):
-                    _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
+        for k, node, devices_here in _stand_replicas(problem, options, counts[:, t], nodes):
+            _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
         for (where, size, _), members in solution.groups.items():
             if where == p:
                 for node, devices_here in _place(nodes, size, None, "", pool.per_node):
                     for k in members:
                         _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
     return out
+
+
+def _stand_replicas(
+    problem: FleetProblem, options: list[int], counts: Int, nodes: list[_Node]
+) -> Iterator[tuple[int, _Node, float]]:
+    """Every replica of a pool's options that stands alone: its option, a node, devices there."""
+    stands: list[_Stand] = []
+    for k in sorted(options, key=lambda k: -problem.instance.options[k].devices):
+        option, owner = problem.instance.options[k], problem.choices[k].owner
+        per_node = problem.pools[option.pool].per_node
+        for _ in range(int(counts[k]) if option.nap is None else 0):
+            parts = _place(nodes, option.devices, option.slice, owner, per_node)
+            if option.slice is None and len(parts) == 1:
+                stands.append(_Stand(k, owner, option.devices, parts[0][0]))
+                continue
+            yield from ((k, node, devices_here) for node, devices_here in parts)
+    _spread_evenly(stands, nodes)
+    yield from ((stand.option, stand.node, stand.devices) for stand in stands)
+
+
+def _spread_evenly(stands: list[_Stand], nodes: list[_Node]) -> None:
+    """Move replicas, or swap those of one size, while that spreads their owners over more nodes.
+
+    Each step makes the sum of squares of what nodes have of each owner smaller, so that it ends.
+    """
+    moved = True
+    while moved:
+        moved = False
+        for stand in stands:
+            crowded = stand.node
+            if crowded.owners[stand.owner] < 2:
+                continue
+            fewer = [n for n in nodes if n.owners[stand.owner] < crowded.owners[stand.owner] - 1]
+            for node in sorted(fewer, key=lambda node: node.owners[stand.owner]):
+                if node.free >= stand.devices - 1e-9:
+                    _move(stand, node)
+                    moved = True
+                    break
+                swap = next((o for o in stands if o.node is node and _gains(stand, o)), None)
+                if swap is not None:
+                    _move(stand, node)
+                    _move(swap, crowded)
+                    moved = True
+                    break
+
+
+def _gains(stand: _Stand, swap: _Stand) -> bool:
+    """Return whether two replicas of one size spread their owners more where they change places."""
+    if swap.devices != stand.devices or swap.owner == stand.owner:
+        return False
+    own_node, swap_node = stand.node.owners, swap.node.owners
+    gain = own_node[stand.owner] - swap_node[stand.owner] - 1
+    return gain + swap_node[swap.owner] - own_node[swap.owner] - 1 > 0
+
+
+def _move(stand: _Stand, node: _Node) -> None:
+    """Let a replica stand on another node."""
+    for place, sign in ((stand.node, -1), (node, 1)):
+        place.owners[stand.owner] += sign
+        place.free -= sign * stand.devices
+    stand.node = node
 
 
 def _cut_devices(nodes: list[_Node], cuts: object, numbers: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from recipe_core.base import budget
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.units import usd
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.fleets.answer import ALL_DAY
 from recipe_core.fleets.columns import ANYWHERE, Column, Sources, loaded_plan, make_columns
@@ -24,6 +25,7 @@ from recipe_core.fleets.request import (
     FleetPeriod,
     FleetRequest,
 )
+from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 from recipe_core.hardware.slices import Slice
 from recipe_core.request.over_time import Start
 
@@ -53,8 +55,8 @@ class FleetProblem:
     """A fleet with the program that places it.
 
     ``choices``: of the instance's options. ``periods``: with their hours. ``reasons``: by model or
-    job and pool, why nothing of it can stand there. ``slots``: the instance's, of which the first
-    are the periods of today.
+    job and pool, why nothing of it can stand there. The first slots of the instance are the periods
+    of today.
     """
 
     request: FleetRequest
@@ -63,7 +65,6 @@ class FleetProblem:
     choices: tuple[Choice, ...]
     periods: Mapping[str, float]
     reasons: Mapping[str, Mapping[str, str]]
-    regions: Mapping[str, tuple[str, ...]]
 
 
 def list_periods(request: FleetRequest) -> tuple[FleetPeriod, ...]:
@@ -141,7 +142,7 @@ def pose_fleet(
         works=tuple(works),
         hours=tuple(share * period.hours for _, share in ahead for period in periods),
         goal=request.objective.optimize,
-        most_usd=None if monthly is None else monthly / 730.0,
+        most_usd=_hourly_budget(monthly, pools),
     )
     return FleetProblem(
         request=request,
@@ -150,8 +151,21 @@ def pose_fleet(
         choices=tuple(maker.choices),
         periods={period.name: period.hours for period in periods},
         reasons=maker.reasons,
-        regions={model.name: tuple(model.users) or ("",) for model in request.models},
     )
+
+
+def _hourly_budget(monthly: float | None, pools: tuple[ResolvedPool, ...]) -> float | None:
+    """The highest cost of an hour; None without a budget."""
+    if monthly is None:
+        return None
+    fixed = sum(pool.usd * pool.devices for pool in pools if pool.pool.term == "reserved")
+    if monthly < price_month(fixed):
+        raise InputError(
+            f"is below the {usd(price_month(fixed))} that reserved machines cost in any case.",
+            field="objective.usd_per_month",
+            hint="Raise it, or leave a reserved pool out.",
+        )
+    return monthly / HOURS_PER_MONTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,10 +359,3 @@ def packed(problem: FleetProblem) -> Instance:
         for option in problem.instance.options
     )
     return replace(problem.instance, options=options)
-
-
-def iter_choices(problem: FleetProblem, owner: str) -> Iterator[tuple[int, Choice]]:
-    """The options of a model or job, each with its number."""
-    for k, choice in enumerate(problem.choices):
-        if choice.owner == owner:
-            yield k, choice

@@ -2,9 +2,9 @@
 
 Loads are served by whole replicas, each of which holds a known load; pools bound devices, whole
 machines are rented, devices are cut by one of the ways that their vendor allows, and what must
-survive the loss of failure domains has the capacity beside them. With ``k`` domains lost, the
-capacity that is lost is at most the sum of the ``k`` largest of all domains, a linear bound by its
-dual: ``k·u + Σ max(v - u, 0)``.
+survive the loss of failure domains has the capacity beside them. What one domain may take of a
+load is chosen among levels, each with replicas of its own: a disjunction, whose relaxation is
+tight. With ``k`` domains lost, each counts as the level that is chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,13 @@ import numpy as np
 
 from recipe_core.fleets.instance import Instance, Option, Solution, Supply
 from recipe_core.fleets.request import Goal
-from recipe_core.fleets.solver import Found, ProgramRows, Watch, run_solver
+from recipe_core.fleets.solver import (
+    Found,
+    ProgramRows,
+    Watch,
+    proves_infeasible,
+    run_solver,
+)
 
 # Of money, power and devices that break ties between equally good fleets.
 TIE = 1e-6
@@ -27,6 +33,8 @@ TIE = 1e-6
 START_HOURS = 1 / 6
 # Share of the time in which devices that sleeping models share may be busy with them.
 BUSY = 0.5
+# Seconds that a search has at least after one before it took all of its time.
+LEAST_SECONDS = 4.0
 # Of a whole number that the solver may miss.
 ROUNDING = 1e-6
 # Penalties of what is not served: each class of priority above the next by so much.
@@ -419,9 +427,9 @@ class FleetProgram:
             terms.update(self._starts)
             self.rows.offset = self._fixed_usd
         scale = max(terms.values(), default=1.0) or 1.0
-        for other in (self._usd, self._used):
-            largest = max(other.values(), default=0.0)
-            for variable, value in other.items():
+        for measure in (self._usd, self._used):
+            largest = max(measure.values(), default=0.0)
+            for variable, value in measure.items():
                 if largest:
                     terms[variable] += TIE * scale * value / largest
         return terms
@@ -450,6 +458,13 @@ class FleetProgram:
         for variable in range(len(self.rows.cost)):
             self.rows.cost[variable] = cost.get(variable, 0.0)
         return run_solver(self.rows.lp(), gap, seconds, watch)
+
+    def serve_nothing(self) -> Found:
+        """Return the values that serve nothing, for a search that ended before it found any."""
+        values = np.zeros(len(self.rows.cost))
+        values[[*self.miss.values(), *self.skip.values()]] = 1.0
+        objective = float(values @ np.array(self.rows.cost))
+        return Found(values, objective, 0.0, float("inf"), proven=False)
 
     def read(self, solved: Found, started: float) -> Solution:
         """Return the solver's values by what they mean."""
@@ -575,15 +590,21 @@ def solve_fleet(
         return program.read(solved, started)
     program = FleetProgram(instance, elastic=True)
     terms = program.count_unmet()
-    first = program.solve(terms, gap=1e-4, seconds=max(seconds / 2, 1.0), watch=None)
-    assert first is not None  # noqa: S101 - serving nothing is always feasible
+
+    def remaining_s() -> float:
+        return max(seconds - (time.monotonic() - started), LEAST_SECONDS)
+
+    first = program.solve(terms, gap=1e-4, seconds=remaining_s() / 2) or program.serve_nothing()
     program.rows.row(terms, high=first.objective * (1 + 1e-6) + 1e-6)
-    remaining_s = max(seconds - (time.monotonic() - started), 1.0)
-    best = program.solve(program.goal_terms(), gap=gap, seconds=remaining_s, watch=watch)
+    best = program.solve(program.goal_terms(), gap=gap, seconds=remaining_s(), watch=watch)
     return program.read(best or first, started)
 
 
-def is_feasible(instance: Instance, relaxed: frozenset[str], seconds: float = 20.0) -> bool:
-    """Return whether anything serves all of a fleet but some groups of rows that do not bind."""
-    program = FleetProgram(instance, relaxed)
-    return program.solve({}, gap=1.0, seconds=seconds) is not None
+def is_impossible(
+    instance: Instance, relaxed: frozenset[str] = frozenset(), seconds: float = 20.0
+) -> bool:
+    """Return whether it is proven that nothing serves all of a fleet.
+
+    ``relaxed``: groups of rows that do not bind.
+    """
+    return proves_infeasible(FleetProgram(instance, relaxed).rows.lp(), seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,7 @@ from recipe_core.fleets.placing import Choice, FleetProblem
 from recipe_core.fleets.pools import sharing_notes
 from recipe_core.fleets.probability import Stated, joint_probabilities
 from recipe_core.fleets.request import FleetModel
+from recipe_core.hardware.prices import price_month
 
 # Figures of a replica that an answer states.
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
@@ -40,7 +42,6 @@ class _Read:
     placement: Placement
     usd_by_slot: Float
     devices_by_slot: Float
-    served_by_slot: Float
 
 
 def read_solution(
@@ -57,7 +58,7 @@ class _Reader:
         self.instance = problem.instance
         self.periods = list(problem.periods)
         self.hours = np.array([problem.periods[name] for name in self.periods])
-        self.today = range(len(self.periods))  # later slots are months ahead
+        # later slots are months ahead
         self.replicas = solution.replicas[:, : len(self.periods)]
         self.nodes = fill_nodes(problem, solution, len(self.periods))
         self.used = self._used_devices()
@@ -179,7 +180,7 @@ class _Reader:
             shared=choice.asleep,
             nodes=tuple(self.nodes.get(k, ())),
         )
-        return _Read(choice, placement, usd, devices, load)
+        return _Read(choice, placement, usd, devices)
 
     def _awake_alone(self, k: int) -> float:
         """The share of requests of a sleeping model that find its devices free of the others."""
@@ -187,7 +188,7 @@ class _Reader:
         for members in self.solution.groups.values():
             if k in members:
                 return 1.0 - sum(
-                    float(options[other].nap or 0.0) for other in members if other != k
+                    float(options[beside].nap or 0.0) for beside in members if beside != k
                 )
         return 1.0
 
@@ -380,7 +381,7 @@ class _Reader:
             Charge(
                 *(team, project, cost_centre),
                 usd_per_hour=(usd := sum(read.placement.usd_per_hour for read in members)),
-                usd_per_month=usd * 730.0,
+                usd_per_month=price_month(usd),
                 devices=float(sum((read.devices_by_slot * share).sum() for read in members)),
                 models=tuple(dict.fromkeys(read.choice.owner for read in members)),
             )
@@ -389,12 +390,30 @@ class _Reader:
         idle = total - sum(charge.usd_per_hour for charge in out)
         if idle > 1e-6 * max(total, 1.0):
             devices = float(((self.paid - self.used) * share).sum())
-            out.append(Charge(None, None, None, idle, idle * 730.0, devices, ()))
+            out.append(Charge(None, None, None, idle, price_month(idle), devices, ()))
         return tuple(sorted(out, key=lambda charge: -charge.usd_per_hour))
+
+    def _crowded_notes(self, reads: list[_Read]) -> Iterator[str]:
+        """Say of models whose replicas found no nodes that spread them as their headroom needs."""
+        for m, model in enumerate(self.problem.request.models):
+            headroom = self.problem.request.headroom_of(model)
+            if headroom.failures != 1 or headroom.domain != "node":
+                continue
+            by_node: defaultdict[str, float] = defaultdict(float)
+            for part in (r.placement for r in reads if r.choice.owner == model.name):
+                for share in part.nodes:
+                    by_node[share.node] += share.replicas * part.capacity_each
+            load = self.instance.demands[m].loads.sum(axis=0)[: len(self.periods)].max()
+            load *= 1.0 - self.solution.unmet[m].max()
+            if sum(by_node.values()) - max(by_node.values(), default=0.0) < load * (1 - 1e-3):
+                yield (
+                    f"{model.name}: no order of replicas on nodes was found that holds its load "
+                    "with any node down; spread them by hand."
+                )
 
     def _notes(self, reads: list[_Read]) -> tuple[str, ...]:
         """Say what the answer does not know or count."""
-        notes = list(sharing_notes(self.problem.pools))
+        notes = [*sharing_notes(self.problem.pools), *self._crowded_notes(reads)]
         if any(read.choice.asleep for read in reads):
             notes.append(
                 "Models that sleep wait for each other's requests on shared devices: their "

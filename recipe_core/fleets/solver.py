@@ -77,6 +77,36 @@ Watch = Callable[[float, float, float], None]
 
 
 def run_solver(lp: Any, gap: float, seconds: float, watch: Watch | None) -> Found | None:
+    """Return the best values that were found in the time; None where there are none.
+
+    Raises:
+        Cancelled: where the caller has left.
+    """
+    solver = _run(lp, gap, seconds, watch)
+    info, status = solver.getInfo(), solver.getModelStatus()
+    if status == highspy.HighsModelStatus.kModelEmpty:
+        return Found(np.zeros(lp.num_col_), 0.0, 0.0, 0.0, proven=True)
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    values = np.asarray(solver.getSolution().col_value, dtype=float)
+    has_gap = np.isfinite(info.mip_gap)
+    return Found(
+        values=values,
+        objective=float(info.objective_function_value),
+        bound=float(info.mip_dual_bound),
+        gap=float(info.mip_gap) if has_gap else float("inf"),
+        proven=status == highspy.HighsModelStatus.kOptimal,
+    )
+
+
+def proves_infeasible(lp: Any, seconds: float) -> bool:
+    """Return whether it is proven in the time that a program has no values at all."""
+    status = _run(lp, 1.0, seconds, None).getModelStatus()
+    statuses = highspy.HighsModelStatus
+    return status in (statuses.kInfeasible, statuses.kUnboundedOrInfeasible)
+
+
+def _run(lp: Any, gap: float, seconds: float, watch: Watch | None) -> Any:
     """Solve a program in this thread; the caller's budget ends it between steps."""
     solver = highspy.Highs()  # type: ignore[no-untyped-call]
     for name, value in {
@@ -109,17 +139,4 @@ def run_solver(lp: Any, gap: float, seconds: float, watch: Watch | None) -> Foun
     solver.run()
     if ended:
         raise ended[0]
-    info, status = solver.getInfo(), solver.getModelStatus()
-    if status == highspy.HighsModelStatus.kModelEmpty:
-        return Found(np.zeros(lp.num_col_), 0.0, 0.0, 0.0, proven=True)
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None
-    values = np.asarray(solver.getSolution().col_value, dtype=float)
-    has_gap = np.isfinite(info.mip_gap)
-    return Found(
-        values=values,
-        objective=float(info.objective_function_value),
-        bound=float(info.mip_dual_bound),
-        gap=float(info.mip_gap) if has_gap else float("inf"),
-        proven=status == highspy.HighsModelStatus.kOptimal,
-    )
+    return solver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -244,6 +245,13 @@ def test_all_limits_hold_together_less_likely_than_each_alone():
         ({"models": [{**CHAT, "workload": OFFLINE}]}, "models.0.workload.mode"),
         ({"models": [CHAT, CHAT]}, "models"),
         (
+            {
+                "pools": [{**H100, "term": "reserved"}],
+                "objective": {"usd_per_month": 1000},
+            },
+            "objective.usd_per_month",
+        ),
+        (
             {"models": [{**CHAT, "options": {"disaggregated": True}}]},
             "models.0.options.disaggregated",
         ),
@@ -355,3 +363,48 @@ def test_each_objective_is_best_by_its_own_measure_and_power_is_bounded():
     capped = placed(CHAT, SMALL, pools=[{**H100, "nodes": 4, "power_kw": 3}, CLOUD])
     assert capped.pools[0].watts <= 3000
     assert capped.pools[1].used["all"] > 0
+
+
+def test_a_search_that_time_ends_claims_no_conflict(monkeypatch):
+    from recipe_core.fleets import program
+
+    monkeypatch.setattr(program, "run_solver", lambda *_: None)
+    monkeypatch.setattr(program, "proves_infeasible", lambda *_: False)
+    answer = placed(CHAT)
+    assert answer.status == "partial"
+    assert answer.models[0].unmet == 1
+    assert answer.conflict.members == ()
+    assert "Time ended the search" in answer.conflict.text
+
+
+def test_replicas_of_a_full_pool_stand_on_nodes_as_their_headroom_needs():
+    rng = np.random.default_rng(11)
+    for _ in range(4):
+        models = [
+            {
+                **SMALL,
+                "name": f"m{k}",
+                "workload": {**SMALL["workload"], "request_rate": float(rng.uniform(2, 60))},
+            }
+            for k in range(8)
+        ]
+        answer = placed(
+            *models, pools=[{**H100, "nodes": 6}], headroom={"failures": 1, "domain": "node"}
+        )
+        assert not any("spread them by hand" in note for note in answer.notes)
+        assert answer.pools[0].used["all"] > 12
+        for model in answer.models:
+            by_node = Counter()
+            for part in model.placements:
+                assert sum(share.replicas for share in part.nodes) == part.most_replicas
+                for share in part.nodes:
+                    by_node[share.node] += share.replicas * part.capacity_each
+            remaining = sum(by_node.values()) - max(by_node.values())
+            assert remaining >= model.served["all"] * (1 - 1e-6)
+        for node in {share.node for part in parts_of(answer) for share in part.nodes}:
+            shares = [s for part in parts_of(answer) for s in part.nodes if s.node == node]
+            assert sum(share.devices for share in shares) <= 4
+
+
+def parts_of(answer):
+    return [part for model in answer.models for part in model.placements]

@@ -34,7 +34,7 @@ BUDGETS = {
     "targets": 8_080,
     "bundle": 2_280,
     "calibration": 8_800,
-    "fleets": 7_100,
+    "fleets": 7_240,
     "views": 12_380,
     "doors": 7_060,
 }

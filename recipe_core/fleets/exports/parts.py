@@ -158,8 +158,9 @@ def scheduler_of(pool: Pool) -> Scheduler:
 def node_labels(answer: FleetAnswer, pool: Pool) -> dict[str, str]:
     """Labels that select a pool's nodes: its own where they tell it apart, else one of its name."""
     labels = _kubernetes_labels(pool)
-    rest = (other for other in answer.request.pools if other.name != pool.name)
-    unique = labels and all(_kubernetes_labels(other) != labels for other in rest)
+    pools = answer.request.pools
+    labels_beside = [_kubernetes_labels(part) for part in pools if part.name != pool.name]
+    unique = labels and labels not in labels_beside
     return labels if unique else {**labels, POOL_LABEL: pool.name}
 
 
