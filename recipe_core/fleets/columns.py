@@ -41,14 +41,15 @@ from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import split_name
 from recipe_core.sizing.size import LEAST_RATE, largest_load
 
-# Loads of the first scan, and of the gap that it leaves: a load is then known within 1 %.
-POINTS = 28
+# Loads of the first scan, of all layouts, and of the gap that it leaves to the best of them: a load
+# is then known within 1 %.
+POINTS, CLOSE_POINTS = 14, 48
 # The smallest load that counts, as a share of the largest.
 SMALLEST = 2e-3
 # Share by which a larger replica must hold more per device than smaller ones to be kept.
 GAIN = 0.02
 # Share within which a first scan guesses what a layout holds, by the chances on both sides.
-COARSE = 1.01
+COARSE = 1.05
 # Layouts of a device that are kept: a larger one that holds no more per device is never chosen.
 KEPT = 6
 # Nodes of a replica that spans several, where none fits into one.
@@ -341,16 +342,16 @@ class Scan:
     row: Int
 
 
-def _scan(layouts: Layouts, low: Float, high: Float) -> Scan:
+def _scan(layouts: Layouts, low: Float, high: Float, points: int) -> Scan:
     """The gap behind the last load that holds without a break, of a grid from low to high."""
-    loads = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, POINTS)
+    loads = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, points)
     if layouts.problem.workload.mode != "open":
         loads = np.round(loads)
     plan, places = layouts.judge(loads)
     holds = plan.holds[places]
-    first = np.where(holds.all(axis=1), POINTS, (~holds).argmax(axis=1))
+    first = np.where(holds.all(axis=1), points, (~holds).argmax(axis=1))
     index, last = np.arange(len(layouts)), np.maximum(first - 1, 0)
-    beyond = np.minimum(first, POINTS - 1)
+    beyond = np.minimum(first, points - 1)
     low, high = np.where(first > 0, loads[index, last], 0.0), loads[index, beyond]
     chances = np.nan_to_num(plan.chances)[places]
     sure, unsure = chances[index, last], chances[index, beyond]
@@ -380,50 +381,49 @@ def _kept_columns(
         layouts,
         np.full(len(layouts), lowest_load),
         np.full(len(layouts), max(top_load, lowest_load)),
+        POINTS,
     )
     candidates = _undominated(layouts.devices, scan.guess, COARSE)
     if not len(candidates):
         return Columns((), refusal_text(scan.plan))
     layouts = layouts.take(candidates)
-    scan = _scan(layouts, scan.low[candidates], scan.high[candidates])
+    scan = _scan(layouts, scan.low[candidates], scan.high[candidates], CLOSE_POINTS)
     kept_rows = _undominated(layouts.devices, scan.low)
     layouts, rows, capacity = layouts.take(kept_rows), scan.row[kept_rows], scan.low[kept_rows]
     capacities = [capacity]
     for trip in round_trips[1:]:
         nearer = replace(layouts, problem=_nearer(layouts.problem, trip))
-        far = _scan(nearer, np.full(len(kept_rows), lowest_load), np.maximum(capacity, lowest_load))
-        far = _scan(nearer, np.maximum(far.low, lowest_load), np.maximum(far.high, lowest_load))
+        far = _scan(nearer, np.full(len(capacity), lowest_load), capacity, POINTS)
+        far = _scan(nearer, np.maximum(far.low, lowest_load), far.high, CLOSE_POINTS)
         capacities.append(np.minimum(far.low, capacity))
+    plan, found = scan.plan, np.array(capacities)
+    if request.objective.limits.percentile is not None:  # the search was on means
+        plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
+        tails = [largest_load(plan, int(row)).value or 0.0 for row in rows]
+        found = np.minimum(found, tails)
     return Columns(
         tuple(
-            _column(device, request, scan.plan, int(row), tuple(float(c[k]) for c in capacities))
-            for k, row in enumerate(rows.tolist())
+            make_column(device, plan, int(row), tuple(found[:, k].tolist()))
+            for k, row in enumerate(rows)
         )
     )
 
 
-def _column(
-    device: str | Mapping[str, Any],
-    request: PlanRequest,
-    plan: Plan,
-    row: int,
-    capacities: tuple[float, ...],
+def make_column(
+    device: str | Mapping[str, Any], plan: Plan, row: int, capacities: tuple[float, ...]
 ) -> Column:
+    """Return the column of a row of a plan of one replica, or of one worker of a job."""
     setting = plan.setting(row)
-    watts = float(plan.columns["watts"][row])
-    if request.objective.limits.percentile is not None:
-        plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
-        first = largest_load(plan, row).value or 0.0
-        capacities = tuple(min(value, first) for value in capacities)
+    common, alone = (float(np.trace(part)) for part in plan.spec.ranking.errors(setting))
     return Column(
         device=device,
         devices=int(plan.columns["gpus"][row]),
         capacities=capacities,
-        watts=watts,
+        watts=float(plan.columns["watts"][row]),
         layout=split_name(plan.candidate(row)),
-        engine=setting.engine.name,
+        engine=plan.candidate(row).get("engine", ""),
         software=tuple(map(str, plan.spec.ranking.software(setting))),
-        shared_error=shared_error(plan, row),
+        shared_error=common / (common + alone) if common + alone > 0 else 0.0,
         plan=plan,
         row=row,
     )
@@ -464,13 +464,6 @@ def _nearer(problem: Problem[Any], trip_ms: float) -> Problem[Any]:
     }
     objective = objective.model_copy(update={"limits": limits.model_copy(update=update)})
     return replace(problem, request=problem.request.model_copy(update={"objective": objective}))
-
-
-def shared_error(plan: Plan, row: int) -> float:
-    """Return the share of an estimate's variance that runs of the same software have in common."""
-    common, alone = plan.spec.ranking.errors(plan.setting(row))
-    total = float(np.trace(common) + np.trace(alone))
-    return float(np.trace(common)) / total if total > 0 else 0.0
 
 
 def refusal_text(plan: Plan) -> str:

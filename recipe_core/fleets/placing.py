@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,13 +19,7 @@ from recipe_core.fleets.instance import Demand, Instance, Option, Work, pack_foo
 from recipe_core.fleets.jobs import make_job_columns
 from recipe_core.fleets.pools import ResolvedPool, resolve_pools, round_trip_ms
 from recipe_core.fleets.program import BUSY
-from recipe_core.fleets.request import (
-    DataRules,
-    FleetJob,
-    FleetModel,
-    FleetPeriod,
-    FleetRequest,
-)
+from recipe_core.fleets.request import FleetJob, FleetModel, FleetPeriod, FleetRequest, Tenant
 from recipe_core.hardware.prices import HOURS_PER_MONTH, price_month
 from recipe_core.hardware.slices import Slice
 from recipe_core.request.over_time import Start
@@ -72,18 +67,6 @@ def list_periods(request: FleetRequest) -> tuple[FleetPeriod, ...]:
     return request.periods or (FleetPeriod(name=ALL_DAY, hours=24.0),)
 
 
-def is_allowed_pool(where: DataRules, pool: ResolvedPool) -> str | None:
-    """Say why the rules on data forbid a pool; None where they allow it."""
-    name = pool.pool.name
-    if where.pools and name not in where.pools:
-        return "its rules name other pools"
-    if where.regions and pool.pool.region not in where.regions:
-        return f"it must stay in {' or '.join(where.regions)}"
-    if where.on_premises and not pool.pool.stands_on_premises:
-        return "it must stay on premises"
-    return None
-
-
 def pose_fleet(
     request: FleetRequest,
     *,
@@ -102,56 +85,47 @@ def pose_fleet(
     Raises:
         InputError: naming the field that is wrong.
     """
-    pools = resolve_pools(request)
-    periods = list_periods(request)
-    ahead = AHEAD if _looks_ahead(request) else ((0.0, 1.0),)
+    pools, periods = resolve_pools(request), list_periods(request)
+    grows = request.growth is not None or any(model.growth for model in request.models)
+    reserves = any(pool.reserve is not None for pool in request.pools)
+    ahead = AHEAD if grows and reserves else ((0.0, 1.0),)
     maker = _OptionMaker(request, pools, confidence, sources)
-    demands, works = [], []
+    demands, works = list[Demand](), list[Work]()
     for k, model in enumerate(request.models):
-        budget.count_step()
-        growth = model.growth or request.growth
-        loads = np.concatenate(
-            [
-                _loads(
-                    model, periods, _growth_factor(growth, month + part * (growth or _STILL).months)
-                )
-                for part, _ in ahead
-            ],
-            axis=1,
-        )
-        try:
+        loads = _loads_of(request, model, month, [part for part, _ in ahead])
+        with _naming(f"models.{k}"):
             maker.add_model(model, k, loads)
-        except RecipeError as error:
-            raise _at(error, f"models.{k}") from None
         headroom = request.headroom_of(model)
         demands.append(Demand(loads, model.priority, headroom.failures, headroom.domain))
     for k, job in enumerate(request.jobs):
-        budget.count_step()
-        try:
-            single = maker.add_job(job, k)
-        except RecipeError as error:
-            raise _at(error, f"jobs.{k}") from None
+        with _naming(f"jobs.{k}"):
+            maker.add_job(job, k)
         allowed = [not job.periods or period.name in job.periods for period in periods]
         slots = np.tile(np.array(allowed, dtype=np.bool_), len(ahead))
-        works.append(Work(24.0 / job.every_hours, slots, job.priority, job.preemptible, single))
-    monthly = request.objective.usd_per_month
+        trains = job.workload.kind == "training"
+        works.append(Work(24.0 / job.every_hours, slots, job.priority, job.preemptible, trains))
     instance = Instance(
         demands=tuple(demands),
-        options=tuple(maker.options),
+        options=_pack_options(maker.options, pools),
         supplies=tuple(pool.supply() for pool in pools),
         works=tuple(works),
         hours=tuple(share * period.hours for _, share in ahead for period in periods),
         goal=request.objective.optimize,
-        most_usd=_hourly_budget(monthly, pools),
+        most_usd=_hourly_budget(request.objective.usd_per_month, pools),
     )
-    return FleetProblem(
-        request=request,
-        pools=pools,
-        instance=instance,
-        choices=tuple(maker.choices),
-        periods={period.name: period.hours for period in periods},
-        reasons=maker.reasons,
-    )
+    hours = {period.name: period.hours for period in periods}
+    return FleetProblem(request, pools, instance, tuple(maker.choices), hours, maker.reasons)
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Count a step of the work, and put a field before those that its errors name."""
+    budget.count_step()
+    try:
+        yield
+    except RecipeError as error:
+        inside = f"{field}.{error.field}" if error.field else field
+        raise InputError(error.message, field=inside, hint=error.hint) from None
 
 
 def _hourly_budget(monthly: float | None, pools: tuple[ResolvedPool, ...]) -> float | None:
@@ -168,35 +142,17 @@ def _hourly_budget(monthly: float | None, pools: tuple[ResolvedPool, ...]) -> fl
     return monthly / HOURS_PER_MONTH
 
 
-@dataclass(frozen=True, slots=True)
-class _NoGrowth:
-    months: int = 0
-    per_month: float = 0.0
-
-
-_STILL = _NoGrowth()
-
-
-def _looks_ahead(request: FleetRequest) -> bool:
-    """Return whether reservations have to be decided for a load that grows."""
-    grows = request.growth is not None or any(model.growth for model in request.models)
-    return grows and any(pool.reserve is not None for pool in request.pools)
-
-
-def _growth_factor(growth: object, months: float) -> float:
-    return float((1.0 + getattr(growth, "per_month", 0.0)) ** months)
-
-
-def _at(error: RecipeError, field: str) -> InputError:
-    inside = f".{error.field}" if error.field else ""
-    return InputError(error.message, field=f"{field}{inside}", hint=error.hint)
-
-
-def _loads(model: FleetModel, periods: tuple[FleetPeriod, ...], factor: float) -> Float:
-    """Loads by users' region and period."""
+def _loads_of(
+    request: FleetRequest, model: FleetModel, month: float, parts: Sequence[float]
+) -> Float:
+    """Loads by users' region and slot: the periods of a day, after each part of its growth."""
+    growth = model.growth or request.growth
+    months = np.array([month + part * growth.months for part in parts]) if growth else np.zeros(1)
+    factors = (1.0 + growth.per_month) ** months if growth else np.ones(len(parts))
     shares = np.array(list(model.users.values()) or [1.0])
-    by_period = np.array([model.load.get(period.name, 1.0) for period in periods])
-    return np.asarray(model.peak * factor * np.outer(shares / shares.sum(), by_period))
+    by_period = np.array([model.load.get(period.name, 1.0) for period in list_periods(request)])
+    by_slot = np.outer(factors, by_period).ravel()
+    return np.asarray(model.peak * np.outer(shares / shares.sum(), by_slot))
 
 
 class _OptionMaker:
@@ -209,62 +165,35 @@ class _OptionMaker:
         confidence: float | None,
         sources: Sources,
     ) -> None:
-        self.request, self.pools, self.confidence = request, pools, confidence
-        self.sources = sources
+        self.pools, self.confidence, self.sources = pools, confidence, sources
         self.regions = {region.name: region for region in request.regions}
         self.options: list[Option] = []
         self.choices: list[Choice] = []
         self.reasons: dict[str, dict[str, str]] = {}
 
-    def add_model(self, model: FleetModel, owner: int, loads: Float) -> None:
-        """Add every layout of a model in every pool that may serve it."""
-        own_confidence = model.objective.required_confidence
-        confidence = None if self.confidence is None else max(own_confidence, self.confidence)
-        largest_load = max(float(loads.sum(axis=0).max()) * BEYOND, 1e-3)
-        if model.sleep is not None:  # how busy it keeps its devices has to be known
-            largest_load = max(largest_load, LEAST_AWAKE)
-        self.reasons[model.name] = {}
+    def _allowed_pools(self, tenant: Tenant) -> Iterator[tuple[int, ResolvedPool]]:
+        """Pools that may have a tenant; of the others the reason is kept."""
+        where, reasons = tenant.where, self.reasons.setdefault(tenant.name, {})
         for p, pool in enumerate(self.pools):
-            forbidden = is_allowed_pool(model.where, pool)
-            if forbidden is not None:
-                self.reasons[model.name][pool.pool.name] = forbidden
-                continue
-            trips = [round_trip_ms(pool, users, self.regions) for users in model.users or ("",)]
-            distinct = tuple(dict.fromkeys((0.0, *trips)))
-            places = [distinct.index(trip) for trip in trips]
-            for part in (*((None,) if pool.keeps_whole else ()), *pool.slices):
-                columns_found = make_columns(
-                    model,
-                    pool.pool.device if part is None else part.device,
-                    pool.per_node if part is None else 1,
-                    1 if part else min(pool.pool.nodes, MOST_NODES),
-                    top_load=largest_load,
-                    round_trips=distinct,
-                    confidence=confidence,
-                    sources=self.sources,
-                )
-                if columns_found.reason and part is None:
-                    self.reasons[model.name][pool.pool.name] = columns_found.reason
-                for column in columns_found.columns:
-                    capacities = tuple(column.capacities[place] for place in places)
-                    if any(value > 0 for value in capacities):
-                        self._add(model, owner, p, column, capacities, part, loads)
-                    elif part is None:
-                        self.reasons[model.name][pool.pool.name] = (
-                            f"its users are {max(trips):g} ms away, which its limits do not leave"
-                        )
+            if where.pools and pool.pool.name not in where.pools:
+                reasons[pool.pool.name] = "its rules name other pools"
+            elif where.regions and pool.pool.region not in where.regions:
+                reasons[pool.pool.name] = f"it must stay in {' or '.join(where.regions)}"
+            elif where.on_premises and not pool.pool.stands_on_premises:
+                reasons[pool.pool.name] = "it must stay on premises"
+            else:
+                yield p, pool
 
     def _add(
         self,
-        model: FleetModel,
+        choice: Choice,
         owner: int,
         p: int,
-        column: Column,
         capacities: tuple[float, ...],
-        part: Slice | None,
-        loads: Float,
-    ) -> None:
-        pool = self.pools[p]
+        *,
+        job: bool = False,
+    ) -> Option:
+        column, pool, part = choice.column, choice.pool, choice.slice
         option = Option(
             owner=owner,
             pool=p,
@@ -272,50 +201,74 @@ class _OptionMaker:
             capacities=capacities,
             watts=column.watts,
             slice=part.name if part else None,
+            job=job,
             up=pool.up ** max(column.devices // pool.per_node, 1),
         )
         self.options.append(option)
-        self.choices.append(Choice(model.name, pool, column, part))
-        if model.sleep is None or part is not None or column.devices > pool.per_node:
+        self.choices.append(choice)
+        return option
+
+    def add_model(self, model: FleetModel, owner: int, loads: Float) -> None:
+        """Add every layout of a model in every pool that may serve it."""
+        confidence = self.confidence
+        if confidence is not None:
+            confidence = max(model.objective.required_confidence, confidence)
+        peak = float(loads.sum(axis=0).max())
+        # how busy a model that sleeps keeps its devices has to be known
+        top_load = max(peak * BEYOND, LEAST_AWAKE if model.sleep else 1e-3)
+        for p, pool in self._allowed_pools(model):
+            reasons = self.reasons[model.name]
+            trips = [round_trip_ms(pool, users, self.regions) for users in model.users or ("",)]
+            distinct = tuple(dict.fromkeys((0.0, *trips)))
+            for part in (*((None,) if pool.keeps_whole else ()), *pool.slices):
+                columns_there = make_columns(
+                    model,
+                    part.device if part else pool.pool.device,
+                    1 if part else pool.per_node,
+                    1 if part else min(pool.pool.nodes, MOST_NODES),
+                    top_load=top_load,
+                    round_trips=distinct,
+                    confidence=confidence,
+                    sources=self.sources,
+                )
+                if columns_there.reason and part is None:
+                    reasons[pool.pool.name] = columns_there.reason
+                for column in columns_there.columns:
+                    capacities = tuple(column.capacities[distinct.index(trip)] for trip in trips)
+                    choice = Choice(model.name, pool, column, part)
+                    if any(capacities):
+                        self._let_sleep(
+                            model, choice, self._add(choice, owner, p, capacities), peak
+                        )
+                    elif part is None:
+                        far = f"its users are {max(trips):g} ms away, which its limits do not leave"
+                        reasons[pool.pool.name] = far
+
+    def _let_sleep(self, model: FleetModel, choice: Choice, option: Option, peak: float) -> None:
+        """Add the same replica asleep between its bursts, where its model may sleep."""
+        column = choice.column
+        if model.sleep is None or choice.slice or column.devices > choice.pool.per_node:
             return
         wake_s = wake_seconds(column)
-        nap = busy_share(column, float(loads.sum(axis=0).max()))
-        nap += model.sleep.wakes_per_hour * wake_s / 3600.0
+        nap = busy_share(column, peak) + model.sleep.wakes_per_hour * wake_s / 3600.0
         if wake_s <= model.sleep.longest_wake_s and nap <= BUSY:
             self.options.append(replace(option, nap=nap))
-            self.choices.append(Choice(model.name, pool, column, None, asleep=True))
+            self.choices.append(replace(choice, asleep=True))
 
-    def add_job(self, job: FleetJob, owner: int) -> bool:
-        """Add every layout of a job, and return whether it has one worker at a time."""
-        self.reasons[job.name] = {}
-        single = False
-        for p, pool in enumerate(self.pools):
-            forbidden = is_allowed_pool(job.where, pool)
+    def add_job(self, job: FleetJob, owner: int) -> None:
+        """Add every layout of a job in every pool that may run it."""
+        for p, pool in self._allowed_pools(job):
             if not pool.keeps_whole:
-                forbidden = "its devices are all cut"
-            if forbidden is not None:
-                self.reasons[job.name][pool.pool.name] = forbidden
+                self.reasons[job.name][pool.pool.name] = "its devices are all cut"
                 continue
-            columns_found = make_job_columns(
+            columns_there = make_job_columns(
                 job, pool.pool.device, pool.per_node, pool.pool.nodes, self.sources
             )
-            single |= columns_found.single
-            if columns_found.reason:
-                self.reasons[job.name][pool.pool.name] = columns_found.reason
-            for column in columns_found.columns:
-                self.options.append(
-                    Option(
-                        owner=owner,
-                        pool=p,
-                        devices=float(column.devices),
-                        capacities=column.capacities,
-                        watts=column.watts,
-                        job=True,
-                        up=pool.up ** max(column.devices // pool.per_node, 1),
-                    )
-                )
-                self.choices.append(Choice(job.name, pool, column, None))
-        return single
+            if columns_there.reason:
+                self.reasons[job.name][pool.pool.name] = columns_there.reason
+            for column in columns_there.columns:
+                choice = Choice(job.name, pool, column, None)
+                self._add(choice, owner, p, column.capacities, job=True)
 
 
 def busy_share(column: Column, load: float) -> float:
@@ -343,19 +296,19 @@ def wake_seconds(column: Column) -> float:
     ).seconds
 
 
-def packed(problem: FleetProblem) -> Instance:
-    """Return the instance with devices of replicas as they pack into nodes of their pools."""
-    sizes: dict[int, set[int]] = {}
-    for option in problem.instance.options:
+def _pack_options(options: Sequence[Option], pools: Sequence[ResolvedPool]) -> tuple[Option, ...]:
+    """Options with the devices of their replicas as they pack into nodes of their pools."""
+    sizes: dict[int, set[int]] = {p: set() for p in range(len(pools))}
+    for option in options:
         if option.slice is None:
-            sizes.setdefault(option.pool, set()).add(int(option.devices))
-    chains = {
-        p: pack_footprints(members, problem.pools[p].per_node) for p, members in sizes.items()
-    }
-    options = tuple(
-        option
-        if option.slice is not None
-        else replace(option, devices=chains[option.pool][int(option.devices)])
-        for option in problem.instance.options
+            sizes[option.pool].add(int(option.devices))
+    packs = [pack_footprints(sizes[p], pool.per_node) for p, pool in enumerate(pools)]
+    return tuple(
+        option if option.slice else replace(option, devices=packs[option.pool][int(option.devices)])
+        for option in options
     )
-    return replace(problem.instance, options=options)
+
+
+def packed(problem: FleetProblem) -> Instance:
+    """Return the instance."""
+    return problem.instance

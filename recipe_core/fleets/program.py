@@ -65,8 +65,9 @@ class FleetProgram:
         self._co2: defaultdict[int, float] = defaultdict(float)
         self._used: defaultdict[int, float] = defaultdict(float)
         self._starts: dict[int, float] = {}
-        # devices in use by pool and slot; of slices by pool, slot and name
+        # devices and watts by pool and slot; replicas on slices by pool, slot and name
         self._taken: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        self._drawn: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
         self._sliced: defaultdict[tuple[int, int, str], dict[int, float]] = defaultdict(dict)
         self.count: dict[tuple[int, int], list[int]] = {}
         self.flow: dict[tuple[int, int, int], int] = {}
@@ -75,7 +76,7 @@ class FleetProgram:
         self.machines: dict[tuple[int, int], int] = {}
         self.reserve: dict[int, int] = {}
         self.cut: dict[int, list[int]] = {}
-        self.naps: dict[tuple[int, int], int] = {}
+        self.naps: dict[int, int] = {}
         self._by_owner: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
         for k, option in enumerate(instance.options):
             self._by_owner[option.job, option.owner].append(k)
@@ -92,10 +93,10 @@ class FleetProgram:
     def _add_machines(self) -> None:
         """Machines that are rented or reserved, and devices that are cut."""
         for p, supply in enumerate(self.instance.supplies):
-            self.cut[p] = [
-                self.rows.variable(float(self._machines_of(p) * supply.per_node), integer=True)
-                for _ in supply.cuts
-            ]
+            devices = float(self._machines_of(p) * supply.per_node)
+            self.cut[p] = [self.rows.variable(devices, integer=True) for _ in supply.cuts]
+            for cut in self.cut[p]:
+                self._use(cut, p, self.slots, devices=1.0)
             if supply.paid != "nodes":
                 if supply.paid == "fixed":
                     self._fixed_usd += supply.usd * supply.nodes * supply.per_node
@@ -117,32 +118,35 @@ class FleetProgram:
     def _machines_of(self, p: int) -> float:
         return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
 
+    def _use(
+        self, variable: int, p: int, slots: Iterable[int], *, devices: float, watts: float = 0.0
+    ) -> None:
+        """Count devices and power that each unit of a variable takes of a pool in some slots."""
+        supply = self.instance.supplies[p]
+        for t in slots:
+            if devices:
+                self._taken[p, t][variable] = devices
+            self._drawn[p, t][variable] = watts
+            self._used[variable] += devices * self._share[t]
+            self._watts[variable] += watts * self._share[t]
+            self._co2[variable] += watts * supply.co2 * self._share[t]
+            if supply.paid in ("used", "devices"):
+                self._usd[variable] += supply.usd * devices * self._share[t]
+
     def _replicas(self, k: int, t: int) -> int:
         """A variable that counts replicas of an option in a slot, with what it takes."""
         option = self.instance.options[k]
         supply = self.instance.supplies[option.pool]
         devices = supply.nodes * supply.per_node
-        replica_devices = option.devices if option.slice is None else 0.0
-        upper = devices // replica_devices if replica_devices else devices * MOST_SLICES
-        if f"pool.{option.pool}" in self.relaxed:
-            upper = UNBOUNDED
-        replicas = self.rows.variable(float(min(upper, UNBOUNDED)), integer=True)
+        each = 0.0 if option.slice else option.devices
+        upper = devices // each if each else devices * MOST_SLICES
+        upper = UNBOUNDED if f"pool.{option.pool}" in self.relaxed else min(upper, UNBOUNDED)
+        replicas = self.rows.variable(float(upper), integer=True)
         self.count.setdefault((k, t), []).append(replicas)
-        self._take(k, t, replicas)
-        return replicas
-
-    def _take(self, k: int, t: int, replicas: int) -> None:
-        option = self.instance.options[k]
-        supply = self.instance.supplies[option.pool]
-        if option.slice is None:
-            self._taken[option.pool, t][replicas] = option.devices
-            self._used[replicas] += option.devices * self._share[t]
-            if supply.paid in ("used", "devices"):
-                self._usd[replicas] += supply.usd * option.devices * self._share[t]
-        else:
+        self._use(replicas, option.pool, [t], devices=each, watts=option.watts)
+        if option.slice:
             self._sliced[option.pool, t, option.slice][replicas] = 1.0
-        self._watts[replicas] += option.watts * self._share[t]
-        self._co2[replicas] += option.watts * supply.co2 * self._share[t]
+        return replicas
 
     def _add_demands(self) -> None:
         for m, demand in enumerate(self.instance.demands):
@@ -297,16 +301,16 @@ class FleetProgram:
 
     def _nap(self, k: int) -> int:
         """A binary: whether an option sleeps and wakes where others do; the same in all slots."""
-        if (k, 0) not in self.naps:
-            self.naps[k, 0] = self.rows.variable(1.0, integer=True)
-        return self.naps[k, 0]
+        if k not in self.naps:
+            self.naps[k] = self.rows.variable(1.0, integer=True)
+        return self.naps[k]
 
     def _add_sleepers(self) -> None:
         """Devices that sleeping models share: groups, each awake for a part of the time."""
         options = self.instance.options
         sizes: defaultdict[tuple[int, float], list[int]] = defaultdict(list)
         for k, option in enumerate(options):
-            if option.nap is not None and (k, 0) in self.naps:
+            if k in self.naps:
                 sizes[option.pool, option.devices].append(k)
         self.groups: dict[tuple[int, float, int], dict[int, int]] = {}
         for (p, devices), members in sizes.items():
@@ -320,57 +324,30 @@ class FleetProgram:
                     places[k][inside] = 1.0
                     self.groups.setdefault((p, devices, number), {})[k] = inside
                 self.rows.row({**awake, group: -BUSY}, high=0.0)
-                for t in self.slots:
-                    self._taken[p, t][group] = devices
-                self._used[group] += devices
-                if self.instance.supplies[p].paid in ("used", "devices"):
-                    self._usd[group] += self.instance.supplies[p].usd * devices
-                self._watts[group] += max(options[k].watts for k in members)
+                watts = max(options[k].watts for k in members)
+                self._use(group, p, self.slots, devices=devices, watts=watts)
             for k, inside_of in places.items():
-                self.rows.row({**inside_of, self.naps[k, 0]: -1.0}, low=0.0, high=0.0)
+                self.rows.row({**inside_of, self.naps[k]: -1.0}, low=0.0, high=0.0)
 
     # bounds
 
     def _bound_pools(self) -> None:
-        for p, supply in enumerate(self.instance.supplies):
-            for variable in self.cut[p]:
-                self._used[variable] += 1.0
-                if supply.paid in ("used", "devices"):
-                    self._usd[variable] += supply.usd
-            for t in self.slots:
-                devices_taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
-                if f"pool.{p}" not in self.relaxed and devices_taken:
-                    if (p, t) in self.machines:
-                        machines = self.machines[p, t]
-                        self.rows.row(
-                            {**devices_taken, machines: -float(supply.per_node)}, high=0.0
-                        )
-                    else:
-                        self.rows.row(devices_taken, high=float(supply.nodes * supply.per_node))
-                for name in {name for pool, slot, name in self._sliced if (pool, slot) == (p, t)}:
-                    cut = {
-                        variable: -float(counts.get(name, 0))
-                        for variable, counts in zip(self.cut[p], supply.cuts, strict=True)
-                    }
-                    self.rows.row({**self._sliced[p, t, name], **cut}, high=0.0)
-                self._bound_power(p, t)
-
-    def _bound_power(self, p: int, t: int) -> None:
-        supply = self.instance.supplies[p]
-        if supply.most_watts is None or f"power.{p}" in self.relaxed:
-            return
-        drawn = {
-            variable: self._watts[variable] / self._share[t]
-            for (k, slot), counted in self.count.items()
-            for variable in counted
-            if slot == t and self.instance.options[k].pool == p
-        }
-        asleep = {
-            variable: self._watts[variable]
-            for variable in self._taken[p, t]
-            if variable not in drawn
-        }
-        self.rows.row({**drawn, **asleep}, high=supply.most_watts)
+        for (p, t), taken in self._taken.items():
+            per_node = float(self.instance.supplies[p].per_node)
+            if (p, t) in self.machines:
+                taken, bound = {**taken, self.machines[p, t]: -per_node}, 0.0
+            else:
+                bound = self.instance.supplies[p].nodes * per_node
+            if f"pool.{p}" not in self.relaxed:
+                self.rows.row(taken, high=bound)
+        for (p, _, name), sliced in self._sliced.items():
+            cuts = zip(self.cut[p], self.instance.supplies[p].cuts, strict=True)
+            cut = {variable: -float(counts.get(name, 0)) for variable, counts in cuts}
+            self.rows.row({**sliced, **cut}, high=0.0)
+        for (p, _), drawn in self._drawn.items():
+            most_watts = self.instance.supplies[p].most_watts
+            if most_watts is not None and f"power.{p}" not in self.relaxed:
+                self.rows.row(drawn, high=most_watts)
 
     def _count_starts(self) -> None:
         """Replicas that a period starts beyond the one before: their devices serve nothing then."""
@@ -399,17 +376,12 @@ class FleetProgram:
 
     def count_unmet(self) -> dict[int, float]:
         """Return what unserved load weighs: higher priorities far above lower ones."""
-        ranked = [self.instance.demands[m].priority for m, _ in self.miss]
-        ranked += [self.instance.works[j].priority for j in self.skip]
-        ranks = {value: k for k, value in enumerate(sorted(set(ranked))[-CLASSES:], start=1)}
-        out = {
-            variable: STEP ** ranks.get(self.instance.demands[m].priority, 0)
-            for (m, _), variable in self.miss.items()
-        }
-        return out | {
-            variable: STEP ** ranks.get(self.instance.works[j].priority, 0)
-            for j, variable in self.skip.items()
-        }
+        demands, works = self.instance.demands, self.instance.works
+        priorities = {variable: demands[m].priority for (m, _), variable in self.miss.items()}
+        priorities |= {variable: works[j].priority for j, variable in self.skip.items()}
+        ranked = sorted({*priorities.values()})[-CLASSES:]
+        ranks = {priority: k for k, priority in enumerate(ranked, start=1)}
+        return {v: STEP ** ranks.get(priority, 0) for v, priority in priorities.items()}
 
     def goal_terms(self) -> dict[int, float]:
         """Return the objective by variable, ties broken by money, power and devices."""
@@ -437,12 +409,11 @@ class FleetProgram:
     def _add_spread(self) -> int:
         """The largest share of any pool's devices that is in use."""
         largest = self.rows.variable(1.0)
-        for p, supply in enumerate(self.instance.supplies):
+        for (p, _), taken in self._taken.items():
+            supply = self.instance.supplies[p]
             devices = float(supply.nodes * supply.per_node)
-            for t in self.slots:
-                devices_taken = {**self._taken[p, t], **dict.fromkeys(self.cut[p], 1.0)}
-                if devices_taken and devices:
-                    self.rows.row({**devices_taken, largest: -devices}, high=0.0)
+            if devices:
+                self.rows.row({**taken, largest: -devices}, high=0.0)
         return largest
 
     # solving
@@ -473,7 +444,7 @@ class FleetProgram:
         replicas = np.zeros(shape, dtype=np.int64)
         for (k, t), counted in self.count.items():
             replicas[k, t] = sum(round(value[variable]) for variable in counted)
-        for (k, _), variable in self.naps.items():
+        for k, variable in self.naps.items():
             replicas[k, :] = round(value[variable])
         regions = max((len(demand.loads) for demand in instance.demands), default=1)
         flows = np.zeros((len(instance.options), regions, len(instance.hours)))

@@ -6,7 +6,8 @@ inventory, a page or an agent says of a fleet is written as this document.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -20,7 +21,7 @@ from recipe_core.request.candidate import CandidateRequest
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.objective import Objective
 from recipe_core.request.schema import Options, PlanRequest, Workload, needs_load
-from recipe_core.request.serving_workload import ServingWorkload
+from recipe_core.request.serving_workload import LOADS, ServingWorkload
 from recipe_core.request.size import GrowthRequest
 
 # Names of what a fleet has: valid as parts of Kubernetes objects, Slurm partitions and file names.
@@ -86,18 +87,17 @@ class Sleep(DescribedModel):
     requests after it."""
 
 
-class FleetModel(DescribedModel):
-    """A model with its traffic and limits, and to whom it belongs."""
+class Tenant(DescribedModel):
+    """What runs on a fleet: a plan's request without hardware, and to whom it belongs."""
 
     name: Label
-    """Name of its deployment."""
+    """Its name."""
 
     model: Text | dict[str, Any]
     """Model, as in a plan's request."""
 
     workload: Workload
-    """Its traffic, as in a plan's request; ``mode: open`` states requests a second over all
-    replicas, ``closed`` users at once."""
+    """Its work, as in a plan's request."""
 
     objective: Objective = Objective(optimize="cost")
     """The limits, and with which ``confidence`` they must hold; what counts most is the fleet's to
@@ -111,7 +111,7 @@ class FleetModel(DescribedModel):
     """What all of its layouts must agree with."""
 
     priority: Annotated[int, Field(ge=0, le=1000)] = 100
-    """Who is served first where not all can be; a larger number comes first."""
+    """Who comes first where not all can be had; a larger number does."""
 
     team: Line | None = None
     """Team that pays for it."""
@@ -124,6 +124,31 @@ class FleetModel(DescribedModel):
 
     where: DataRules = DataRules()
     """Where its data may go."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, value: Any) -> Any:
+        """A workload without ``kind`` is serving; an objective without a goal is about cost."""
+        if not isinstance(value, Mapping):
+            return value
+        out = dict(value)
+        workload, objective = out.get("workload"), out.get("objective")
+        if isinstance(workload, Mapping):
+            out["workload"] = {"kind": "serving", **workload}
+        goals = {"optimize", "weights", "orientation"}
+        if isinstance(objective, Mapping) and not goals & set(objective):
+            out["objective"] = {"optimize": "cost", **objective}
+        return out
+
+    def on(self, hardware: HardwareRequest, **changes: Any) -> PlanRequest:
+        """Return its request on some hardware, with changes to its fields."""
+        names = ("model", "workload", "objective", "options", "candidate")
+        fields = {name: getattr(self, name) for name in names}
+        return PlanRequest(hardware=hardware, **{**fields, **changes})
+
+
+class FleetModel(Tenant):
+    """A model with its traffic and limits: ``mode: open`` or ``closed``, over all replicas."""
 
     users: Annotated[dict[Label, Positive], Field(max_length=64, default_factory=dict)]
     """Where its users are: parts of its requests by region; left out, beside the machines."""
@@ -143,53 +168,28 @@ class FleetModel(DescribedModel):
     sleep: Sleep | None = None
     """Whether it may sleep between bursts and share devices with others that do."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _spelled_out(cls, value: Any) -> Any:
-        return _with_kind(value)
-
     def flaws(self) -> Iterator[Flaw]:
         """Find what its fields alone contradict: the field, what is wrong, and the fix."""
-        if getattr(self.workload, "mode", "") not in ("open", "closed"):
+        if self.mode not in ("open", "closed"):
             hint = "Set mode: open or closed; runs that end belong to the fleet's jobs."
             yield "workload.mode", "is no traffic that goes on.", hint
         elif needs_load(self.workload):
             hint = "State how many users there are at once."
             yield "workload.concurrency", "is missing.", hint
 
-    def on(self, hardware: HardwareRequest, **changes: Any) -> PlanRequest:
-        """Return its request on some hardware, with changes to its fields."""
-        return _plan_request(self, hardware, changes)
+    @property
+    def mode(self) -> str:
+        """How its load is stated: ``open`` (requests a second) or ``closed`` (users at once)."""
+        return getattr(self.workload, "mode", "")
 
     @property
     def peak(self) -> float:
         """Its load by the workload: requests a second (open), or users at once (closed)."""
-        assert isinstance(self.workload, ServingWorkload)  # noqa: S101 - checked when it is made
-        workload = self.workload
-        value = workload.request_rate if workload.mode == "open" else workload.concurrency
-        return float(value or 0.0)
+        return float(getattr(self.workload, LOADS[self.mode]) or 0.0)
 
 
-class FleetJob(DescribedModel):
-    """A batch of requests or a training run that takes devices which others leave idle."""
-
-    name: Label
-    """Name of the job."""
-
-    model: Text | dict[str, Any]
-    """Model, as in a plan's request."""
-
-    workload: Workload
-    """``mode: offline`` with its requests, or a training run with its tokens."""
-
-    objective: Objective = Objective(optimize="cost")
-    """Limits on it, as in a plan's request."""
-
-    options: Options = Options()
-    """What the search may vary."""
-
-    candidate: CandidateRequest | None = None
-    """What all of its layouts must agree with."""
+class FleetJob(Tenant):
+    """A batch of requests (``mode: offline``) or a training run that takes idle devices."""
 
     every_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
     """How often it runs, so that it is done within as many hours: 24 is once a day."""
@@ -203,23 +203,6 @@ class FleetJob(DescribedModel):
     priority: Annotated[int, Field(ge=0, le=1000)] = 10
     """Who comes first where not all can run."""
 
-    team: Line | None = None
-    """Team that pays for it."""
-
-    project: Line | None = None
-    """Project that it belongs to."""
-
-    cost_centre: Line | None = None
-    """Cost centre that is charged."""
-
-    where: DataRules = DataRules()
-    """Where its data may go."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _spelled_out(cls, value: Any) -> Any:
-        return _with_kind(value)
-
     def flaws(self) -> Iterator[Flaw]:
         """Find what its fields alone contradict: the field, what is wrong, and the fix."""
         workload = self.workload
@@ -229,10 +212,6 @@ class FleetJob(DescribedModel):
                 yield "workload.mode", "is no job that ends.", hint
         elif workload.tokens is None:
             yield "workload.tokens", "is missing.", "State how many tokens a run trains on."
-
-    def on(self, hardware: HardwareRequest, **changes: Any) -> PlanRequest:
-        """Return its request on some hardware, with changes to its fields."""
-        return _plan_request(self, hardware, changes)
 
 
 class Reserve(DescribedModel):
@@ -429,33 +408,27 @@ class FleetRequest(DescribedModel):
 
     @model_validator(mode="after")
     def _names_meet(self) -> Self:
-        names = {
-            "models": [model.name for model in self.models],
-            "pools": [pool.name for pool in self.pools],
-            "jobs": [job.name for job in self.jobs],
-            "regions": [region.name for region in self.regions],
-            "periods": [period.name for period in self.periods],
-        }
-        parts: dict[str, tuple[FleetModel | FleetJob | Pool, ...]]
-        parts = {"models": self.models, "jobs": self.jobs, "pools": self.pools}
-        for field, members in parts.items():
-            for k, part in enumerate(members):
+        for field in ("models", "jobs", "pools"):
+            for k, part in enumerate(getattr(self, field)):
                 for inside, message, hint in part.flaws():
                     raise InputError(message, field=f"{field}.{k}.{inside}", hint=hint)
-        for field, listed in names.items():
-            _check_unique(field, listed)
-        _check_unique("jobs", [*names["models"], *names["jobs"]])
+        fields = ("models", "jobs", "pools", "regions", "periods")
+        names = {field: [part.name for part in getattr(self, field)] for field in fields}
+        for field, listed in (names | {"jobs": names["models"] + names["jobs"]}).items():
+            if twice := [name for name, count in Counter(listed).items() if count > 1]:
+                hint = "Give each a name of its own."
+                raise InputError(f"has two named {twice[0]!r}.", field=field, hint=hint)
         for field, name, kind in self._named():
             allowed = names[f"{kind}s"]
             if kind == "region" and not allowed and not field.endswith(".users"):
                 allowed = [pool.region for pool in self.pools if pool.region]
-            _check_among(name, allowed, field, kind)
-        if self.periods and abs(sum(period.hours for period in self.periods) - 24) > 1e-6:
-            raise InputError(
-                f"last {sum(period.hours for period in self.periods):g} hours together.",
-                field="periods",
-                hint="Their hours add up to 24.",
-            )
+            if name not in allowed:
+                message, hint = unknown(kind, name, sorted(allowed))
+                raise InputError(message, field=field, hint=hint)
+        hours = sum(period.hours for period in self.periods)
+        if self.periods and abs(hours - 24) > 1e-6:
+            message, hint = f"last {hours:g} hours together.", "Their hours add up to 24."
+            raise InputError(message, field="periods", hint=hint)
         return self
 
     def _named(self) -> Iterator[tuple[str, str, str]]:
@@ -463,11 +436,13 @@ class FleetRequest(DescribedModel):
         for k, pool in enumerate(self.pools):
             if pool.region is not None and self.regions:
                 yield f"pools.{k}.region", pool.region, "region"
-        rules = [(f"models.{k}", model.where) for k, model in enumerate(self.models)]
-        rules += [(f"jobs.{k}", job.where) for k, job in enumerate(self.jobs)]
-        for field, where in rules:
-            yield from ((f"{field}.where.pools", name, "pool") for name in where.pools)
-            yield from ((f"{field}.where.regions", name, "region") for name in where.regions)
+        for kind, tenants in (("models", self.models), ("jobs", self.jobs)):
+            for k, tenant in enumerate(tenants):
+                field = f"{kind}.{k}"
+                yield from ((f"{field}.where.pools", name, "pool") for name in tenant.where.pools)
+                yield from (
+                    (f"{field}.where.regions", name, "region") for name in tenant.where.regions
+                )
         for k, model in enumerate(self.models):
             yield from ((f"models.{k}.users", name, "region") for name in model.users)
             yield from ((f"models.{k}.load", name, "period") for name in model.load)
@@ -496,44 +471,3 @@ class FleetRequest(DescribedModel):
 
     def headroom_of(self, model: FleetModel) -> Headroom:
         return self.headroom if model.headroom is None else model.headroom
-
-
-def _plan_request(
-    part: FleetModel | FleetJob, hardware: HardwareRequest, changes: Mapping[str, Any]
-) -> PlanRequest:
-    fields = {
-        name: getattr(part, name)
-        for name in ("model", "workload", "objective", "options", "candidate")
-    }
-    return PlanRequest(hardware=hardware, **{**fields, **changes})
-
-
-def _with_kind(value: Any) -> Any:
-    """A workload without ``kind`` is serving; an objective without a goal is about cost."""
-    if not isinstance(value, Mapping):
-        return value
-    out = dict(value)
-    workload, objective = out.get("workload"), out.get("objective")
-    if isinstance(workload, Mapping) and "kind" not in workload:
-        out["workload"] = {"kind": "serving", **workload}
-    goals = {"optimize", "weights", "orientation"}
-    if isinstance(objective, Mapping) and not goals & set(objective):
-        out["objective"] = {"optimize": "cost", **objective}
-    return out
-
-
-def _check_unique(field: str, names: Iterable[str]) -> None:
-    earlier = set[str]()
-    for name in names:
-        if name in earlier:
-            raise InputError(
-                f"has two named {name!r}.", field=field, hint="Give each a name of its own."
-            )
-        earlier.add(name)
-
-
-def _check_among(name: str, names: Iterable[str | None], field: str, kind: str) -> None:
-    listed = sorted(filter(None, names))
-    if name not in listed:
-        message, hint = unknown(kind, name, listed)
-        raise InputError(message, field=field, hint=hint)
