@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from recipe_core.base.errors import HardwareError, InputError, unknown
 from recipe_core.fleets.instance import Supply
-from recipe_core.fleets.request import PUE, WORLD_G_CO2_PER_KWH, FleetRequest, Pool, Region
+from recipe_core.fleets.request import (
+    PUE,
+    WORLD_G_CO2_PER_KWH,
+    FleetRequest,
+    Pool,
+    Reclaims,
+    Region,
+)
 from recipe_core.hardware.cluster import device_profile
 from recipe_core.hardware.failures import spot_market
 from recipe_core.hardware.prices import OwnershipCost, price_of
@@ -78,14 +85,10 @@ def resolve_pools(request: FleetRequest) -> tuple[ResolvedPool, ...]:
     for k, pool in enumerate(request.pools):
         try:
             out.append(_resolve(pool, regions))
-        except HardwareError as error:
-            field = (error.field or "").removeprefix("hardware.").removeprefix("hardware")
-            where = f"pools.{k}" + (f".{field}" if field else "")
-            raise InputError(error.message, field=where, hint=error.hint) from None
-        except InputError as error:
-            raise InputError(
-                error.message, field=f"pools.{k}.{error.field}", hint=error.hint
-            ) from None
+        except (HardwareError, InputError) as error:
+            inside = (error.field or "").removeprefix("hardware").removeprefix(".")
+            field = f"pools.{k}.{inside}" if inside else f"pools.{k}"
+            raise InputError(error.message, field=field, hint=error.hint) from None
     return tuple(out)
 
 
@@ -95,14 +98,10 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
     usd, basis, unit = _price(pool, profile, per_node)
     reclaims, restart_s = 0.0, 0.0
     if pool.term == "spot":
-        reclaim_habits = pool.reclaims
-        measured = spot_market(profile.architecture).reclaims_per_hour
-        reclaims = (
-            measured
-            if reclaim_habits is None or reclaim_habits.per_hour is None
-            else reclaim_habits.per_hour
-        )
-        restart_s = 600.0 if reclaim_habits is None else reclaim_habits.restart_s
+        habits = pool.reclaims or Reclaims()
+        traces = spot_market(profile.architecture).reclaims_per_hour
+        reclaims = traces if habits.per_hour is None else habits.per_hour
+        restart_s = habits.restart_s
     slices, cuts = _slices(pool, profile)
     return ResolvedPool(
         pool=pool,
@@ -171,11 +170,11 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
             field="slices",
             hint="Name slices of one memory mode, such as nps1; make a pool of each mode.",
         )
-    cuts = []
-    for geometry in list_geometries(profile.name):
-        counts = {name: count for name, count in geometry.counts.items() if name in names}
-        if counts and counts not in cuts:
-            cuts.append(counts)
+    geometries = [
+        {name: count for name, count in geometry.counts.items() if name in names}
+        for geometry in list_geometries(profile.name)
+    ]
+    cuts = [cut for k, cut in enumerate(geometries) if cut and cut not in geometries[:k]]
     cuts = [cut for cut in cuts if not any(_holds_more(more, cut) for more in cuts)]
     return tuple(available[name] for name in names), tuple(cuts)
 
@@ -200,13 +199,10 @@ def sharing_notes(pools: tuple[ResolvedPool, ...]) -> tuple[str, ...]:
     )
 
 
-def round_trip_ms(pools: ResolvedPool, users: str, regions: Mapping[str, Region]) -> float:
+def round_trip_ms(pool: ResolvedPool, users: str, regions: Mapping[str, Region]) -> float:
     """Round-trip time from users of a region to a pool, in milliseconds; 0 where none is stated."""
-    place = pools.pool.region
-    if place is None or place == users:
-        return 0.0
-    for place_name, user_region in ((place, users), (users, place)):
-        region = regions.get(place_name)
-        if region is not None and user_region in region.round_trip_ms:
-            return region.round_trip_ms[user_region]
+    place = pool.pool.region or users
+    for here, there in ((place, users), (users, place)):
+        if here != there and here in regions and there in regions[here].round_trip_ms:
+            return regions[here].round_trip_ms[there]
     return 0.0
