@@ -80,7 +80,7 @@ class Column:
     software: tuple[str, ...]
     shared_error: float
     plan: Plan = field(compare=False, repr=False)
-    row: int = field(compare=False)
+    row: int = field(default=0, compare=False)
 
     @property
     def capacity(self) -> float:
@@ -413,19 +413,32 @@ def make_column(
     device: str | Mapping[str, Any], plan: Plan, row: int, capacities: tuple[float, ...]
 ) -> Column:
     """Return the column of a row of a plan of one replica, or of one worker of a job."""
-    setting = plan.setting(row)
-    common, alone = (float(np.trace(part)) for part in plan.spec.ranking.errors(setting))
+    block, place = plan.at(row)
+    case = np.array([place])
+    alone = replace(  # columns are kept: without the other cases, and what is made again at need
+        block,
+        cases=block.cases.take(case),
+        quantities={name: values[case] for name, values in block.quantities.items()},
+        broken=block.broken[case],
+        legal=np.zeros(1, dtype=np.int64),
+        estimates=None,
+        outside=(),
+        limits=(),
+        chances=None if block.chances is None else block.chances[case],
+    )
+    one = Plan(plan.spec, plan.problem, (alone,))
+    common, own = (float(np.trace(part)) for part in plan.spec.ranking.errors(block.setting))
+    candidate = one.candidate(0)
     return Column(
         device=device,
-        devices=int(plan.columns["gpus"][row]),
+        devices=int(one.columns["gpus"][0]),
         capacities=capacities,
-        watts=float(plan.columns["watts"][row]),
-        layout=split_name(plan.candidate(row)),
-        engine=plan.candidate(row).get("engine", ""),
-        software=tuple(map(str, plan.spec.ranking.software(setting))),
-        shared_error=common / (common + alone) if common + alone > 0 else 0.0,
-        plan=plan,
-        row=row,
+        watts=float(one.columns["watts"][0]),
+        layout=split_name(candidate),
+        engine=candidate.get("engine", ""),
+        software=tuple(map(str, plan.spec.ranking.software(block.setting))),
+        shared_error=common / (common + own) if common + own > 0 else 0.0,
+        plan=one,
     )
 
 
