@@ -12,6 +12,7 @@ from recipe_core.base import budget
 from recipe_core.base.arrays import Float
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.base.units import usd
+from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.fleets.answer import ALL_DAY
 from recipe_core.fleets.columns import ANYWHERE, Column, Sources, loaded_plan, make_columns
@@ -249,10 +250,10 @@ class _OptionMaker:
         column = choice.column
         if model.sleep is None or choice.slice or column.devices > choice.pool.per_node:
             return
-        wake_s = wake_seconds(column)
+        wake_s, rests = wake_seconds(column), rest_shares(column)
         nap = busy_share(column, peak) + model.sleep.wakes_per_hour * wake_s / 3600.0
-        if wake_s <= model.sleep.longest_wake_s and nap <= BUSY:
-            self.options.append(replace(option, nap=nap))
+        if wake_s <= model.sleep.longest_wake_s and nap <= BUSY and max(rests) <= 1.0:
+            self.options.append(replace(option, nap=nap, rests=rests))
             self.choices.append(replace(choice, asleep=True))
 
     def add_job(self, job: FleetJob, owner: int) -> None:
@@ -294,6 +295,21 @@ def wake_seconds(column: Column) -> float:
         device=setting.cluster.device,
         weight_dtype=setting.weight_dtype,
     ).seconds
+
+
+def rest_shares(column: Column) -> tuple[float, float]:
+    """Return what a replica keeps asleep: of the host's memory, and of what engines leave free.
+
+    Its weights wait in its devices' share of the host's memory; where that is not known, or is the
+    devices' own, nothing sleeps. On a device the context and captured graphs of its engine stay.
+    """
+    block, _ = column.plan.at(0)
+    device = block.setting.cluster.device
+    host, sizes = device.node.host_memory_bytes, training_data().run.sleeping_engine_bytes
+    weights = float(column.plan.columns["weights_bytes"][0]) * device.node.devices
+    free = device.usable_memory_bytes * (1.0 - float(block.cases.memory_fraction[0]))
+    kept = sizes.get(column.engine, sizes["any"]).value
+    return weights / host.value if host else np.inf, kept / free if free > 0 else np.inf
 
 
 def _pack_options(options: Sequence[Option], pools: Sequence[ResolvedPool]) -> tuple[Option, ...]:

@@ -324,10 +324,14 @@ class FleetProgram:
                     places[k][inside] = 1.0
                     self.groups.setdefault((p, devices, number), {})[k] = inside
                 self.rows.row({**awake, group: -BUSY}, high=0.0)
+                for memory in range(2):  # of the host, and what engines leave free on devices
+                    inside_of = self.groups[p, devices, number].items()
+                    kept = {inside: options[k].rests[memory] for k, inside in inside_of}
+                    self.rows.row(kept, high=1.0)
                 watts = max(options[k].watts for k in members)
                 self._use(group, p, self.slots, devices=devices, watts=watts)
-            for k, inside_of in places.items():
-                self.rows.row({**inside_of, self.naps[k]: -1.0}, low=0.0, high=0.0)
+            for k, parts in places.items():
+                self.rows.row({**parts, self.naps[k]: -1.0}, low=0.0, high=0.0)
 
     # bounds
 

@@ -277,8 +277,11 @@ def test_adapters_share_a_base_and_models_that_sleep_share_a_device():
             "workload": {**SMALL["workload"], "request_rate": 0.02},
             "sleep": {"wakes_per_hour": 6, "longest_wake_s": 20},
         }
-        for k in range(3)
+        for k in range(8)
     ]
+    # contexts of eight engines, 2 GB each, are more than what one of them leaves free of 80 GB
+    assert placed(*rare, pools=[H100]).pools[0].used["all"] > 1
+    rare = rare[:3]
     asleep = placed(*rare, pools=[H100])
     assert asleep.pools[0].used["all"] == 1
     assert asleep.usd_per_hour == pytest.approx(1.2)
