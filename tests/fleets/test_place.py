@@ -178,6 +178,33 @@ def test_reserving_pays_for_what_runs_all_day():
     assert pool.reserved <= paid["night"]
 
 
+def test_reservations_count_the_months_in_which_the_load_grows():
+    """A reserved node pays where it is used for 1.0 / 2.6 of the time, today or later."""
+    pool = {**CLOUD, "nodes": 24, "reserve": {"usd_per_device_hour": 1.0, "months": 12}}
+    many = {**CHAT, "workload": {**CHAT["workload"], "request_rate": 160}}
+    flat = placed(many, pools=[pool]).pools[0]
+    assert flat.reserved == flat.paid["all"]
+    grows = {"growth": {"per_month": 0.1, "months": 12}}
+    growing = placed(many, pools=[pool], **grows).pools[0]
+    later = place_fleet(fleet_of(many, pools=[pool], **grows), month=12).pools[0]
+    # more than today needs, as half of the months need them; fewer than the last one does
+    assert flat.reserved < growing.reserved < later.paid["all"]
+    # they are paid from today on, used or not
+    assert growing.usd_per_hour == pytest.approx(growing.reserved * 1.0)
+
+
+def test_a_job_that_may_not_be_preempted_runs_in_all_of_its_hours():
+    periods = [{"name": "day", "hours": 14}, {"name": "night", "hours": 10}]
+    job = {"name": "batch", "model": "Qwen/Qwen3-8B", "workload": OFFLINE, "preemptible": False}
+    chat = {**CHAT, "load": {"night": 0.2}}
+    free = placed(chat, pools=[CLOUD], periods=periods, jobs=[{**job, "preemptible": True}])
+    fixed = placed(chat, pools=[CLOUD], periods=periods, jobs=[job])
+    [keeps] = fixed.jobs
+    assert sum(part.most_replicas for part in keeps.placements) >= 1
+    assert all(len({*part.replicas.values()}) == 1 for part in keeps.placements)
+    assert free.usd_per_hour <= fixed.usd_per_hour
+
+
 def test_a_cheaper_offer_or_one_more_machine_never_costs_more():
     rng = np.random.default_rng(3)
     for _ in range(6):
