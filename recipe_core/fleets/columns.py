@@ -8,7 +8,7 @@ a model costs a fraction of a second over all devices.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -35,7 +35,7 @@ from recipe_core.plans.serving_kind import SERVING
 from recipe_core.plans.serving_search import evaluate_pairs, judge_evaluated, search_pairs
 from recipe_core.plans.splits import row_reasons, row_request
 from recipe_core.request.metrics import timed_limits
-from recipe_core.request.objective import Limits, Objective
+from recipe_core.request.objective import Limits
 from recipe_core.request.schema import Options, PlanRequest
 from recipe_core.request.serving_workload import LOADS
 from recipe_core.request.split_key import split_name
@@ -59,6 +59,12 @@ NO_LAYOUT = "no layout of one replica fills its nodes"
 ADAPTS, SLEEPS = "enable_lora", "enable_sleep_mode"
 # Limits that a replica keeps by itself; the others are the fleet's.
 OWN_LIMITS = frozenset({*timed_limits(), "accuracy_recovery", "percentile", "joules_per_token"})
+# Options that a fleet does not place, each with the reason.
+NOT_PLACED = {
+    "disaggregated": "pools of prefill and decode are not placed in fleets.",
+    "hardware": "goes with one plan: a fleet's machines are its pools.",
+    "loads": "goes with one plan: a fleet's loads are its models'.",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,113 +147,104 @@ def make_columns(
     Raises:
         InputError: for what is wrong with the model's request.
     """
-    plain = model.model_dump(mode="json", include=set(_REQUEST_FIELDS), exclude_none=True)
+    names = {"name", "model", "workload", "objective", "options", "candidate", "adapters", "sleep"}
+    plain = model.model_dump(mode="json", include=names, exclude_none=True)
+    make = _find_columns if sources.cached else _find_columns.__wrapped__
     first: Columns | None = None
-    spans = [span for span in SPANS if span <= nodes]
-    for count in (1, *_fitting_spans(model, device, per_node, spans, sources)):
+    for count in (1, *_list_spans(model, device, per_node, nodes, sources)):
         key = json.dumps([plain, device, per_node, count, confidence], sort_keys=True)
-        make = _find_columns if sources.cached else _find_columns.__wrapped__
-        columns_found = make(key, float(top_load), tuple(round_trips), sources)
-        if columns_found.columns:
-            return columns_found
-        first = first or columns_found
-    assert first is not None  # noqa: S101 - one node is always looked at
-    return first
+        try:
+            columns_there = make(key, float(top_load), tuple(round_trips), sources)
+        except InputError:
+            raise
+        except RecipeError as error:
+            columns_there = Columns((), error.message)
+        if columns_there.columns:
+            return columns_there
+        first = first or columns_there
+    return first or Columns(())
 
 
-def _fitting_spans(
-    model: FleetModel,
-    device: str | Mapping[str, Any],
-    per_node: int,
-    spans: Sequence[int],
-    sources: Sources,
-) -> Iterator[int]:
+def _list_spans(
+    model: FleetModel, device: str | Mapping[str, Any], per_node: int, nodes: int, sources: Sources
+) -> list[int]:
     """The first numbers of nodes whose memory holds the weights as they are in the checkpoint."""
-    if not isinstance(model.model, str):
-        yield from spans[:MOST_SPANS]
-        return
-    weights = load_model_spec(model.model, folders=sources.folders).checkpoint_bytes or 0.0
+    weights = 0.0
+    if isinstance(model.model, str):
+        weights = load_model_spec(model.model, folders=sources.folders).checkpoint_bytes or 0.0
     memory = device_profile(device).usable_memory_bytes * per_node
-    yield from [span for span in spans if span * memory > weights][:MOST_SPANS]
-
-
-_REQUEST_FIELDS = (
-    *("name", "model", "workload", "objective", "options", "candidate"),
-    *("adapters", "sleep"),
-)
+    return [span for span in SPANS if span <= nodes and span * memory > weights][:MOST_SPANS]
 
 
 @lru_cache(maxsize=8192)
 def _find_columns(
     key: str, top_load: float, round_trips: tuple[float, ...], sources: Sources
 ) -> Columns:
+    """The layouts that hold most of each size, each with the largest load within its limits."""
     plain, device, per_node, nodes, confidence = json.loads(key)
     hardware = HardwareRequest(
         device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
     )
     request = pose_replica(FleetModel.model_validate(plain), hardware, confidence)
-    try:
-        return _kept_columns(device, request, round_trips, top_load, sources, spans=nodes > 1)
-    except InputError:
-        raise
-    except RecipeError as error:
-        return Columns((), error.message)
+    layouts = _list_layouts(request, sources, spans=nodes > 1)
+    if not layouts.pairs:
+        return Columns((), NO_LAYOUT)
+    lowest_load = max(LEAST_RATE, top_load * SMALLEST) if layouts.is_open else 1.0
+    lowest = np.full(len(layouts.devices), lowest_load)
+    scan = _scan(layouts, lowest, np.maximum(lowest, top_load), POINTS)
+    candidates = _undominated(layouts.devices, scan.guess, COARSE)
+    if not len(candidates):
+        return Columns((), refusal_text(scan.plan))
+    layouts = layouts.take(candidates)
+    scan = _scan(layouts, scan.low[candidates], scan.high[candidates], CLOSE_POINTS)
+    best = _undominated(layouts.devices, scan.low)
+    layouts, rows, plan = layouts.take(best), scan.row[best], scan.plan
+    capacities = [scan.low[best]]
+    for trip in round_trips[1:]:
+        far = replace(layouts, problem=_nearer(layouts.problem, trip))
+        scan = _scan(far, np.full(len(best), lowest_load), capacities[0], POINTS)
+        scan = _scan(far, np.maximum(scan.low, lowest_load), scan.high, CLOSE_POINTS)
+        capacities.append(np.minimum(scan.low, capacities[0]))
+    held = np.array(capacities)
+    if request.objective.limits.percentile is not None:  # the search was on means
+        plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
+        held = np.minimum(held, [largest_load(plan, int(row)).value or 0.0 for row in rows])
+    found = zip(rows.tolist(), held.T.tolist(), strict=True)
+    return Columns(tuple(make_column(device, plan, row, tuple(loads)) for row, loads in found))
 
 
 def pose_replica(
     model: FleetModel, hardware: HardwareRequest, confidence: float | None = None
 ) -> PlanRequest:
-    """Return the request of one replica: nearly no load, limits that are its own."""
-    objective = check_limits(model)
-    if confidence is not None:
-        objective = objective.model_copy(update={"confidence": confidence})
-    workload = model.workload
-    lowest_load = LEAST_RATE if getattr(workload, "mode", "") == "open" else 1
-    load = {LOADS[workload.mode]: lowest_load}  # type: ignore[union-attr]
-    options = model.options
-    profile = device_profile(hardware.device)
-    if not options.engines:
-        options = options.model_copy(update={"engines": fitted_engines_for(profile)})
-    options = options.model_copy(update={"hardware": (), "loads": (), "nodes": "any"})
-    if model.sleep is not None:
-        options = _with_switch(options, model, SLEEPS, "sleep", {})
-    if model.adapters is not None:
-        adapters = {"adapter_slots": model.adapters.count, "adapter_rank": model.adapters.rank}
-        options = _with_switch(options, model, ADAPTS, "adapters", adapters)
-    return model.on(
-        hardware,
-        workload=workload.model_copy(update=load),
-        objective=objective,
-        options=options,
-    )
-
-
-# Options that a fleet does not place, each with the reason.
-NOT_PLACED = {
-    "disaggregated": "pools of prefill and decode are not placed in fleets.",
-    "hardware": "goes with one plan: a fleet's machines are its pools.",
-    "loads": "goes with one plan: a fleet's loads are its models'.",
-}
-
-
-def check_limits(model: FleetModel) -> Objective:
-    """Return a model's objective as a replica keeps it.
+    """Return the request of one replica: nearly no load, limits that are its own.
 
     Raises:
         InputError: for limits on money and devices, which belong to the fleet, and for options that
             it does not place.
     """
+    options, objective = model.options, model.objective
     for name, message in NOT_PLACED.items():
-        if getattr(model.options, name):
+        if getattr(options, name):
             raise InputError(message, field=f"options.{name}", hint="Leave it out.")
     for name in Limits.model_fields:
-        if getattr(model.objective.limits, name) is not None and name not in OWN_LIMITS:
+        if getattr(objective.limits, name) is not None and name not in OWN_LIMITS:
             raise InputError(
                 f"of {model.name} bounds what the fleet decides.",
                 field=f"objective.limits.{name}",
                 hint="Leave it out; bound the fleet's objective, or a pool's power.",
             )
-    return model.objective
+    if confidence is not None:
+        objective = objective.model_copy(update={"confidence": confidence})
+    engines = options.engines or fitted_engines_for(device_profile(hardware.device))
+    options = options.model_copy(update={"engines": engines, "nodes": "any"})
+    if model.sleep is not None:
+        options = _with_switch(options, model, SLEEPS, "sleep", {})
+    if model.adapters is not None:
+        adapters = {"adapter_slots": model.adapters.count, "adapter_rank": model.adapters.rank}
+        options = _with_switch(options, model, ADAPTS, "adapters", adapters)
+    load = {LOADS[model.mode]: LEAST_RATE if model.mode == "open" else 1}
+    workload = model.workload.model_copy(update=load)
+    return model.on(hardware, workload=workload, objective=objective, options=options)
 
 
 def _with_switch(
@@ -269,69 +266,63 @@ def _with_switch(
 
 
 @dataclass(frozen=True, slots=True)
-class Layouts:
-    """Layouts of one replica that fill nodes, as cases of their settings.
-
-    ``pair`` and ``case``: of each row, in ``pairs``. ``devices``: of each.
-    """
+class _Layouts:
+    """Layouts of one replica, as cases of their settings; rows are those of all pairs in order."""
 
     problem: Problem[Any]
     pairs: tuple[tuple[Any, Any], ...]
-    pair: Int
-    case: Int
-    devices: Int
 
-    def __len__(self) -> int:
-        return len(self.pair)
+    @property
+    def devices(self) -> Int:
+        return np.concatenate([np.asarray(cases.devices, np.int64) for _, cases in self.pairs])
 
-    def take(self, rows: Int) -> Layouts:
-        return replace(self, pair=self.pair[rows], case=self.case[rows], devices=self.devices[rows])
+    @property
+    def is_open(self) -> bool:
+        return bool(self.problem.workload.mode == "open")
 
-    def judge(self, loads: Float) -> tuple[Plan, Int]:
-        """Judge every row under its loads (rows × loads).
+    def take(self, rows: Int) -> _Layouts:
+        """Return some rows, which rise."""
+        ends = np.cumsum([len(cases) for _, cases in self.pairs])
+        inside = np.split(rows, np.searchsorted(rows, ends[:-1]))
+        starts = [0, *ends.tolist()]
+        taken = [
+            (setting, cases.take(part - start))
+            for (setting, cases), part, start in zip(self.pairs, inside, starts, strict=False)
+            if len(part)
+        ]
+        return replace(self, pairs=tuple(taken))
 
-        Returns:
-            A plan, and the row of it of each row and load.
-        """
-        pairs, places = [], np.zeros(loads.shape, dtype=np.int64)
-        start = 0
-        for number in np.unique(self.pair).tolist():
-            members = np.flatnonzero(self.pair == number)
-            setting, cases = self.pairs[number]
-            load_cases = cases.take(np.repeat(self.case[members], loads.shape[1]))
-            pairs.append((setting, replace(load_cases, load=loads[members].ravel())))
-            places[members] = start + np.arange(len(load_cases)).reshape(len(members), -1)
-            start += len(load_cases)
+    def judge(self, loads: Float) -> Plan:
+        """Judge every row under its loads (rows × loads), which are the rows of the plan."""
+        pairs, start = [], 0
+        for setting, cases in self.pairs:
+            own_loads = loads[start : (start := start + len(cases))]
+            repeated = cases.take(np.repeat(np.arange(len(cases)), loads.shape[1]))
+            pairs.append((setting, replace(repeated, load=own_loads.ravel())))
         blocks = evaluate_pairs(self.problem, pairs, searching=True)
-        return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks)), places
+        return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks))
 
 
-def list_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> Layouts:
-    """Return every layout of one replica; ``spans``: only those over several nodes."""
+def _list_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> _Layouts:
+    """Every layout of one replica that fills nodes; ``spans``: only those over several nodes."""
     problem = resolve_problem(request, folders=sources.folders, corrections=sources.corrections)
     means = replace(problem, request=without_percentile(problem.request))
     problem = replace(means, on_one_machine=not spans)
-    per_node = problem.cluster.per_node
-    pairs = search_pairs(problem, problem.candidate)
-    pair, case, devices = [], [], []
-    for number, (_, cases) in enumerate(pairs):
-        size = np.asarray(cases.devices, dtype=np.int64)
+    per_node, pairs = problem.cluster.per_node, []
+    for setting, cases in search_pairs(problem, problem.candidate):
+        size = np.asarray(cases.devices)
         is_whole = size % per_node == 0
         fills = is_whole & (size > per_node) if spans else (per_node % size == 0) | is_whole
         is_single = (np.asarray(cases.replicas) == 1) | (np.asarray(cases.ep) > 1)
-        rows = np.flatnonzero(fills & is_single)
-        pair += [number] * len(rows)
-        case += rows.tolist()
-        devices += size[rows].tolist()
-    columns = (np.array(values, dtype=np.int64) for values in (pair, case, devices))
-    return Layouts(problem, tuple(pairs), *columns)
+        pairs.append((setting, cases.take(np.flatnonzero(fills & is_single))))
+    return _Layouts(problem, tuple(pair for pair in pairs if len(pair[1])))
 
 
 @dataclass(frozen=True, slots=True)
-class Scan:
+class _Scan:
     """Loads between which each row stops holding its limits.
 
-    ``low`` is 0 where not even the smallest holds; ``plan`` and ``row``: its estimate. ``guess``:
+    ``low`` is 0 where not even the smallest holds; ``row``: its estimate in ``plan``. ``guess``:
     where between them, by the chances at both.
     """
 
@@ -342,71 +333,24 @@ class Scan:
     row: Int
 
 
-def _scan(layouts: Layouts, low: Float, high: Float, points: int) -> Scan:
+def _scan(layouts: _Layouts, low: Float, high: Float, points: int) -> _Scan:
     """The gap behind the last load that holds without a break, of a grid from low to high."""
     loads = low[:, None] * (high / low)[:, None] ** np.linspace(0.0, 1.0, points)
-    if layouts.problem.workload.mode != "open":
-        loads = np.round(loads)
-    plan, places = layouts.judge(loads)
+    loads = loads if layouts.is_open else np.round(loads)
+    plan = layouts.judge(loads)
+    places = np.arange(loads.size).reshape(loads.shape)
     holds = plan.holds[places]
     first = np.where(holds.all(axis=1), points, (~holds).argmax(axis=1))
-    index, last = np.arange(len(layouts)), np.maximum(first - 1, 0)
+    index, last = np.arange(len(loads)), np.maximum(first - 1, 0)
     beyond = np.minimum(first, points - 1)
     low, high = np.where(first > 0, loads[index, last], 0.0), loads[index, beyond]
     chances = np.nan_to_num(plan.chances)[places]
     sure, unsure = chances[index, last], chances[index, beyond]
-    confidence_asked = layouts.problem.request.objective.required_confidence
+    confidence = layouts.problem.request.objective.required_confidence
     with np.errstate(divide="ignore", invalid="ignore"):
-        share = np.nan_to_num((sure - confidence_asked) / (sure - unsure), nan=1.0)
+        share = np.nan_to_num((sure - confidence) / (sure - unsure), nan=1.0)
         guess = np.where(low > 0, low * (high / low) ** np.clip(share, 0.0, 1.0), 0.0)
-    return Scan(low, high, guess, plan, places[index, last])
-
-
-def _kept_columns(
-    device: str | Mapping[str, Any],
-    request: PlanRequest,
-    round_trips: tuple[float, ...],
-    top_load: float,
-    sources: Sources,
-    *,
-    spans: bool,
-) -> Columns:
-    """The layouts that hold most of each size, each with the largest load within its limits."""
-    layouts = list_layouts(request, sources, spans=spans)
-    if not len(layouts):
-        return Columns((), NO_LAYOUT)
-    integral = layouts.problem.workload.mode != "open"
-    lowest_load = 1.0 if integral else max(LEAST_RATE, top_load * SMALLEST)
-    scan = _scan(
-        layouts,
-        np.full(len(layouts), lowest_load),
-        np.full(len(layouts), max(top_load, lowest_load)),
-        POINTS,
-    )
-    candidates = _undominated(layouts.devices, scan.guess, COARSE)
-    if not len(candidates):
-        return Columns((), refusal_text(scan.plan))
-    layouts = layouts.take(candidates)
-    scan = _scan(layouts, scan.low[candidates], scan.high[candidates], CLOSE_POINTS)
-    kept_rows = _undominated(layouts.devices, scan.low)
-    layouts, rows, capacity = layouts.take(kept_rows), scan.row[kept_rows], scan.low[kept_rows]
-    capacities = [capacity]
-    for trip in round_trips[1:]:
-        nearer = replace(layouts, problem=_nearer(layouts.problem, trip))
-        far = _scan(nearer, np.full(len(capacity), lowest_load), capacity, POINTS)
-        far = _scan(nearer, np.maximum(far.low, lowest_load), far.high, CLOSE_POINTS)
-        capacities.append(np.minimum(far.low, capacity))
-    plan, found = scan.plan, np.array(capacities)
-    if request.objective.limits.percentile is not None:  # the search was on means
-        plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
-        tails = [largest_load(plan, int(row)).value or 0.0 for row in rows]
-        found = np.minimum(found, tails)
-    return Columns(
-        tuple(
-            make_column(device, plan, int(row), tuple(found[:, k].tolist()))
-            for k, row in enumerate(rows)
-        )
-    )
+    return _Scan(low, high, guess, plan, places[index, last])
 
 
 def make_column(
@@ -461,9 +405,9 @@ def _undominated(devices: Int, capacity: Float, slack: float = 1.0) -> Int:
                 candidates.tolist() if slack > 1 else [int(of_size[per_device[of_size].argmax()])]
             )
         best = max(best, top)
-    return np.array(
-        kept_rows if slack > 1 else [*kept_rows[: KEPT - 1], *kept_rows[KEPT - 1 :][-1:]], dtype=int
-    )
+    if slack == 1:  # the largest stays
+        kept_rows = [*kept_rows[: KEPT - 1], *kept_rows[KEPT - 1 :][-1:]]
+    return np.sort(np.array(kept_rows, dtype=np.int64))
 
 
 def _nearer(problem: Problem[Any], trip_ms: float) -> Problem[Any]:
