@@ -41,7 +41,8 @@ class Option:
     ``owner``: its number among demands, or works where ``job``. ``devices``: that it takes, packed
     into nodes. ``capacities``: load that it holds, by users' region (of a job runs an hour).
     ``watts``: under it. ``up``: share of time that it serves. ``nap``: share of the time that it
-    is awake where it shares its devices asleep; None where it has them for itself. ``rests``: parts
+    is awake where it shares its devices asleep; None where it has them for itself, as what must
+    survive a loss has. ``rests``: parts
     of its devices' share of the host's memory, and of the memory that engines leave free on them,
     that it keeps asleep.
     """

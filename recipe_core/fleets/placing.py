@@ -51,8 +51,8 @@ class FleetProblem:
     """A fleet with the program that places it.
 
     ``choices``: of the instance's options. ``periods``: with their hours. ``reasons``: by model or
-    job and pool, why nothing of it can stand there. The first slots of the instance are the periods
-    of today.
+    job and pool, why nothing of it can stand there. ``notes``: what people should know of it. The
+    first slots of the instance are the periods of today.
     """
 
     request: FleetRequest
@@ -61,6 +61,7 @@ class FleetProblem:
     choices: tuple[Choice, ...]
     periods: Mapping[str, float]
     reasons: Mapping[str, Mapping[str, str]]
+    notes: tuple[str, ...] = ()
 
 
 def list_periods(request: FleetRequest) -> tuple[FleetPeriod, ...]:
@@ -114,8 +115,20 @@ def pose_fleet(
         goal=request.objective.optimize,
         most_usd=_hourly_budget(request.objective.usd_per_month, pools),
     )
-    hours = {period.name: period.hours for period in periods}
-    return FleetProblem(request, pools, instance, tuple(maker.choices), hours, maker.reasons)
+    return FleetProblem(
+        request=request,
+        pools=pools,
+        instance=instance,
+        choices=tuple(maker.choices),
+        periods={period.name: period.hours for period in periods},
+        reasons=maker.reasons,
+        notes=tuple(
+            f"{model.name} does not sleep, as nothing would take its place on a lost "
+            f"{request.headroom_of(model).domain}: set its headroom.failures to 0 to let it."
+            for model in request.models
+            if model.sleep and request.headroom_of(model).failures
+        ),
+    )
 
 
 @contextmanager
@@ -166,7 +179,8 @@ class _OptionMaker:
         confidence: float | None,
         sources: Sources,
     ) -> None:
-        self.pools, self.confidence, self.sources = pools, confidence, sources
+        self.request, self.pools = request, pools
+        self.confidence, self.sources = confidence, sources
         self.regions = {region.name: region for region in request.regions}
         self.options: list[Option] = []
         self.choices: list[Choice] = []
@@ -249,6 +263,8 @@ class _OptionMaker:
         """Add the same replica asleep between its bursts, where its model may sleep."""
         column = choice.column
         if model.sleep is None or choice.slice or column.devices > choice.pool.per_node:
+            return
+        if self.request.headroom_of(model).failures:  # a sleeper has no replicas to spare
             return
         wake_s, rests = wake_seconds(column), rest_shares(column)
         nap = busy_share(column, peak) + model.sleep.wakes_per_hour * wake_s / 3600.0

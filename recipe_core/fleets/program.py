@@ -162,7 +162,7 @@ class FleetProgram:
                 missed = [self.miss[m, t]] if self.elastic else []
                 napping = [self._nap(k) for k in options if k not in awake]
                 if demand.failures and f"headroom.{m}" not in self.relaxed:
-                    self._survive(m, t, awake, napping, missed)
+                    self._survive(m, t, awake, missed)
                 else:
                     for k in awake:
                         self._replicas(k, t)
@@ -199,9 +199,7 @@ class FleetProgram:
             counted = dict.fromkeys(self.count.get((k, t), ()), -1.0)
             self.rows.row({**parts, **counted}, high=0.0)
 
-    def _survive(
-        self, m: int, t: int, awake: list[int], napping: list[int], missed: list[int]
-    ) -> None:
+    def _survive(self, m: int, t: int, awake: list[int], missed: list[int]) -> None:
         """Replicas that hold a load with ``failures`` of their domains down.
 
         One of several levels is chosen: what the loss of one domain may take of the load. At a
@@ -214,7 +212,7 @@ class FleetProgram:
         places = {k: self._domain_of(m, k, total) for k in awake}
         levels = list_levels(places.values())
         choices = [self.rows.variable(1.0, integer=True) for _ in levels]
-        everything = dict.fromkeys([*choices, *napping], 1.0)
+        everything = dict.fromkeys(choices, 1.0)
         self.rows.row(everything, low=1.0 if not missed else 0.0, high=1.0)
         if missed:  # a part of the load may stay unserved at the level that is chosen
             self.rows.row({**everything, missed[0]: 1.0}, low=1.0)

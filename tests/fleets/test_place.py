@@ -317,6 +317,9 @@ def test_adapters_share_a_base_and_models_that_sleep_share_a_device():
     assert asleep.models[0].probability < 0.99
     awake = [{**model, "sleep": {"wakes_per_hour": 6, "longest_wake_s": 0.1}} for model in rare]
     assert placed(*awake, pools=[H100]).pools[0].used["all"] == 3
+    safe = placed(*rare, pools=[{**H100, "nodes": 2}], headroom={"failures": 1})
+    assert safe.pools[0].used["all"] == 6
+    assert not any(part.shared for model in safe.models for part in model.placements)
 
 
 def test_growth_of_the_load_takes_more_machines_month_by_month():
