@@ -3,9 +3,10 @@
 What a replica truly holds is not known: with which probability it holds a load is, from calibrated
 intervals, so that its true capacity has a distribution. Errors of one device, engine and version
 are in part the same whatever model runs on them, and those of one model on one of them are the same
-in every pool. Normal scores with these common parts (a Gaussian copula) are drawn evenly; in a
-scenario a model holds where the capacities of all its replicas carry its load, as a router that
-sends less to what is slower lets them.
+in every pool. Normal scores with these common parts (a Gaussian copula) are drawn evenly. Nodes
+fail and are reclaimed one by one, with all that stands on them. In a scenario a model holds where
+the capacities of its replicas that are up carry its load, as a router that sends less to what is
+slower lets them.
 """
 
 from __future__ import annotations
@@ -14,97 +15,129 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.intervals import NORMAL
+from recipe_core.fleets.answer import NodeShare
 from recipe_core.fleets.columns import Column, judge_loads
+from recipe_core.fleets.pools import ResolvedPool
+from recipe_core.hardware.failures import node_failures, repair_hours
+from recipe_core.sizing.spares import node_availability
 
 # Scenarios: the joint probability is then known within about a percent.
 SCENARIOS = 8192
 SEED = 20_240_229
 # Loads at which chances are asked for, over the capacity that is planned with.
 LOADS = np.concatenate([[1e-3], np.geomspace(0.3, 3.0, 39)])
-# Share of a load that rounding may lack.
-ROUNDING = 1e-6
+# Share of a load that rounding may lack, and the chance nearest to none or all.
+ROUNDING, LEAST_CHANCE = 1e-6, 1e-12
+# Hours from a node that is repaired to replicas that serve.
+RESTART_HOURS = 1 / 6
+
+
+def share_up(pool: ResolvedPool) -> float:
+    """Return the share of time in which a node of a pool serves: it fails, or is reclaimed."""
+    failures = node_failures(pool.profile.architecture, pool.per_node)
+    repair = repair_hours("own" if pool.pool.stands_on_premises else "rented")
+    return pool.up * node_availability(failures.mtbf_hours, repair + RESTART_HOURS)
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
     """Replicas of one layout of an owner: how many, under which load, and what they may hold.
 
-    ``load``: of all of them. ``replicas``: that serve on average. ``free``: share of requests that
-    find the devices free. ``loads`` and ``chances``: of one replica, both rising and falling.
+    ``load``: of all of them. ``free``: share of requests that find the devices free. ``up``: share
+    of time that a replica serves, or each of the ``nodes`` where these are stated. ``loads`` and
+    ``scores``: what one replica holds, rising, while the normal score of its error is at most so.
     """
 
     owner: str
     column: Column
-    replicas: float
+    replicas: int
     load: float
     loads: Float
-    chances: Float
+    scores: Float
     free: float = 1.0
+    up: float = 1.0
+    nodes: Sequence[NodeShare] = ()
 
     @classmethod
-    def of(
-        cls, owner: str, column: Column, replicas: float, load: float, free: float = 1.0
-    ) -> Stated:
+    def of(cls, owner: str, column: Column, replicas: int, load: float, **more: Any) -> Stated:
         """Ask with which chance a replica of a column holds loads up to three times its own."""
         loads = column.capacity * LOADS
         if column.plan.problem.workload.mode != "open":
             loads = np.unique(np.maximum(np.round(loads), 1.0))
         chances = np.minimum.accumulate(judge_loads(column, loads))
-        return cls(owner, column, replicas, load, loads, chances, free)
+        chances = np.clip(chances, LEAST_CHANCE, 1.0 - LEAST_CHANCE)
+        scores = np.array([NORMAL.inv_cdf(chance) for chance in chances.tolist()])
+        return cls(owner, column, replicas, load, loads, scores, **more)
 
-    def capacities(self, shares: Float) -> Float:
-        """The load that a replica holds where ``shares`` of all cases are better than it."""
-        rising = self.chances[::-1]  # chance of holding at least, from the largest load on
-        place = np.searchsorted(rising, shares, side="left")
+    def capacities(self, scores: Float) -> Float:
+        """The load that a replica holds where its error has these normal scores."""
+        place = np.searchsorted(self.scores[::-1], scores, side="left")
         return np.asarray(np.append(self.loads[::-1], 0.0)[place])
 
 
-def draw_capacities(placements: Sequence[Stated], scenarios: int = SCENARIOS) -> Float:
-    """Return what all replicas of each placement hold in each scenario."""
-    generator = np.random.default_rng(SEED)
-    scores: dict[tuple[str, ...], Float] = {}
-    out = np.zeros((len(placements), scenarios))
-    for k, placement in enumerate(placements):
+class _Scenarios:
+    """What placements have in common in each scenario, drawn where it is first asked for."""
+
+    def __init__(self) -> None:
+        self._generator = np.random.default_rng(SEED)
+        self._scores: dict[tuple[str, ...], Float] = {}
+        self._up: dict[str, Bool] = {}
+
+    def draw_capacity(self, placement: Stated) -> Float:
+        """Return what all replicas of a placement that are up hold in each scenario."""
         software, shared = placement.column.software, placement.column.shared_error
-        for key in (software, (*software, placement.owner)):
-            if key not in scores:
-                scores[key] = _draw_even_scores(generator, scenarios)
-        score = math.sqrt(shared) * scores[software]
-        score = score + math.sqrt(1.0 - shared) * scores[*software, placement.owner]
-        shares = np.array([NORMAL.cdf(value) for value in score.tolist()])
-        out[k] = placement.replicas * placement.capacities(shares)
-    return out
+        score = math.sqrt(shared) * self._score(software)
+        score = score + math.sqrt(1.0 - shared) * self._score((*software, placement.owner))
+        return self._replicas_up(placement) * placement.capacities(score)
+
+    def _score(self, key: tuple[str, ...]) -> Float:
+        """Normal scores, one from each of as many equally likely ranges, in random order."""
+        if key not in self._scores:
+            self._scores[key] = self._generator.permutation(_even_scores())
+        return self._scores[key]
+
+    def _replicas_up(self, placement: Stated) -> Float:
+        placed = sum(share.replicas for share in placement.nodes)
+        if not placed:  # each stands apart
+            draws = self._generator.binomial(placement.replicas, placement.up, SCENARIOS)
+            return np.asarray(draws, dtype=float)
+        up = np.zeros(SCENARIOS)
+        for share in placement.nodes:
+            if share.node not in self._up:
+                order = self._generator.permutation(SCENARIOS)
+                self._up[share.node] = order < placement.up * SCENARIOS
+            up += share.replicas * self._up[share.node]
+        return np.asarray(up * (placement.replicas / placed))
 
 
-def _draw_even_scores(generator: np.random.Generator, scenarios: int) -> Float:
-    """Normal scores, one from each of as many equally likely ranges, in random order."""
-    shares = (generator.permutation(scenarios) + generator.random(scenarios)) / scenarios
+@cache
+def _even_scores() -> Float:
+    shares = (np.arange(SCENARIOS) + 0.5) / SCENARIOS
     return np.array([NORMAL.inv_cdf(share) for share in shares.tolist()])
 
 
 def joint_probabilities(placements: Sequence[Stated]) -> tuple[float, Mapping[str, float]]:
-    """Return the probability that all owners hold, and that each does."""
-    if not placements:  # nothing is served
-        return 0.0, {}
-    capacities = draw_capacities(placements)
-    members: defaultdict[str, list[int]] = defaultdict(list)
-    for k, placement in enumerate(placements):
-        members[placement.owner].append(k)
-    everything, by_owner = np.ones(capacities.shape[1], dtype=np.bool_), {}
-    free = 1.0
-    for owner, places in members.items():
-        load = sum(placements[k].load for k in places)
-        holds = capacities[places].sum(axis=0) >= load * (1 - ROUNDING)
-        found_free = min(placements[k].free for k in places)
+    """Return the probability that all owners hold, and that each does; 1 where there are none."""
+    scenarios = _Scenarios()
+    owners: defaultdict[str, list[Stated]] = defaultdict(list)
+    for placement in placements:
+        owners[placement.owner].append(placement)
+    everything, free, by_owner = np.ones(SCENARIOS, dtype=np.bool_), 1.0, {}
+    for owner, members in owners.items():
+        load = sum(placement.load for placement in members)
+        capacity = np.sum([scenarios.draw_capacity(placement) for placement in members], axis=0)
+        holds = capacity >= load * (1 - ROUNDING)
+        found_free = min(placement.free for placement in members)
         by_owner[owner] = _share_of(holds) * found_free
-        everything &= holds
-        free *= found_free
-    return _share_of(everything) * free, by_owner
+        everything, free = everything & holds, free * found_free
+    return (_share_of(everything) * free if owners else 1.0), by_owner
 
 
 def _share_of(scenarios: Bool) -> float:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from recipe_core.base.arrays import Float
+from recipe_core.base.arrays import Float, Int
+from recipe_core.estimates.serving.notes import list_setting_notes
 from recipe_core.fleets.answer import (
     Charge,
     Conflict,
@@ -18,336 +19,259 @@ from recipe_core.fleets.answer import (
     PlacedModel,
     Placement,
     PoolUse,
-    Status,
 )
 from recipe_core.fleets.columns import loaded_plan, loaded_request
 from recipe_core.fleets.instance import Solution
 from recipe_core.fleets.nodes import fill_nodes
-from recipe_core.fleets.placing import Choice, FleetProblem
+from recipe_core.fleets.placing import FleetProblem
 from recipe_core.fleets.pools import sharing_notes
-from recipe_core.fleets.probability import Stated, joint_probabilities
-from recipe_core.fleets.request import FleetModel
+from recipe_core.fleets.probability import Stated, joint_probabilities, share_up
+from recipe_core.fleets.request import FleetModel, Tenant
 from recipe_core.hardware.prices import price_month
 
 # Figures of a replica that an answer states.
 FIGURES = ("ttft_s", "tpot_s", "request_latency_s", "output_tokens_per_s")
 JOB_FIGURES = ("wall_s", "step_s", "tokens_per_s", "output_tokens_per_s")
-
-
-@dataclass(frozen=True, slots=True)
-class _Read:
-    """A placement with what its owner, pool and probability need of it."""
-
-    choice: Choice
-    placement: Placement
-    usd_by_slot: Float
-    devices_by_slot: Float
+# Notes of single estimates that an answer repeats, and models that each names.
+MOST_NOTES, MOST_NAMES = 20, 4
 
 
 def read_solution(
     problem: FleetProblem, solution: Solution, conflict: Conflict | None = None
 ) -> FleetAnswer:
     """Return the answer that a solution of a fleet's program means."""
-    reader = _Reader(problem, solution)
-    return reader.answer(conflict)
+    return _Reader(problem, solution).answer(conflict)
 
 
 class _Reader:
+    """What each option of a program takes, costs and holds by period: arrays options × periods."""
+
     def __init__(self, problem: FleetProblem, solution: Solution) -> None:
         self.problem, self.solution = problem, solution
-        self.instance = problem.instance
-        self.periods = list(problem.periods)
-        self.hours = np.array([problem.periods[name] for name in self.periods])
+        self.request, self.instance = problem.request, problem.instance
+        self.options, self.supplies = self.instance.options, self.instance.supplies
+        self.periods = tuple(problem.periods)
+        self.share = np.array([*problem.periods.values()]) / sum(problem.periods.values())
         # later slots are months ahead
         self.replicas = solution.replicas[:, : len(self.periods)]
         self.nodes = fill_nodes(problem, solution, len(self.periods))
-        self.used = self._used_devices()
-        self.paid, self.pool_usd = self._paid_devices()
+        self.members: defaultdict[str, list[int]] = defaultdict(list)
+        for k, choice in enumerate(problem.choices):
+            self.members[choice.owner].append(k)
+        self.pool_of = np.array([option.pool for option in self.options], dtype=int)
+        self.loads = self._share_loads()
+        self._count_devices()
+        self._share_costs()
+        self.notes: defaultdict[str, list[str]] = defaultdict(list)
+        """Models by what their estimates note."""
+        self.placed = {
+            k: self._read_placement(k) for k in range(len(self.options)) if self.replicas[k].any()
+        }
 
-    def by_period(self, values: Float) -> dict[str, float]:
-        return {name: float(values[t]) for t, name in enumerate(self.periods)}
-
-    # devices and money by pool and period
-
-    def _used_devices(self) -> Float:
-        used = np.zeros((len(self.problem.pools), len(self.periods)))
-        for k, option in enumerate(self.instance.options):
-            if option.slice is None and option.nap is None:
-                used[option.pool] += option.devices * self.replicas[k]
-        for p, devices, _ in self.solution.groups:
-            used[p] += devices
-        for p, cuts in enumerate(self.solution.cuts):
-            used[p] += cuts.sum()
-        return used
-
-    def _paid_devices(self) -> tuple[Float, Float]:
-        """Devices that are paid for, and their cost in an hour of each period."""
-        paid, usd = self.used.copy(), np.zeros(self.used.shape)
-        for p, supply in enumerate(self.instance.supplies):
-            if supply.paid == "fixed":
-                paid[p] = supply.nodes * supply.per_node
-            elif supply.paid == "nodes":
-                reserved = self.solution.reserved[p]
-                machines = np.maximum(self.solution.machines[p, : len(self.periods)], reserved)
-                paid[p] = machines * supply.per_node
-                usd[p] = (machines - reserved) * supply.per_node * supply.usd
-                usd[p] += reserved * supply.per_node * (supply.reserve_usd or 0.0)
+    def _share_loads(self) -> Float:
+        """Load of each option: by flows, or by what its replicas hold of its model's."""
+        loads, slots = np.zeros(self.replicas.shape), len(self.periods)
+        for m, (model, demand) in enumerate(
+            zip(self.request.models, self.instance.demands, strict=True)
+        ):
+            served = demand.loads.sum(axis=0)[:slots] * (1.0 - self.solution.unmet[m, :slots])
+            members = self.members[model.name]
+            if len(demand.loads) > 1:
+                for k in members:
+                    flows = np.einsum("rt,rt->t", self.solution.flows[k], demand.loads)[:slots]
+                    asleep = self.options[k].nap is not None
+                    loads[k] = served * (self.replicas[k] > 0) if asleep else flows
                 continue
-            usd[p] = paid[p] * supply.usd
-        return paid, usd
+            each = np.array([self.options[k].capacities[0] * self.options[k].up for k in members])
+            capacity = each[:, None] * self.replicas[members]
+            loads[members] = served * _divide(capacity, capacity.sum(axis=0))
+        return loads
+
+    def _count_devices(self) -> None:
+        """Devices by option and pool, and power; those that sleep have a part of their group's."""
+        watts = np.array([o.watts if o.nap is None else 0.0 for o in self.options])
+        is_whole = _upright([option.slice is None for option in self.options])
+        self.free = np.ones(len(self.options))
+        """Shares of requests that find the devices free of others' that sleep on them too."""
+        self.devices = _upright([option.devices for option in self.options]) * self.replicas
+        self.watts = self._by_pool(watts * (self.replicas @ self.share))
+        for (p, size, _), group in self.solution.groups.items():
+            naps, members = np.array([self.options[k].nap for k in group], float), list(group)
+            self.free[members] = 1.0 - (naps.sum() - naps)
+            self.devices[members] = (size * naps / naps.sum())[:, None]
+            self.watts[p] += max(self.options[k].watts for k in group)
+        self.used = self._by_pool(self.devices * is_whole)
+        self.used += _upright([cuts.sum() for cuts in self.solution.cuts])
+
+    def _share_costs(self) -> None:
+        """Devices that are paid for, the cost of each pool, and each option's part by devices."""
+        slots, rented = len(self.periods), self.used * 0.0
+        self.paid, usd = self.used.copy(), _upright([supply.usd for supply in self.supplies])
+        for p, supply in enumerate(self.supplies):
+            if supply.paid == "fixed":
+                self.paid[p] = supply.nodes * supply.per_node
+            elif supply.paid == "nodes":
+                machines = np.maximum(self.solution.machines[p, :slots], self.solution.reserved[p])
+                self.paid[p] = machines * supply.per_node
+                saved = supply.usd - (supply.reserve_usd or 0.0)
+                rented[p] = self.solution.reserved[p] * supply.per_node * saved
+        self.pool_usd = self.paid * usd - rented
+        counted = self._by_pool(self.devices)
+        # what nobody uses of machines that are paid for in any case is nobody's
+        fixed = _upright([supply.paid == "fixed" for supply in self.supplies])
+        counted = np.where(fixed > 0, self.paid, counted)
+        parts = _divide(self.devices, counted[self.pool_of])
+        self.usd = (parts * self.pool_usd[self.pool_of]) @ self.share
+
+    def _by_pool(self, values: Float | Int) -> Float:
+        out = np.zeros((len(self.supplies), *values.shape[1:]))
+        np.add.at(out, self.pool_of, values)
+        return out
+
+    def _by_period(self, values: Float) -> dict[str, float]:
+        return dict(zip(self.periods, values.tolist(), strict=True))
 
     # placements
 
-    def _state(self, k: int, choice: Choice) -> Stated:
-        """Return the replicas of an option in the busiest period of their model."""
-        option = self.instance.options[k]
-        loads = self._loads[choice.owner]
-        t = int(sum(loads.values(), np.zeros(len(self.periods))).argmax())
-        serving = float(self.replicas[k, t]) * option.up
-        free = self._awake_alone(k)
-        return Stated.of(choice.owner, choice.column, serving, float(loads[k][t]), free)
+    def _busiest(self, owner: str) -> tuple[int, float]:
+        """The period in which a model has its largest load, and that load."""
+        loads = self.loads[self.members[owner]].sum(axis=0)
+        return int(loads.argmax()), float(loads.max())
 
-    def _shares(self, owner: str) -> dict[int, Float]:
-        """Load of each option of a model by period: its part of what is served."""
-        names = [model.name for model in self.problem.request.models]
-        m = names.index(owner)
-        demand = self.instance.demands[m]
-        total = demand.loads.sum(axis=0)[: len(self.periods)]
-        served = total * (1.0 - self.solution.unmet[m, : len(self.periods)])
-        members = [k for k, c in enumerate(self.problem.choices) if c.owner == owner]
-        options = self.instance.options
-        if len(demand.loads) > 1:
-            loads = {
-                k: np.einsum("rt,rt->t", self.solution.flows[k], demand.loads)[: len(self.periods)]
-                for k in members
-            }
-            for k in members:
-                if options[k].nap is not None:
-                    loads[k] = served * (self.replicas[k] > 0)
-            return loads
-        capacity = {k: options[k].capacities[0] * self.replicas[k] * options[k].up for k in members}
-        everything = sum(capacity.values(), np.zeros(len(self.periods)))
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return {k: np.nan_to_num(served * capacity[k] / everything) for k in members}
-
-    def _read(self, k: int, choice: Choice) -> _Read:
-        option, count = self.instance.options[k], self.replicas[k]
-        column, pool = choice.column, choice.pool
-        names = [job.name for job in self.problem.request.jobs]
-        job = choice.owner in names
-        if job:
-            load = np.zeros(len(self.periods))
-            replica_load = np.zeros(len(self.periods))
+    def _read_placement(self, k: int) -> Placement:
+        option, choice, count = self.options[k], self.problem.choices[k], self.replicas[k]
+        column, pool, part = choice.column, choice.pool, choice.slice
+        load_each = _divide(self.loads[k], count * option.up)
+        if option.job:
+            plan, row, request = column.plan, column.row, column.plan.request
         else:
-            load = self._loads[choice.owner][k]
-            replica_load = np.divide(
-                load, count * option.up, out=np.zeros(len(load)), where=count > 0
-            )
-        busiest = float(replica_load.max())
-        plan, row = (column.plan, column.row) if job else loaded_plan(column, max(busiest, 1e-3))
-        figures = {
-            name: _finite_number(plan.columns[name][row])
-            for name in (JOB_FIGURES if job else FIGURES)
-            if name in plan.columns
-        }
-        confidence = float(np.nan_to_num(plan.chances[row]))
-        request = (
-            column.plan.request
-            if job
-            else loaded_request(column, max(busiest, 1e-3), pool.usd * (option.devices or 1.0))
-        )
-        usd, devices = self._cost(k)
-        totals = self._loads.get(choice.owner, {})
-        peak = sum(totals.values(), np.zeros(len(self.periods)))
-        t = int(peak.argmax()) if len(peak) else 0
-        placement = Placement(
+            load = max(float(load_each.max()), 1e-3)
+            plan, row = loaded_plan(column, load)
+            request = loaded_request(column, load, pool.usd * (option.devices or 1.0))
+        setting = plan.setting(row)
+        for note in list_setting_notes(setting) if plan.kind == "serving" else setting.model.notes:
+            self.notes[note].append(choice.owner)
+        t, peak = self._busiest(choice.owner)
+        return Placement(
             pool=pool.pool.name,
-            device=pool.profile.name if choice.slice is None else choice.slice.device,
-            slice=choice.slice.name if choice.slice else None,
+            device=part.device if part else pool.profile.name,
+            slice=part.name if part else None,
             layout=column.layout,
             engine=column.engine,
             candidate=column.candidate,
             request=request.to_json(),
-            devices_each=float(choice.slice.share if choice.slice else column.devices),
-            replicas={name: int(count[i]) for i, name in enumerate(self.periods)},
+            devices_each=float(part.share if part else column.devices),
+            replicas=dict(zip(self.periods, count.tolist(), strict=True)),
             capacity_each=float(max(option.capacities)),
-            load_each=self.by_period(replica_load),
-            weight=float(load[t] / peak[t]) if len(peak) and peak[t] > 0 else 0.0,
-            figures=figures,
-            confidence=confidence * self._awake_alone(k),
+            load_each=self._by_period(load_each),
+            weight=float(self.loads[k, t]) / peak if peak > 0 else 0.0,
+            figures={
+                name: _finite_number(plan.columns[name][row])
+                for name in (JOB_FIGURES if option.job else FIGURES)
+                if name in plan.columns
+            },
+            confidence=float(np.nan_to_num(plan.chances[row]) * self.free[k]),
             watts=float(count.max() * option.watts),
-            usd_per_hour=float((usd * self.hours).sum() / self.hours.sum()),
+            usd_per_hour=float(self.usd[k]),
             shared=choice.asleep,
             nodes=tuple(self.nodes.get(k, ())),
         )
-        return _Read(choice, placement, usd, devices)
 
-    def _awake_alone(self, k: int) -> float:
-        """The share of requests of a sleeping model that find its devices free of the others."""
-        options = self.instance.options
-        for members in self.solution.groups.values():
-            if k in members:
-                return 1.0 - sum(
-                    float(options[beside].nap or 0.0) for beside in members if beside != k
-                )
-        return 1.0
-
-    def _cost(self, k: int) -> tuple[Float, Float]:
-        """The money that an option pays of its pool by period, by the devices that it takes."""
-        option, count = self.instance.options[k], self.replicas[k].astype(float)
-        devices = option.devices * count
-        if option.nap is not None:
-            for (_, replica_load, _), members in self.solution.groups.items():
-                if k in members:
-                    naps = [float(self.instance.options[m].nap or 0.0) for m in members]
-                    devices = np.full(len(count), replica_load * float(option.nap) / sum(naps))
-        weights = self._weights[option.pool]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.nan_to_num(devices / weights)
-        return share * self.pool_usd[option.pool], devices
-
-    @property
-    def _weights(self) -> Float:
-        """Devices that share the cost of each pool, by period."""
-        out = np.zeros((len(self.problem.pools), len(self.periods)))
-        for k, option in enumerate(self.instance.options):
-            if option.nap is None:
-                out[option.pool] += option.devices * self.replicas[k]
-        for p, devices, _ in self.solution.groups:
-            out[p] += devices
-        for p, supply in enumerate(self.instance.supplies):
-            if supply.paid == "fixed":  # what nobody uses is nobody's
-                out[p] = self.paid[p]
-        return out
+    def _state(self, k: int) -> Stated:
+        """Return the replicas of an option in the busiest period of their model."""
+        choice, (t, _) = self.problem.choices[k], self._busiest(self.problem.choices[k].owner)
+        spans = max(choice.column.devices // choice.pool.per_node, 1)
+        return Stated.of(
+            choice.owner,
+            choice.column,
+            int(self.replicas[k, t]),
+            float(self.loads[k, t]),
+            free=float(self.free[k]),
+            up=share_up(choice.pool) ** spans,
+            nodes=() if spans > 1 else self.placed[k].nodes,
+        )
 
     # the whole
 
     def answer(self, conflict: Conflict | None) -> FleetAnswer:
         """Return everything, as plain values."""
-        request, solution = self.problem.request, self.solution
-        self._loads = {model.name: self._shares(model.name) for model in request.models}
-        reads = {
-            k: self._read(k, choice)
-            for k, choice in enumerate(self.problem.choices)
-            if self.replicas[k].any()
-        }
-        stated_replicas = [
-            self._state(k, read.choice)
-            for k, read in reads.items()
-            if read.choice.owner in self._loads
-        ]
-        joint, by_owner = joint_probabilities(stated_replicas)
-        by_choice: defaultdict[str, list[_Read]] = defaultdict(list)
-        for read in reads.values():
-            by_choice[read.choice.owner].append(read)
-        models = tuple(
-            self._model(m, model, by_choice[model.name], by_owner.get(model.name, 1.0))
-            for m, model in enumerate(request.models)
+        solution = self.solution
+        unmet = (solution.unmet > 0).any() or (solution.undone > 0).any()
+        joint, by_owner = joint_probabilities(
+            [self._state(k) for k in self.placed if not self.options[k].job]
         )
-        jobs = tuple(self._job(j, by_choice[job.name]) for j, job in enumerate(request.jobs))
-        status: Status = "optimal" if solution.proven else "feasible"
-        partial = (solution.unmet > 0).any() or (solution.undone > 0).any()
-        usd = float((self.pool_usd.sum(axis=0) * self.hours).sum() / self.hours.sum())
-        watts = self._watts()
+        models = tuple(
+            self._read_model(m, model, by_owner) for m, model in enumerate(self.request.models)
+        )
+        asked = any(max(model.load.values()) > 0 for model in models)
+        usd = float((self.pool_usd @ self.share).sum())
+        grams = np.array([pool.co2_per_watt_hour for pool in self.problem.pools]) * self.watts
         return FleetAnswer(
-            request=request,
-            status="partial" if partial else status,
+            request=self.request,
+            status="partial" if unmet else "optimal" if solution.proven else "feasible",
             gap=solution.gap,
-            optimize=request.objective.optimize,
+            optimize=self.request.objective.optimize,
             objective=solution.objective,
             bound=solution.bound,
             seconds=solution.seconds,
             models=models,
-            jobs=jobs,
-            pools=tuple(self._pool(p, watts[p]) for p in range(len(self.problem.pools))),
-            charges=self._charges(list(reads.values()), usd),
+            jobs=tuple(self._read_job(j) for j in range(len(self.request.jobs))),
+            pools=tuple(self._read_pool(p) for p in range(len(self.supplies))),
+            charges=tuple(sorted(self._charges(usd), key=lambda charge: -charge.usd_per_hour)),
             usd_per_hour=usd,
-            watts=float(watts.sum()),
-            kg_co2_per_hour=float(
-                sum(
-                    watt * pool.co2_per_watt_hour / 1000.0
-                    for watt, pool in zip(watts, self.problem.pools, strict=True)
-                )
-            ),
-            probability=joint,
+            watts=float(self.watts.sum()),
+            kg_co2_per_hour=float(grams.sum()) / 1000.0,
+            # as far as models are served; nothing that is asked for is served where none is
+            probability=joint if by_owner or not asked else 0.0,
             conflict=conflict,
-            notes=self._notes(list(reads.values())),
+            notes=(*self._notes(models), *self._estimate_notes()),
             periods=dict(self.problem.periods),
         )
 
-    def _watts(self) -> Float:
-        """Mean power of each pool over the hours of a day."""
-        out = np.zeros(len(self.problem.pools))
-        share = self.hours / self.hours.sum()
-        for k, option in enumerate(self.instance.options):
-            if option.nap is None:
-                out[option.pool] += float(option.watts * (self.replicas[k] * share).sum())
-        for (p, _, _), members in self.solution.groups.items():
-            out[p] += max(self.instance.options[k].watts for k in members)
-        return out
+    def _tenant_fields(self, tenant: Tenant, lacks: bool) -> dict[str, Any]:
+        """What an answer says of a model and of a job alike; ``lacks``: whether not all is run."""
+        placed = [self.placed[k] for k in self.members[tenant.name] if k in self.placed]
+        reason = "the pools that may serve it have no more devices free for it"
+        if not self.members[tenant.name]:
+            reason = "; ".join(dict.fromkeys(self.problem.reasons[tenant.name].values()))
+        return {
+            **{name: getattr(tenant, name) for name in ("name", "team", "project", "cost_centre")},
+            "placements": tuple(placed),
+            "usd_per_hour": float(sum(placement.usd_per_hour for placement in placed)),
+            "reason": reason if lacks else None,
+        }
 
-    def _model(
-        self, m: int, model: FleetModel, reads: list[_Read], probability: float
+    def _read_model(
+        self, m: int, model: FleetModel, probabilities: Mapping[str, float]
     ) -> PlacedModel:
         loads = self.instance.demands[m].loads.sum(axis=0)[: len(self.periods)]
         unmet = self.solution.unmet[m, : len(self.periods)]
         return PlacedModel(
-            name=model.name,
-            team=model.team,
-            project=model.project,
-            cost_centre=model.cost_centre,
             priority=model.priority,
-            mode=str(getattr(model.workload, "mode", "")),
-            load=self.by_period(loads),
-            served=self.by_period(loads * (1.0 - unmet)),
-            placements=tuple(read.placement for read in reads),
-            probability=probability if reads else 0.0,
-            usd_per_hour=float(sum(read.placement.usd_per_hour for read in reads)),
-            reason=self._reason(model.name) if (unmet > 0).any() else None,
+            mode=model.mode,
+            load=self._by_period(loads),
+            served=self._by_period(loads * (1.0 - unmet)),
+            # a model without load has nothing that may fail
+            probability=probabilities.get(model.name, 0.0 if loads.any() else 1.0),
+            **self._tenant_fields(model, bool(unmet.any())),
         )
 
-    def _job(self, j: int, reads: list[_Read]) -> PlacedJob:
-        job = self.problem.request.jobs[j]
-        rate = sum(
-            max(read.placement.replicas.values()) * read.choice.column.capacity for read in reads
+    def _read_job(self, j: int) -> PlacedJob:
+        job = self.request.jobs[j]
+        runs_per_hour = sum(
+            self.placed[k].most_replicas * self.problem.choices[k].column.capacity
+            for k in self.members[job.name]
+            if k in self.placed
         )
-        undone = self.solution.undone[j] > 0
         return PlacedJob(
-            name=job.name,
-            team=job.team,
-            project=job.project,
-            cost_centre=job.cost_centre,
             every_hours=job.every_hours,
-            hours=1.0 / rate if rate else 0.0,
+            hours=1.0 / runs_per_hour if runs_per_hour else 0.0,
             preemptible=job.preemptible,
-            placements=tuple(read.placement for read in reads),
-            usd_per_hour=float(sum(read.placement.usd_per_hour for read in reads)),
-            reason=self._reason(job.name) if undone else None,
+            **self._tenant_fields(job, bool(self.solution.undone[j] > 0)),
         )
 
-    def _reason(self, owner: str) -> str:
-        """Say why some of an owner's load is not served."""
-        reasons = self.problem.reasons[owner]
-        if any(choice.owner == owner for choice in self.problem.choices):
-            return "the pools that may serve it have no more devices free for it"
-        return "; ".join(dict.fromkeys(reasons.values()))
-
-    def _pool(self, p: int, watts: float) -> PoolUse:
-        resolved, supply = self.problem.pools[p], self.instance.supplies[p]
-        counts = [
-            (int(n), dict(c)) for n, c in zip(self.solution.cuts[p], supply.cuts, strict=True)
-        ]
-        used: defaultdict[str, int] = defaultdict(int)
-        for k, option in enumerate(self.instance.options):
-            if option.pool == p and option.slice is not None:
-                used[option.slice] += int(self.replicas[k].max())
-        cuts = []
-        for number, slices in counts:
-            if number:
-                slices_used = {name: min(used[name], n * number) for name, n in slices.items()}
-                for name, n in slices_used.items():
-                    used[name] -= n
-                cuts.append(CutDevices(number, slices, slices_used))
+    def _read_pool(self, p: int) -> PoolUse:
+        resolved, supply = self.problem.pools[p], self.supplies[p]
         return PoolUse(
             name=resolved.pool.name,
             device=resolved.profile.name,
@@ -356,79 +280,103 @@ class _Reader:
             nodes=resolved.pool.nodes,
             per_node=resolved.per_node,
             racks=supply.racks,
-            used=self.by_period(self.used[p]),
-            paid=self.by_period(self.paid[p]),
+            used=self._by_period(self.used[p]),
+            paid=self._by_period(self.paid[p]),
             reserved=int(self.solution.reserved[p] * supply.per_node),
             usd_per_device_hour=resolved.usd,
             price_basis=resolved.basis,
-            usd_per_hour=float((self.pool_usd[p] * self.hours).sum() / self.hours.sum()),
-            watts=watts,
+            usd_per_hour=float(self.pool_usd[p] @ self.share),
+            watts=float(self.watts[p]),
             power_kw=resolved.pool.power_kw,
-            cuts=tuple(cuts),
+            cuts=tuple(self._read_cuts(p)),
         )
 
-    def _charges(self, reads: list[_Read], total: float) -> tuple[Charge, ...]:
-        """Costs by team, project and cost centre; what nothing uses is nobody's."""
-        request = self.problem.request
-        owners = {m.name: (m.team, m.project, m.cost_centre) for m in request.models}
-        owners |= {job.name: (job.team, job.project, job.cost_centre) for job in request.jobs}
-        share = self.hours / self.hours.sum()
-        rows: defaultdict[tuple[str | None, str | None, str | None], list[_Read]]
-        rows = defaultdict(list)
-        for read in reads:
-            rows[owners[read.choice.owner]].append(read)
-        out = [
-            Charge(
-                *(team, project, cost_centre),
-                usd_per_hour=(usd := sum(read.placement.usd_per_hour for read in members)),
-                usd_per_month=price_month(usd),
-                devices=float(sum((read.devices_by_slot * share).sum() for read in members)),
-                models=tuple(dict.fromkeys(read.choice.owner for read in members)),
-            )
-            for (team, project, cost_centre), members in rows.items()
-        ]
-        idle = total - sum(charge.usd_per_hour for charge in out)
-        if idle > 1e-6 * max(total, 1.0):
-            devices = float(((self.paid - self.used) * share).sum())
-            out.append(Charge(None, None, None, idle, price_month(idle), devices, ()))
-        return tuple(sorted(out, key=lambda charge: -charge.usd_per_hour))
+    def _read_cuts(self, p: int) -> Iterator[CutDevices]:
+        used: Counter[str] = Counter()
+        for option, count in zip(self.options, self.replicas, strict=True):
+            if option.pool == p and option.slice is not None:
+                used[option.slice] += int(count.max())
+        for number, counts in zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True):
+            if number:
+                here = {name: min(used[name], n * int(number)) for name, n in counts.items()}
+                used.subtract(here)
+                yield CutDevices(int(number), dict(counts), here)
 
-    def _crowded_notes(self, reads: list[_Read]) -> Iterator[str]:
-        """Say of models whose replicas found no nodes that spread them as their headroom needs."""
-        for m, model in enumerate(self.problem.request.models):
-            headroom = self.problem.request.headroom_of(model)
-            if headroom.failures != 1 or headroom.domain != "node":
-                continue
-            by_node: defaultdict[str, float] = defaultdict(float)
-            for part in (r.placement for r in reads if r.choice.owner == model.name):
-                for share in part.nodes:
-                    by_node[share.node] += share.replicas * part.capacity_each
-            load = self.instance.demands[m].loads.sum(axis=0)[: len(self.periods)].max()
-            load *= 1.0 - self.solution.unmet[m].max()
-            if sum(by_node.values()) - max(by_node.values(), default=0.0) < load * (1 - 1e-3):
+    def _charges(self, total: float) -> Iterator[Charge]:
+        """Costs by team, project and cost centre; what nothing uses is nobody's."""
+        rows: defaultdict[tuple[str | None, str | None, str | None], list[int]] = defaultdict(list)
+        for tenant in (*self.request.models, *self.request.jobs):
+            members = [k for k in self.members[tenant.name] if k in self.placed]
+            if members:
+                rows[tenant.team, tenant.project, tenant.cost_centre] += members
+        devices = self.devices @ self.share
+        for owner, members in rows.items():
+            usd = float(self.usd[members].sum())
+            names = tuple(dict.fromkeys(self.problem.choices[k].owner for k in members))
+            yield Charge(*owner, usd, price_month(usd), float(devices[members].sum()), names)
+        idle = total - float(self.usd.sum())
+        if idle > 1e-6 * max(total, 1.0):
+            unused = float(((self.paid - self.used) @ self.share).sum())
+            yield Charge(None, None, None, idle, price_month(idle), unused, ())
+
+    # notes
+
+    def _notes(self, models: Sequence[PlacedModel]) -> Iterator[str]:
+        """Say what the answer does not know or count."""
+        yield from sharing_notes(self.problem.pools)
+        for m, model in enumerate(models):
+            if self._is_crowded(self.request.models[m], model):
                 yield (
                     f"{model.name}: no order of replicas on nodes was found that holds its load "
                     "with any node down; spread them by hand."
                 )
-
-    def _notes(self, reads: list[_Read]) -> tuple[str, ...]:
-        """Say what the answer does not know or count."""
-        notes = [*sharing_notes(self.problem.pools), *self._crowded_notes(reads)]
-        if any(read.choice.asleep for read in reads):
-            notes.append(
+        if any(placement.shared for placement in self.placed.values()):
+            yield (
                 "Models that sleep wait for each other's requests on shared devices: their "
                 "probabilities count only requests that find the devices free."
             )
-        if any(pool.pool.term == "spot" for pool in self.problem.pools):
-            notes.append(
-                "Spot machines count with the share of time that they serve; reclaims of many at "
-                "once are not counted."
+        if self.placed:
+            yield (
+                "Probabilities count nodes that fail, as often as those of published fleets, and "
+                "spot nodes that are reclaimed, one by one; racks and pools that fail whole, and "
+                "reclaims of many nodes at once, are not counted."
             )
-        if self.problem.request.jobs:
-            notes.append("Jobs count with their estimated times, without waiting for each other.")
-        return tuple(notes)
+        if self.request.jobs:
+            yield "Jobs count with their estimated times, without waiting for each other."
+
+    def _is_crowded(self, model: FleetModel, placed: PlacedModel) -> bool:
+        """Return whether the loss of some node takes load that the model's headroom should hold."""
+        headroom = self.request.headroom_of(model)
+        if headroom.failures != 1 or headroom.domain != "node":
+            return False
+        by_node: defaultdict[str, float] = defaultdict(float)
+        for part in placed.placements:
+            for share in part.nodes:
+                by_node[share.node] += share.replicas * part.capacity_each
+        remaining = sum(by_node.values()) - max(by_node.values(), default=0.0)
+        return remaining < max(placed.served.values()) * (1 - 1e-3)
+
+    def _estimate_notes(self) -> Iterator[str]:
+        """Repeat what single estimates note, with their models; the notes of most models first."""
+        owners = {note: list(dict.fromkeys(names)) for note, names in self.notes.items()}
+        notes = sorted(owners, key=lambda note: -len(owners[note]))
+        for note in notes[:MOST_NOTES]:
+            names, more = owners[note][:MOST_NAMES], len(owners[note]) - MOST_NAMES
+            yield f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}: {note}"
+        if (count := len(notes) - MOST_NOTES) > 0:
+            yield f"Estimates of single layouts have {count} more note{'s' if count > 1 else ''}."
 
 
-def _finite_number(value: object) -> float | None:
-    number = float(value)  # type: ignore[arg-type]
+def _upright(values: Sequence[float]) -> Float:
+    """Values as a column, beside which arrays of periods stand."""
+    return np.array(values, dtype=float)[:, None]
+
+
+def _divide(values: Float | Int, by: Float | Int) -> Float:
+    """Quotients; 0 where nothing divides."""
+    return np.divide(values, by, out=np.zeros(values.shape), where=np.asarray(by) > 0)
+
+
+def _finite_number(value: Any) -> float | None:
+    number = float(value)
     return number if np.isfinite(number) and number > 0 else None

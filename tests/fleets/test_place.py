@@ -11,6 +11,8 @@ import pytest
 from recipe_core import fleet
 from recipe_core.base.errors import InputError
 from recipe_core.doors import public
+from recipe_core.fleets import reading
+from recipe_core.fleets.answer import NodeShare
 from recipe_core.fleets.columns import make_columns
 from recipe_core.fleets.place import place_fleet
 from recipe_core.fleets.probability import Stated, joint_probabilities
@@ -257,6 +259,68 @@ def test_all_limits_hold_together_less_likely_than_each_alone():
     assert joint_apart == pytest.approx(single["a"] * single["b"], abs=0.02)
 
 
+def test_nodes_fail_and_are_reclaimed_with_all_that_stands_on_them():
+    model = fleet_of(SMALL).models[0]
+    column = make_columns(model, "h100-sxm", 4, 1, top_load=1000).columns[0]
+
+    def joint(*placements, up=0.9):
+        """The joint probability of owners, each with its replicas by node, and its load in them."""
+        return joint_probabilities(
+            [
+                Stated.of(
+                    name,
+                    column,
+                    sum(nodes.values()),
+                    load * column.capacity,
+                    up=up,
+                    nodes=[NodeShare(node, "r0", n, n) for node, n in nodes.items()],
+                )
+                for name, nodes, load in placements
+            ]
+        )[0]
+
+    sure = joint(("a", {"n0": 1}, 0.35), up=1.0)
+    assert sure > 0.99
+    assert joint(("a", {"n0": 1}, 0.35)) == pytest.approx(0.9, abs=0.01)
+    # what stands on one node goes down together, what stands on two apart
+    assert joint(("a", {"n0": 1}, 0.35), ("b", {"n0": 1}, 0.35)) == pytest.approx(0.9, abs=0.015)
+    assert joint(("a", {"n0": 1}, 0.35), ("b", {"n1": 1}, 0.35)) == pytest.approx(0.81, abs=0.015)
+    # one of three nodes may be lost where two carry the load, one of one may not
+    assert joint(("a", {"n0": 2, "n1": 2, "n2": 2}, 2.4)) == pytest.approx(0.972, abs=0.01)
+    assert joint(("a", {"n0": 6}, 2.4)) == pytest.approx(0.9, abs=0.015)
+    spots = [{**CLOUD, "term": "spot", "reclaims": {"per_hour": rate}} for rate in (0, 1)]
+    calm, restless = (placed(CHAT, pools=[pool]) for pool in spots)
+    assert restless.probability < calm.probability - 0.05
+    spare = placed(CHAT, pools=spots[1:], headroom={"failures": 1})
+    assert spare.probability > restless.probability + 0.05
+    assert any("one by one" in note for note in spare.notes)
+
+
+def test_a_model_without_load_lowers_nothing():
+    idle = {**CHAT, "name": "idle", "load": {"all-day": 0}}
+    answer = placed(SMALL, idle, periods=[{"name": "all-day", "hours": 24}])
+    assert (answer.models[1].probability, answer.models[1].placements) == (1.0, ())
+    assert answer.probability == answer.models[0].probability > 0.5
+    assert placed(idle, periods=[{"name": "all-day", "hours": 24}]).probability == 1.0
+
+
+def test_what_single_estimates_do_not_count_is_said_once_with_its_models(monkeypatch):
+    models = [
+        {**SMALL, "name": name, "options": {"engines": ["vllm"], "engine_options": options}}
+        for name, options in (
+            ("a", {"enable_dbo": True}),
+            ("b", {"enable_dbo": True, "attention_backend": "FLASHINFER"}),
+        )
+    ]
+    notes = [note for note in placed(SMALL, *models).notes if "is not in the estimate" in note]
+    assert [note.partition(" is ")[0] for note in notes] == [
+        "a, b: --enable-dbo",
+        "b: --attention-backend",
+    ]
+    monkeypatch.setattr(reading, "MOST_NOTES", 1)
+    assert "1 more note." in placed(SMALL, *models).notes[-1]
+
+
 @over(
     "change, field",
     [
@@ -362,6 +426,7 @@ def test_small_models_and_an_embedding_model_share_a_device_in_slices_that_its_v
             pool["usd_per_device_hour"]
         )
         assert any("MPS" in note for note in answer.notes) == ("sharing" in pool)
+        assert any("is a slice of" in note and "m1" in note for note in answer.notes)
     alone = placed(*models, pools=[H100])
     assert alone.pools[0].used["all"] == 4
     with pytest.raises(InputError, match="memory modes"):

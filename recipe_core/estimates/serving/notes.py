@@ -141,7 +141,7 @@ def note_where(name: str, where: Bool | bool = True, **values: Any) -> Note:
 
 def estimate_notes(e: Estimates, running: Estimates, feasible: Bool) -> list[list[str]]:
     """The sentences of each case; ``feasible``: whether it runs, ``running``: those that do."""
-    shared, price = [*_shared_notes(e)], e.setting.cluster.price_note
+    shared, price = [*list_setting_notes(e.setting)], e.setting.cluster.price_note
     out = [[*shared, *([f"{doubt}."] if doubt else [])] for doubt in e.doubts(np.arange(len(e)))]
     place_notes(out, np.arange(len(e)), _case_notes(e, feasible))
     if len(running):
@@ -156,9 +156,9 @@ def place_notes(out: list[list[str]], places: Int, notes: Iterable[Note]) -> Non
             out[places[i]].append(note.say(i))
 
 
-def _shared_notes(e: Estimates) -> Iterator[str]:
-    """Yield what holds of all cases."""
-    setting, effects, engine = e.setting, e.setting.effects, e.setting.engine
+def list_setting_notes(setting: Setting) -> Iterator[str]:
+    """Yield what holds of all cases of a setting: what is assumed, and what is not counted."""
+    effects, engine = setting.effects, setting.engine
     yield from setting.model.notes
     yield from _about_towers(setting)
     if setting.needs_other_checkpoint:
@@ -178,6 +178,8 @@ def _shared_notes(e: Estimates) -> Iterator[str]:
             yield say_note(name, engine=engine.title, formats=format_text)
     if engine.as_of is not None:
         yield say_note("release", engine=engine.title, as_of=engine.as_of, version=engine.version)
+    if not setting.model.generates:
+        yield say_note("pooled")
 
 
 def _about_towers(setting: Setting) -> Iterator[str]:
@@ -311,9 +313,7 @@ def _running_notes(e: Estimates) -> Iterator[Note]:
     buffers = use.context_parallel_bytes.value - use.context_single_bytes.value
     outweigh = has_collectives(cases) & (weights < buffers)
     yield note_where("buffers", outweigh, buffers=buffers, weights=weights)
-    if not setting.model.generates:
-        yield note_where("pooled")
-    elif e.pools is None:  # the steps of two pools are of two kinds
+    if setting.model.generates and e.pools is None:  # the steps of two pools are of two kinds
         yield from _step_notes(setting, cases, served)
         if setting.exact:
             yield note_where("waves", (served.resident > 1) & (cases.draft_tokens == 0))
