@@ -6,8 +6,8 @@ replicas divide each other, so that filling the largest first leaves no rest.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from recipe_core.base.arrays import Int
@@ -15,163 +15,143 @@ from recipe_core.fleets.answer import NodeShare
 from recipe_core.fleets.instance import Solution
 from recipe_core.fleets.placing import FleetProblem
 
+_ROUNDING = 1e-9
 
-@dataclass
+
+@dataclass(eq=False)
 class _Node:
-    """A node with the devices that are free, and how many replicas of each owner it has."""
+    """A node: devices (None) and slices by name that are free, and how many each owner has."""
 
     number: int
     rack: int
-    free: float
-    owners: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
-    slices: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    room: Counter[str | None]
+    owners: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass
+@dataclass(eq=False)
 class _Stand:
-    """A replica on whole devices of one node."""
+    """What stands on one node: a replica or a part of one, or a device that is cut.
 
-    option: int
+    ``options``: whose replica it is, several of sleeping models. ``size``: of the node's devices or
+    slices. ``opens``: slices of a device that is cut.
+    """
+
+    options: tuple[int, ...]
     owner: str
+    slice: str | None
+    size: float
     devices: float
-    node: _Node
+    opens: Mapping[str, int] = field(default_factory=dict)
+    node: _Node | None = None
+
+    def fits(self, node: _Node) -> bool:
+        return node.room[self.slice] >= self.size - _ROUNDING
+
+    def move(self, node: _Node) -> None:
+        for place, sign in ((self.node, -1), (node, 1)):
+            if place is not None:
+                place.owners[self.owner] += sign
+                place.room[self.slice] -= sign * self.size  # type: ignore[assignment]
+        self.node = node
 
 
 def fill_nodes(
     problem: FleetProblem, solution: Solution, periods: int
 ) -> dict[int, list[NodeShare]]:
     """Return where the replicas of each option stand in the busiest period, spread by owner."""
-    out: dict[int, list[NodeShare]] = {}
-    instance = problem.instance
-    for p, pool in enumerate(problem.pools):
-        options = [k for k, option in enumerate(instance.options) if option.pool == p]
-        counts = solution.replicas[:, :periods]
-        if not options or not counts[options].any():
-            continue
+    out: defaultdict[int, list[NodeShare]] = defaultdict(list)
+    options = problem.instance.options
+    for p, (pool, supply) in enumerate(zip(problem.pools, problem.instance.supplies, strict=True)):
         devices = [
-            sum(instance.options[k].devices * counts[k, t] for k in options) for t in range(periods)
+            sum(o.devices * n for o, n in zip(options, counts, strict=True) if o.pool == p)
+            for counts in solution.replicas[:, :periods].T.tolist()
         ]
-        t = max(range(periods), key=devices.__getitem__)
-        racks = instance.supplies[p].racks
-        nodes = [_Node(k, k % racks, float(pool.per_node)) for k in range(pool.pool.nodes)]
-        if (machines := int(solution.machines[p, t])) and instance.supplies[p].paid == "nodes":
-            nodes = nodes[:machines]
-        _cut_devices(nodes, instance.supplies[p].cuts, solution.cuts[p])
-        for k, node, devices_here in _stand_replicas(problem, options, counts[:, t], nodes):
-            _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
-        for (where, size, _), members in solution.groups.items():
-            if where == p:
-                for node, devices_here in _place(nodes, size, None, "", pool.per_node):
-                    for k in members:
-                        _add(out.setdefault(k, []), pool.pool.name, node, devices_here)
+        t = devices.index(max(devices))
+        machines = int(solution.machines[p, t]) if supply.paid == "nodes" else 0
+        nodes = [
+            _Node(number, number % supply.racks, Counter({None: pool.per_node}))
+            for number in range(machines or pool.pool.nodes)
+        ]
+        here: defaultdict[tuple[int, int, int], list[float]] = defaultdict(list)
+        for stand in _place(_list_stands(problem, solution, p, solution.replicas[:, t]), nodes):
+            if stand.node is not None:
+                for k in stand.options:
+                    here[k, stand.node.number, stand.node.rack].append(stand.devices)
+        for (k, number, rack), taken in here.items():
+            name = pool.pool.name
+            out[k].append(NodeShare(f"{name}-{number}", f"{name}-r{rack}", len(taken), sum(taken)))
     return out
 
 
-def _stand_replicas(
-    problem: FleetProblem, options: list[int], counts: Int, nodes: list[_Node]
-) -> Iterator[tuple[int, _Node, float]]:
-    """Every replica of a pool's options that stands alone: its option, a node, devices there."""
-    stands: list[_Stand] = []
-    for k in sorted(options, key=lambda k: -problem.instance.options[k].devices):
-        option, owner = problem.instance.options[k], problem.choices[k].owner
-        per_node = problem.pools[option.pool].per_node
-        for _ in range(int(counts[k]) if option.nap is None else 0):
-            parts = _place(nodes, option.devices, option.slice, owner, per_node)
-            if option.slice is None and len(parts) == 1:
-                stands.append(_Stand(k, owner, option.devices, parts[0][0]))
-                continue
-            yield from ((k, node, devices_here) for node, devices_here in parts)
-    _spread_evenly(stands, nodes)
-    yield from ((stand.option, stand.node, stand.devices) for stand in stands)
+def _list_stands(problem: FleetProblem, solution: Solution, p: int, counts: Int) -> list[_Stand]:
+    """What is to stand on a pool's nodes: the largest first, and slices when devices are cut."""
+    per_node, supply = problem.pools[p].per_node, problem.instance.supplies[p]
+    stands = [
+        _Stand((), "", None, 1.0, 0.0, opens)
+        for opens, number in zip(supply.cuts, solution.cuts[p], strict=True)
+        for _ in range(int(number))
+    ]
+    stands += [
+        _Stand(members, f"group {number}", None, size, float(size))
+        for (where, size, number), members in solution.groups.items()
+        if where == p
+    ]
+    for k, (option, choice) in enumerate(
+        zip(problem.instance.options, problem.choices, strict=True)
+    ):
+        if option.pool != p or option.nap is not None:
+            continue
+        parts = max(int(-(-option.devices // per_node)), 1)
+        devices = option.devices / parts
+        size = 1.0 if option.slice else devices
+        stands += [
+            _Stand((k,), choice.owner, option.slice, size, devices)
+            for _ in range(parts * int(counts[k]))
+        ]
+    return sorted(stands, key=lambda stand: (stand.slice is not None, -stand.size))
 
 
-def _spread_evenly(stands: list[_Stand], nodes: list[_Node]) -> None:
-    """Move replicas, or swap those of one size, while that spreads their owners over more nodes.
-
-    Each step makes the sum of squares of what nodes have of each owner smaller, so that it ends.
-    """
-    moved = True
-    while moved:
-        moved = False
-        for stand in stands:
-            crowded = stand.node
-            if crowded.owners[stand.owner] < 2:
-                continue
-            fewer = [n for n in nodes if n.owners[stand.owner] < crowded.owners[stand.owner] - 1]
-            for node in sorted(fewer, key=lambda node: node.owners[stand.owner]):
-                if node.free >= stand.devices - 1e-9:
-                    _move(stand, node)
-                    moved = True
-                    break
-                swap = next((o for o in stands if o.node is node and _gains(stand, o)), None)
-                if swap is not None:
-                    _move(stand, node)
-                    _move(swap, crowded)
-                    moved = True
-                    break
+def _place(stands: list[_Stand], nodes: list[_Node]) -> list[_Stand]:
+    """Let each stand on the node with the fewest of its owner, the fullest; then spread them."""
+    for stand in stands:
+        racks: Counter[int] = Counter()
+        for node in nodes:
+            racks[node.rack] += node.owners[stand.owner]
+        fitting = [
+            (node.owners[stand.owner], racks[node.rack], node.room[stand.slice], node.number)
+            for node in nodes
+            if stand.fits(node)
+        ]
+        if fitting:
+            *_, number = min(fitting)
+            stand.move(nodes[number])
+            nodes[number].room.update(stand.opens)
+    replicas = [stand for stand in stands if stand.node and stand.options]
+    while sum(_spread(stand, replicas, nodes) for stand in replicas):
+        pass  # the sum of squares of what nodes have of each owner falls, so that it ends
+    return stands
 
 
-def _gains(stand: _Stand, swap: _Stand) -> bool:
+def _spread(stand: _Stand, stands: Sequence[_Stand], nodes: Sequence[_Node]) -> bool:
+    """Move a replica, or swap it with one alike, where that spreads owners over more nodes."""
+    home, owner = stand.node, stand.owner
+    assert home is not None  # noqa: S101 - only what has a node is spread
+    fewer = [node for node in nodes if node.owners[owner] < home.owners[owner] - 1]
+    for node in sorted(fewer, key=lambda node: node.owners[owner]):
+        if stand.fits(node):
+            stand.move(node)
+            return True
+        for beside in stands:
+            if beside.node is node and _gains(stand, beside, home, node):
+                stand.move(node)
+                beside.move(home)
+                return True
+    return False
+
+
+def _gains(stand: _Stand, beside: _Stand, home: _Node, node: _Node) -> bool:
     """Return whether two replicas of one size spread their owners more where they change places."""
-    if swap.devices != stand.devices or swap.owner == stand.owner:
+    if (beside.size, beside.slice) != (stand.size, stand.slice) or beside.owner == stand.owner:
         return False
-    own_node, swap_node = stand.node.owners, swap.node.owners
-    gain = own_node[stand.owner] - swap_node[stand.owner] - 1
-    return gain + swap_node[swap.owner] - own_node[swap.owner] - 1 > 0
-
-
-def _move(stand: _Stand, node: _Node) -> None:
-    """Let a replica stand on another node."""
-    for place, sign in ((stand.node, -1), (node, 1)):
-        place.owners[stand.owner] += sign
-        place.free -= sign * stand.devices
-    stand.node = node
-
-
-def _cut_devices(nodes: list[_Node], cuts: object, numbers: object) -> None:
-    """Cut devices, evenly over nodes."""
-    for counts, number in zip(cuts, numbers, strict=True):  # type: ignore[call-overload]
-        for _ in range(int(number)):
-            node = max(nodes, key=lambda node: node.free)
-            node.free -= 1.0
-            for name, n in counts.items():
-                node.slices[name] += n
-
-
-def _place(
-    nodes: list[_Node], devices: float, part: str | None, owner: str, per_node: int
-) -> list[tuple[_Node, float]]:
-    """Take the devices of one replica: on the node with the fewest of its owner, the fullest."""
-    if part is not None:
-        node = min(
-            (node for node in nodes if node.slices[part] > 0),
-            key=lambda node: (node.owners[owner], node.number),
-        )
-        node.slices[part] -= 1
-        node.owners[owner] += 1
-        return [(node, devices)]
-    node_count = max(int(-(-devices // per_node)), 1)
-    node_devices = devices / node_count
-    racks: defaultdict[int, int] = defaultdict(int)
-    for node in nodes:
-        racks[node.rack] += node.owners[owner]
-    free = sorted(
-        (node for node in nodes if node.free >= node_devices - 1e-9),
-        key=lambda node: (node.owners[owner], racks[node.rack], node.free, node.number),
-    )
-    out = []
-    for node in free[:node_count]:
-        node.free -= node_devices
-        node.owners[owner] += 1
-        out.append((node, node_devices))
-    return out
-
-
-def _add(shares: list[NodeShare], pool: str, node: _Node, devices: float) -> None:
-    """Add a replica to a node's share, or a new share."""
-    name = f"{pool}-{node.number}"
-    for k, share in enumerate(shares):
-        if share.node == name:
-            shares[k] = NodeShare(name, share.rack, share.replicas + 1, share.devices + devices)
-            return
-    shares.append(NodeShare(name, f"{pool}-r{node.rack}", 1, devices))
+    gain = home.owners[stand.owner] - node.owners[stand.owner] - 1
+    return gain + node.owners[beside.owner] - home.owners[beside.owner] - 1 > 0

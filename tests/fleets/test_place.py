@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,8 +15,11 @@ from recipe_core.doors import public
 from recipe_core.fleets import reading
 from recipe_core.fleets.answer import NodeShare
 from recipe_core.fleets.columns import make_columns
+from recipe_core.fleets.nodes import fill_nodes
 from recipe_core.fleets.place import place_fleet
+from recipe_core.fleets.placing import pose_fleet
 from recipe_core.fleets.probability import Stated, joint_probabilities
+from recipe_core.fleets.program import solve_fleet
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.what_if import FleetChanges, compare_answers
 from recipe_core.hardware.slices import is_allowed
@@ -502,6 +506,19 @@ def test_replicas_of_a_full_pool_stand_on_nodes_as_their_headroom_needs():
         for node in {share.node for part in parts_of(answer) for share in part.nodes}:
             shares = [s for part in parts_of(answer) for s in part.nodes if s.node == node]
             assert sum(share.devices for share in shares) <= 4
+
+
+def test_devices_are_cut_where_they_leave_whole_nodes_to_what_needs_them():
+    wide, tiny = {**CHAT, "candidate": {"tp": 4}}, {**SMALL, "model": "Qwen/Qwen3-1.7B"}
+    problem = pose_fleet(fleet_of(wide, tiny, pools=[{**H100, "nodes": 2, "slices": ["1g.10gb"]}]))
+    slices = [option.slice for option in problem.instance.options]
+    replicas = np.zeros((len(slices), 1), dtype=int)
+    replicas[0], replicas[slices.index("1g.10gb")] = 1, 14
+    solution = solve_fleet(problem.instance)
+    nodes = fill_nodes(problem, replace(solution, replicas=replicas, cuts=(np.array([2]),)), 1)
+    [whole], [cut] = nodes.values()
+    assert (whole.replicas, whole.devices, cut.replicas) == (1, 4, 14)
+    assert whole.node != cut.node
 
 
 def parts_of(answer):
