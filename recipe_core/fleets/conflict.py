@@ -17,6 +17,9 @@ from recipe_core.fleets.request import DataRules
 
 # Seconds after which the set is as small as it got.
 SECONDS = 30.0
+# A group of rows of the program: its kind, and the number of what it is of.
+Group = tuple[str, int]
+_RANKS = {"demand": 0, "work": 1}
 
 
 def find_conflict(
@@ -30,57 +33,75 @@ def find_conflict(
         solution: the most that it serves.
         seconds: after which the set may not be the smallest.
     """
-    started, proven = time.monotonic(), True
+    served = {("work" if option.job else "demand", option.owner) for option in instance.options}
     groups = _list_groups(instance)
-    served = {(option.job, option.owner) for option in instance.options}
-    nowhere = [f"demand.{m}" for m in range(len(instance.demands)) if (False, m) not in served]
-    nowhere += [f"work.{j}" for j in range(len(instance.works)) if (True, j) not in served]
+    nowhere = [group for group in groups if group[0] in ("demand", "work") if group not in served]
     if nowhere:  # nothing else has to do with it
-        return Conflict(tuple(map(_field, nowhere)), _nowhere_text(problem, nowhere))
+        named = [_describe(problem, *group) for group in nowhere]
+        sentences = [_say_nowhere(problem, *group) for group in nowhere]
+        return Conflict(tuple(field for field, _ in named), " ".join(sentences))
     if not is_impossible(instance):
         return Conflict((), "Time ended the search before it said whether all can be served.")
-    unmet = [m for m in range(len(instance.demands)) if solution.unmet[m].max() > 0]
-    lacking = [f"demand.{m}" for m in unmet]
-    lacking += [f"work.{j}" for j in range(len(instance.works)) if solution.undone[j] > 0]
-    # demands that are served come last, so that the set is about what is not
-    order = [group for group in groups if group not in lacking]
-    order.sort(key=lambda group: (not group.startswith("demand"), not group.startswith("work")))
-    relaxed: frozenset[str] = frozenset()
-    for group in (*order, *lacking):
-        if time.monotonic() - started > seconds:
-            proven = False
+    lacking = {("demand", m) for m in range(len(instance.demands)) if solution.unmet[m].any()}
+    lacking |= {("work", j) for j in range(len(instance.works)) if solution.undone[j] > 0}
+    ends_at, relaxed = time.monotonic() + seconds, frozenset[str]()
+    smallest = "Each is needed for the conflict."
+    # what is served is left out first, and other demands, so that the set is about what is not
+    for group in sorted(groups, key=lambda group: (group in lacking, _RANKS.get(group[0], 2))):
+        if time.monotonic() > ends_at:
+            smallest = "Time ended the search: fewer of these may conflict already."
             break
-        without = relaxed | {group}
-        if is_impossible(instance, without):
-            relaxed = without
-    members = [group for group in groups if group not in relaxed]
-    return Conflict(tuple(_field(group) for group in members), _text(problem, members, proven))
+        without = relaxed | {_name(group)}
+        relaxed = without if is_impossible(instance, without) else relaxed
+    members = [_describe(problem, *group) for group in groups if _name(group) not in relaxed]
+    fields, words = zip(*members, strict=True)
+    if len(words) == 1:
+        return Conflict(fields, f"Nothing serves {words[0]}, even if all else is left out.")
+    listed = f"{', '.join(words[:-1])} and {words[-1]}"
+    return Conflict(fields, f"These do not go together: {listed}. {smallest}")
 
 
-def _list_groups(instance: Instance) -> list[str]:
-    groups = [f"demand.{m}" for m in range(len(instance.demands))]
-    groups += [f"headroom.{m}" for m, d in enumerate(instance.demands) if d.failures]
-    groups += [f"work.{j}" for j in range(len(instance.works))]
-    groups += [f"pool.{p}" for p in range(len(instance.supplies))]
-    groups += [f"power.{p}" for p, s in enumerate(instance.supplies) if s.most_watts is not None]
-    return [*groups, "budget"] if instance.most_usd is not None else groups
+def _list_groups(instance: Instance) -> list[Group]:
+    """What may conflict, as the program names it."""
+    parts = {
+        "demand": [True for _ in instance.demands],
+        "headroom": [demand.failures > 0 for demand in instance.demands],
+        "work": [True for _ in instance.works],
+        "pool": [True for _ in instance.supplies],
+        "power": [supply.most_watts is not None for supply in instance.supplies],
+        "budget": [instance.most_usd is not None],
+    }
+    return [(kind, k) for kind, bound in parts.items() for k, binds in enumerate(bound) if binds]
 
 
-_FIELDS = {
-    "demand": "models.{k}",
-    "headroom": "models.{k}.headroom",
-    "work": "jobs.{k}",
-    "pool": "pools.{k}.nodes",
-    "power": "pools.{k}.power_kw",
-}
+def _name(group: Group) -> str:
+    return "budget" if group[0] == "budget" else f"{group[0]}.{group[1]}"
 
 
-def _field(group: str) -> str:
-    kind, _, number = group.partition(".")
-    return _FIELDS[kind].format(k=number) if number else "objective.usd_per_month"
+def _describe(problem: FleetProblem, kind: str, k: int) -> tuple[str, str]:
+    """The field of a group in the fleet's document, and words for it."""
+    request = problem.request
+    if kind == "demand":
+        model = request.models[k]
+        unit = "requests a second" if model.mode == "open" else "users"
+        where = _say_where(model.where)
+        return f"models.{k}", f"{model.name}'s {model.peak:g} {unit} within its limits{where}"
+    if kind == "headroom":
+        model, headroom = request.models[k], request.headroom_of(request.models[k])
+        lost = f"{headroom.failures} lost {headroom.domain}{'s' if headroom.failures > 1 else ''}"
+        return f"models.{k}.headroom", f"{model.name}'s headroom for {lost}"
+    if kind == "work":
+        return f"jobs.{k}", f"the job {request.jobs[k].name}"
+    if kind == "budget":
+        words = f"the budget of ${request.objective.usd_per_month:,.0f} a month"
+        return "objective.usd_per_month", words
+    pool = request.pools[k]
+    if kind == "power":
+        return f"pools.{k}.power_kw", f"the {pool.power_kw:g} kW of {pool.name}"
+    return f"pools.{k}.nodes", f"the {problem.pools[k].devices} devices of {pool.name}"
 
 
-def _where_text(where: DataRules) -> str:
+def _say_where(where: DataRules) -> str:
     """The places where a model's data may go, as the end of a phrase."""
     places = [" on premises"] if where.on_premises else []
     places += [f" in {' or '.join(where.regions)}"] if where.regions else []
@@ -88,51 +109,11 @@ def _where_text(where: DataRules) -> str:
     return "".join(places)
 
 
-def _nowhere_text(problem: FleetProblem, groups: list[str]) -> str:
-    """Say of models and jobs that hold no load anywhere why they do not, by pool."""
-    sentences = []
-    for group in groups:
-        kind, _, number = group.partition(".")
-        parts = problem.request.models if kind == "demand" else problem.request.jobs
-        name = parts[int(number)].name
-        pools: dict[str, list[str]] = {}
-        for pool, reason in problem.reasons[name].items():
-            pools.setdefault(reason, []).append(pool)
-        reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in pools.items())
-        sentences.append(f"No pool can serve {name}. {reasons}.")
-    return " ".join(sentences)
-
-
-def _text(problem: FleetProblem, members: list[str], proven: bool) -> str:
-    """The set as one sentence."""
-    request = problem.request
-    words = []
-    for group in members:
-        kind, _, number = group.partition(".")
-        k = int(number or 0)
-        if kind == "demand":
-            model = request.models[k]
-            unit = "requests a second" if getattr(model.workload, "mode", "") == "open" else "users"
-            words.append(
-                f"{model.name}'s {model.peak:g} {unit} within its limits{_where_text(model.where)}"
-            )
-        elif kind == "headroom":
-            headroom = request.headroom_of(request.models[k])
-            words.append(
-                f"{request.models[k].name}'s headroom for {headroom.failures} lost "
-                f"{headroom.domain}{'s' if headroom.failures > 1 else ''}"
-            )
-        elif kind == "work":
-            words.append(f"the job {request.jobs[k].name}")
-        elif kind == "pool":
-            pool = problem.pools[k]
-            words.append(f"the {pool.devices} devices of {pool.pool.name}")
-        elif kind == "power":
-            words.append(f"the {request.pools[k].power_kw:g} kW of {request.pools[k].name}")
-        else:
-            words.append(f"the budget of ${request.objective.usd_per_month:,.0f} a month")
-    if len(words) == 1:
-        return f"Nothing serves {words[0]}, even if all else is left out."
-    listed = ", ".join(words[:-1]) + (" and " if len(words) > 1 else "") + words[-1]
-    tail = "" if proven else " Time ended the search: fewer of these may conflict already."
-    return f"These do not go together: {listed}. Each is needed for the conflict.{tail}"
+def _say_nowhere(problem: FleetProblem, kind: str, k: int) -> str:
+    """Say of a model or job that holds no load anywhere why it does not, by pool."""
+    name = (problem.request.models if kind == "demand" else problem.request.jobs)[k].name
+    pools: dict[str, list[str]] = {}
+    for pool, reason in problem.reasons[name].items():
+        pools.setdefault(reason, []).append(pool)
+    reasons = "; ".join(f"{', '.join(names)}: {why}" for why, names in pools.items())
+    return f"No pool can serve {name}. {reasons}."

@@ -143,7 +143,7 @@ class _Reader:
         column, pool, part = choice.column, choice.pool, choice.slice
         load_each = _divide(self.loads[k], count * option.up)
         if option.job:
-            plan, row, request = column.plan, column.row, column.plan.request
+            plan, row, request = column.plan, 0, column.plan.request
         else:
             load = max(float(load_each.max()), 1e-3)
             plan, row = loaded_plan(column, load)
@@ -323,7 +323,7 @@ class _Reader:
 
     def _notes(self, models: Sequence[PlacedModel]) -> Iterator[str]:
         """Say what the answer does not know or count."""
-        yield from sharing_notes(self.problem.pools)
+        yield from (*self.problem.notes, *sharing_notes(self.problem.pools))
         for m, model in enumerate(models):
             if self._is_crowded(self.request.models[m], model):
                 yield (
