@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -20,6 +21,10 @@ from recipe_core.fleets.request import (
     Price,
 )
 from recipe_core.request.first_error import validate_plain
+from recipe_core.request.serving_workload import LOADS
+
+# Figures of answers whose differences are told.
+FIGURES = ("usd_per_hour", "usd_per_month", "watts", "kg_co2_per_hour", "probability")
 
 
 class FleetChanges(DescribedModel):
@@ -64,101 +69,74 @@ class FleetChanges(DescribedModel):
         Raises:
             InputError: for a name that the fleet does not have.
         """
-        names = {
-            "pool": [pool.name for pool in fleet.pools],
-            "model": [model.name for model in fleet.models],
-        }
-        everything = [*names["pool"], *names["model"], *(job.name for job in fleet.jobs)]
-        for field, kind, listed in (
-            ("lose_nodes", "pool", self.lose_nodes),
-            ("lose_racks", "pool", self.lose_racks),
-            ("prices", "pool", self.prices),
-            ("loads", "model", self.loads),
+        pools, models, jobs = (
+            [part.name for part in parts] for parts in (fleet.pools, fleet.models, fleet.jobs)
+        )
+        for field, kind, names in (
+            ("lose_nodes", "pool", pools),
+            ("lose_racks", "pool", pools),
+            ("prices", "pool", pools),
+            ("loads", "model", models),
+            ("drop", "model, job or pool", [*pools, *models, *jobs]),
         ):
-            for name in listed:
-                _check_name(name, names[kind], f"{field}.{name}", kind)
-        for k, name in enumerate(self.drop):
-            _check_name(name, everything, f"drop.{k}", "model, job or pool")
-        pools = [self._pool(pool) for pool in fleet.pools if pool.name not in self.drop]
-        models = [self._model(model) for model in fleet.models if model.name not in self.drop]
+            for k, name in enumerate(getattr(self, field)):
+                if name not in names:
+                    message, hint = unknown(kind, name, names)
+                    place = k if field == "drop" else name
+                    raise InputError(message, field=f"{field}.{place}", hint=hint)
         gone = {*self.drop}
-        values = fleet.model_dump(mode="json", exclude_none=True) | {
-            "pools": [_dump_part(pool) for pool in (*pools, *self.add_pools)],
-            "models": [_dump_part(model) for model in (*models, *self.add_models)],
-            "jobs": [_dump_part(job) for job in fleet.jobs if job.name not in gone],
-            "today": [
-                _dump_part(part) for part in fleet.today if not {part.model, part.pool} & gone
-            ],
+        stay = [pool for pool in fleet.pools if pool.name not in gone]
+        serve = [model for model in fleet.models if model.name not in gone]
+        changes = {
+            "pools": (*map(self._change_pool, stay), *self.add_pools),
+            "models": (*map(self._change_model, serve), *self.add_models),
+            "jobs": tuple(job for job in fleet.jobs if job.name not in gone),
+            "today": tuple(part for part in fleet.today if not {part.model, part.pool} & gone),
         }
-        return FleetRequest.parse(values)
+        return FleetRequest.parse(fleet.model_copy(update=changes).to_json())
 
-    def _pool(self, pool: Pool) -> Pool:
+    def _change_pool(self, pool: Pool) -> Pool:
         racks, nodes = pool.racks or 1, pool.nodes
         lost_racks = min(self.lose_racks.get(pool.name, 0), racks)
         # machine k stands in rack k modulo racks: the fullest are lost
-        nodes -= sum(1 for k in range(nodes) if k % racks < lost_racks)
-        nodes = max(nodes - self.lose_nodes.get(pool.name, 0), 0)
-        changes: dict[str, Any] = {"nodes": nodes}
+        nodes -= sum(k % racks < lost_racks for k in range(nodes))
+        changes: dict[str, Any] = {"nodes": max(nodes - self.lose_nodes.get(pool.name, 0), 0)}
         if lost_racks:
             changes["racks"] = max(racks - lost_racks, 1)
         if pool.name in self.prices:
             changes |= {"usd_per_device_hour": self.prices[pool.name], "offer": None}
         return pool.model_copy(update=changes)
 
-    def _model(self, model: FleetModel) -> FleetModel:
-        factor = self.loads.get(model.name, 1.0)
-        if factor == 1.0:
+    def _change_model(self, model: FleetModel) -> FleetModel:
+        if (factor := self.loads.get(model.name, 1.0)) == 1.0:
             return model
-        field = "request_rate" if getattr(model.workload, "mode", "") == "open" else "concurrency"
         load = model.peak * factor
-        load = load if field == "request_rate" else max(round(load), 1)
-        workload = model.workload.model_copy(update={field: load})
-        return model.model_copy(update={"workload": workload})
-
-
-def _dump_part(part: Any) -> dict[str, Any]:
-    out: dict[str, Any] = part.model_dump(mode="json", exclude_none=True)
-    return out
-
-
-def _check_name(name: str, names: list[str], field: str, kind: str) -> None:
-    if name not in names:
-        message, hint = unknown(kind, name, names)
-        raise InputError(message, field=field, hint=hint)
+        changes = {LOADS[model.mode]: load if model.mode == "open" else max(round(load), 1)}
+        return model.model_copy(update={"workload": model.workload.model_copy(update=changes)})
 
 
 def compare_answers(before: FleetAnswer, after: FleetAnswer) -> dict[str, Any]:
     """Return the differences between two answers: money, power, certainty, and who moves."""
-    replicas = [
-        {
-            (name, placed.pool, placed.slice, placed.layout): placed.most_replicas
-            for name, placed in answer.placements()
-        }
-        for answer in (before, after)
-    ]
-    moved = [
-        {
-            "model": key[0],
-            "pool": key[1],
-            "slice": key[2],
-            "layout": key[3],
-            "before": replicas[0].get(key, 0),
-            "after": replicas[1].get(key, 0),
-        }
-        for key in sorted({*replicas[0], *replicas[1]}, key=str)
-        if replicas[0].get(key, 0) != replicas[1].get(key, 0)
-    ]
-    unmet = [{model.name: model.unmet for model in answer.models} for answer in (before, after)]
-    return {
-        "usd_per_hour": after.usd_per_hour - before.usd_per_hour,
-        "usd_per_month": after.usd_per_month - before.usd_per_month,
-        "watts": after.watts - before.watts,
-        "kg_co2_per_hour": after.kg_co2_per_hour - before.kg_co2_per_hour,
-        "probability": after.probability - before.probability,
-        "replicas": moved,
-        "unmet": {
-            name: {"before": unmet[0].get(name, 0.0), "after": unmet[1].get(name, 0.0)}
-            for name in sorted({*unmet[0], *unmet[1]})
-            if unmet[0].get(name, 0.0) != unmet[1].get(name, 0.0)
-        },
-    }
+    replicas, unmet = [], []
+    for answer in (before, after):
+        replicas.append(
+            {
+                (name, placed.pool, placed.slice, placed.layout): placed.most_replicas
+                for name, placed in answer.placements()
+            }
+        )
+        unmet.append({model.name: model.unmet for model in answer.models})
+    out = {name: getattr(after, name) - getattr(before, name) for name in FIGURES}
+    keys = ("model", "pool", "slice", "layout")
+    moved = [dict(zip(keys, key, strict=True)) | pair for key, pair in _differ(*replicas)]
+    return {**out, "replicas": moved, "unmet": dict(_differ(*unmet))}
+
+
+def _differ(
+    before: Mapping[Any, float], after: Mapping[Any, float]
+) -> Iterator[tuple[Any, dict[str, float]]]:
+    """The names whose values differ, with both; 0 where one has none."""
+    for name in sorted({*before, *after}, key=str):
+        pair = {"before": before.get(name, 0), "after": after.get(name, 0)}
+        if pair["before"] != pair["after"]:
+            yield name, pair
