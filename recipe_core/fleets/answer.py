@@ -83,13 +83,19 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedModel:
-    """A model with where it runs and how much of its load is served."""
+class Owned:
+    """What runs on a fleet, with who pays for it."""
 
     name: str
     team: str | None
     project: str | None
     cost_centre: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedModel(Owned):
+    """A model with where it runs and how much of its load is served."""
+
     priority: int
     mode: str
     """``open``: loads are requests a second; ``closed``: users at once."""
@@ -112,13 +118,9 @@ class PlacedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedJob:
+class PlacedJob(Owned):
     """A job with where it runs and how long it takes."""
 
-    name: str
-    team: str | None
-    project: str | None
-    cost_centre: str | None
     every_hours: float
     hours: float
     """Hours that a run takes on what it has."""
@@ -245,23 +247,17 @@ class FleetAnswer:
     def to_json(self) -> dict[str, Any]:
         """Return the whole answer, as the contract writes it."""
         out: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "name": self.request.name}
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        del plain["request"]
-        for name, value in plain.items():
-            out[name] = [asdict(part) for part in value] if _is_rows(value) else _plain(value)
+        fields = [name for name in self.__dataclass_fields__ if name != "request"]
+        out |= {name: _plain(getattr(self, name)) for name in fields}
         out["usd_per_month"] = self.usd_per_month
         for part, model in zip(out["models"], self.models, strict=True):
             part["unmet"] = model.unmet
         return out
 
 
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, tuple) and bool(value) and not isinstance(value[0], str)
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
-        return list(value)
+        return [_plain(part) for part in value]
     if isinstance(value, Mapping):
         return dict(value)
     return asdict(value) if hasattr(value, "__dataclass_fields__") else value

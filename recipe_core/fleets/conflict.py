@@ -22,17 +22,15 @@ Group = tuple[str, int]
 _RANKS = {"demand": 0, "work": 1}
 
 
-def find_conflict(
-    problem: FleetProblem, instance: Instance, solution: Solution, seconds: float = SECONDS
-) -> Conflict:
+def find_conflict(problem: FleetProblem, solution: Solution, seconds: float = SECONDS) -> Conflict:
     """Return a smallest set of demands and bounds that cannot all hold, in words.
 
     Args:
-        problem: the fleet.
-        instance: its program, which serves not all.
-        solution: the most that it serves.
+        problem: the fleet, not all of which can be served.
+        solution: the most that is.
         seconds: after which the set may not be the smallest.
     """
+    instance = problem.instance
     served = {("work" if option.job else "demand", option.owner) for option in instance.options}
     groups = _list_groups(instance)
     nowhere = [group for group in groups if group[0] in ("demand", "work") if group not in served]

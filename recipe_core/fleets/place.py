@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.columns import ANYWHERE, Sources, make_columns
 from recipe_core.fleets.conflict import find_conflict
 from recipe_core.fleets.moves import Moves, estimate_starts, plan_moves
-from recipe_core.fleets.placing import MOST_NODES, FleetProblem, packed, pose_fleet
+from recipe_core.fleets.placing import MOST_NODES, FleetProblem, pose_fleet
 from recipe_core.fleets.pools import resolve_pools
 from recipe_core.fleets.program import solve_fleet
 from recipe_core.fleets.reading import read_solution
@@ -58,40 +58,30 @@ def place_fleet(
             problem = pose_fleet(request, month=month, confidence=confidence, sources=sources)
         return solve_problem(problem, gap, seconds, watch, explain)
 
-    return _raise_probability(request, place)
+    answer, target = place(None), request.objective.confidence
+    if target is None or not answer.complete:
+        return answer
+    for confidence in LADDER:
+        if answer.probability >= target or not (raised := place(confidence)).complete:
+            break
+        answer = raised
+    if answer.probability >= target:
+        return answer
+    note = (
+        f"All limits hold together with {chance_text(answer.probability)}; {chance_text(target)} "
+        "is asked for, which no layouts reach. Headroom holds limits while nodes are down."
+    )
+    return replace(answer, notes=(*answer.notes, note))
 
 
 def solve_problem(
     problem: FleetProblem, gap: float, seconds: float, watch: Watch | None, explain: bool
 ) -> FleetAnswer:
-    """Return the answer of a posed fleet."""
-    instance = packed(problem)
-    solution = solve_fleet(instance, gap=gap, seconds=seconds, watch=watch)
-    problem = replace(problem, instance=instance)
-    unserved = solution.unmet.max(initial=0.0) > 0 or solution.undone.max(initial=0.0) > 0
-    conflict = find_conflict(problem, instance, solution) if unserved and explain else None
+    """Return the answer of a posed fleet; ``explain``: whether with why not all is served."""
+    solution = solve_fleet(problem.instance, gap=gap, seconds=seconds, watch=watch)
+    unserved = solution.unmet.any() or solution.undone.any()
+    conflict = find_conflict(problem, solution) if unserved and explain else None
     return read_solution(problem, solution, conflict)
-
-
-def _raise_probability(
-    request: FleetRequest, place: Callable[[float | None], FleetAnswer]
-) -> FleetAnswer:
-    """Place with higher confidences of each model until all together hold as surely as asked."""
-    answer, target = place(None), request.objective.confidence
-    if target is None or not answer.complete or answer.probability >= target:
-        return answer
-    for confidence in LADDER:
-        raised = place(confidence)
-        if not raised.complete:
-            break
-        answer = raised
-        if answer.probability >= target:
-            return answer
-    note = (
-        f"All limits hold together with {chance_text(answer.probability)}; "
-        f"{chance_text(target)} is asked for, which no placement reaches."
-    )
-    return replace(answer, notes=(*answer.notes, note))
 
 
 def move_fleet(answer: FleetAnswer, sources: Sources = ANYWHERE) -> Moves | None:
