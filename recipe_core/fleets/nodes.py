@@ -7,7 +7,7 @@ replicas divide each other, so that filling the largest first leaves no rest.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from recipe_core.base.arrays import Int
@@ -18,7 +18,7 @@ from recipe_core.fleets.placing import FleetProblem
 _ROUNDING = 1e-9
 
 
-@dataclass(eq=False)
+@dataclass
 class _Node:
     """A node: devices (None) and slices by name that are free, and how many each owner has."""
 
@@ -28,7 +28,7 @@ class _Node:
     owners: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
 class _Stand:
     """What stands on one node: a replica or a part of one, or a device that is cut.
 
@@ -42,17 +42,6 @@ class _Stand:
     size: float
     devices: float
     opens: Mapping[str, int] = field(default_factory=dict)
-    node: _Node | None = None
-
-    def fits(self, node: _Node) -> bool:
-        return node.room[self.slice] >= self.size - _ROUNDING
-
-    def move(self, node: _Node) -> None:
-        for place, sign in ((self.node, -1), (node, 1)):
-            if place is not None:
-                place.owners[self.owner] += sign
-                place.room[self.slice] -= sign * self.size  # type: ignore[assignment]
-        self.node = node
 
 
 def fill_nodes(
@@ -67,16 +56,21 @@ def fill_nodes(
             for counts in solution.replicas[:, :periods].T.tolist()
         ]
         t = devices.index(max(devices))
+        stands = _list_stands(problem, solution, p, solution.replicas[:, t])
         machines = int(solution.machines[p, t]) if supply.paid == "nodes" else 0
-        nodes = [
-            _Node(number, number % supply.racks, Counter({None: pool.per_node}))
-            for number in range(machines or pool.pool.nodes)
-        ]
+        fills = []
+        for packs in (True, False):
+            nodes = [
+                _Node(number, number % supply.racks, Counter({None: pool.per_node}))
+                for number in range(machines or pool.pool.nodes)
+            ]
+            placed = _fill(stands, nodes, packs=packs)
+            crowds = sum(count**2 for node in nodes for count in node.owners.values())
+            fills.append((crowds, not packs, placed))
         here: defaultdict[tuple[int, int, int], list[float]] = defaultdict(list)
-        for stand in _place(_list_stands(problem, solution, p, solution.replicas[:, t]), nodes):
-            if stand.node is not None:
-                for k in stand.options:
-                    here[k, stand.node.number, stand.node.rack].append(stand.devices)
+        for stand, node in min(fills)[-1]:
+            for k in stand.options:
+                here[k, node.number, node.rack].append(stand.devices)
         for (k, number, rack), taken in here.items():
             name = pool.pool.name
             out[k].append(NodeShare(f"{name}-{number}", f"{name}-r{rack}", len(taken), sum(taken)))
@@ -87,71 +81,47 @@ def _list_stands(problem: FleetProblem, solution: Solution, p: int, counts: Int)
     """What is to stand on a pool's nodes: the largest first, and slices when devices are cut."""
     per_node, supply = problem.pools[p].per_node, problem.instance.supplies[p]
     stands = [
-        _Stand((), "", None, 1.0, 0.0, opens)
+        (1.0, int(number), _Stand((), "", None, 1.0, 0.0, opens))
         for opens, number in zip(supply.cuts, solution.cuts[p], strict=True)
-        for _ in range(int(number))
     ]
     stands += [
-        _Stand(members, f"group {number}", None, size, float(size))
+        (size, 1, _Stand(members, f"group {number}", None, float(size), float(size)))
         for (where, size, number), members in solution.groups.items()
         if where == p
     ]
-    for k, (option, choice) in enumerate(
-        zip(problem.instance.options, problem.choices, strict=True)
-    ):
-        if option.pool != p or option.nap is not None:
-            continue
-        parts = max(int(-(-option.devices // per_node)), 1)
-        devices = option.devices / parts
-        size = 1.0 if option.slice else devices
-        stands += [
-            _Stand((k,), choice.owner, option.slice, size, devices)
-            for _ in range(parts * int(counts[k]))
-        ]
-    return sorted(stands, key=lambda stand: (stand.slice is not None, -stand.size))
+    for k, option in enumerate(problem.instance.options):
+        if option.pool == p and option.nap is None:
+            parts = max(int(-(-option.devices // per_node)), 1)
+            devices = option.devices / parts
+            owner, size = problem.choices[k].owner, 1.0 if option.slice else devices
+            stand = _Stand((k,), owner, option.slice, size, devices)
+            stands.append((0.0 if option.slice else size, parts * int(counts[k]), stand))
+    stands.sort(key=lambda row: row[:2], reverse=True)
+    return [stand for _, number, stand in stands for _ in range(number)]
 
 
-def _place(stands: list[_Stand], nodes: list[_Node]) -> list[_Stand]:
-    """Let each stand on the node with the fewest of its owner, the fullest; then spread them."""
+def _fill(
+    stands: Iterable[_Stand], nodes: list[_Node], *, packs: bool
+) -> list[tuple[_Stand, _Node]]:
+    """Let each stand on a node with the fewest of its owner: the fullest, or the emptiest.
+
+    The fullest leave whole nodes free. The emptiest spread replicas of one size as well as can be
+    (D. Gale 1957, "A theorem on flows in networks", Pacific Journal of Mathematics 7).
+    """
+    placed = []
     for stand in stands:
         racks: Counter[int] = Counter()
         for node in nodes:
             racks[node.rack] += node.owners[stand.owner]
-        fitting = [
-            (node.owners[stand.owner], racks[node.rack], node.room[stand.slice], node.number)
-            for node in nodes
-            if stand.fits(node)
-        ]
+        fitting = []
+        for node in nodes:
+            if (room := node.room[stand.slice]) >= stand.size - _ROUNDING:
+                order = (racks[node.rack], room) if packs else (-room, racks[node.rack])
+                fitting.append((node.owners[stand.owner], *order, node.number))
         if fitting:
-            *_, number = min(fitting)
-            stand.move(nodes[number])
-            nodes[number].room.update(stand.opens)
-    replicas = [stand for stand in stands if stand.node and stand.options]
-    while sum(_spread(stand, replicas, nodes) for stand in replicas):
-        pass  # the sum of squares of what nodes have of each owner falls, so that it ends
-    return stands
-
-
-def _spread(stand: _Stand, stands: Sequence[_Stand], nodes: Sequence[_Node]) -> bool:
-    """Move a replica, or swap it with one alike, where that spreads owners over more nodes."""
-    home, owner = stand.node, stand.owner
-    assert home is not None  # noqa: S101 - only what has a node is spread
-    fewer = [node for node in nodes if node.owners[owner] < home.owners[owner] - 1]
-    for node in sorted(fewer, key=lambda node: node.owners[owner]):
-        if stand.fits(node):
-            stand.move(node)
-            return True
-        for beside in stands:
-            if beside.node is node and _gains(stand, beside, home, node):
-                stand.move(node)
-                beside.move(home)
-                return True
-    return False
-
-
-def _gains(stand: _Stand, beside: _Stand, home: _Node, node: _Node) -> bool:
-    """Return whether two replicas of one size spread their owners more where they change places."""
-    if (beside.size, beside.slice) != (stand.size, stand.slice) or beside.owner == stand.owner:
-        return False
-    gain = home.owners[stand.owner] - node.owners[stand.owner] - 1
-    return gain + node.owners[beside.owner] - home.owners[beside.owner] - 1 > 0
+            node = nodes[min(fitting)[-1]]
+            node.room[stand.slice] -= stand.size  # type: ignore[assignment]
+            node.owners[stand.owner] += 1
+            node.room.update(stand.opens)
+            placed.append((stand, node))
+    return placed
