@@ -7,6 +7,7 @@ A search looks for the fewest moves, with temporary replicas where needed ones h
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,7 @@ from heapq import heappop, heappush
 
 # Moves that a search tries, and numbers of replicas that it may keep: a small fleet has fewer, a
 # large one is not searched whole.
-MAX_TRIES = 100_000
-_MAX_NUMBERS = 5_000_000
+MAX_TRIES, _MAX_NUMBERS = 100_000, 5_000_000
 _TRIES_WITH_MORE = 2_000
 _EPSILON = 1e-9
 Counts = tuple[int, ...]
@@ -57,103 +57,92 @@ class Board:
     ) -> None:
         self.spots, self.first, self.last = tuple(spots), tuple(first), tuple(last)
         self.floors = floors
-        self._of_pool: dict[str, list[int]] = defaultdict(list)
-        self._of_model: dict[str, list[int]] = defaultdict(list)
+        self._members: dict[tuple[str, str], list[int]] = defaultdict(list)
         for k, spot in enumerate(spots):
-            self._of_pool[spot.pool].append(k)
-            self._of_model[spot.model].append(k)
-        # Today fits, whatever an inventory says.
-        used = {pool: self._packed(pool, self.first) for pool in self._of_pool}
-        self.devices = {pool: max(devices.get(pool, 0.0), used[pool]) for pool in self._of_pool}
-
-    def capacity(self, model: str, counts: Counts) -> float:
-        """Load that what serves of a model holds."""
-        return sum(self.spots[k].capacity * counts[k] for k in self._of_model[model])
-
-    def cut(self, pool: str, counts: Counts) -> int:
-        """Devices of a pool that are cut: replicas fill those of a slice one by one.
-
-        As few slices as today, or as in the end, are on no more devices than then.
-        """
-        parts = self._slices(pool, counts)
-        needed = sum(math.ceil(part - _EPSILON) for part in parts.values())
-        for state in (self.first, self.last):
-            end_parts = self._slices(pool, state)
-            if needed and all(
-                part <= end_parts.get(name, 0) + 1e-6 for name, part in parts.items()
-            ):
-                bound = math.floor(self.devices[pool] - self._whole(pool, state) + _EPSILON)
-                needed = min(needed, max(bound, 0))
-        return needed
-
-    def _slices(self, pool: str, counts: Counts) -> dict[str, float]:
-        """Parts of devices in use by slice."""
-        parts: dict[str, float] = {}
-        for k in self._of_pool[pool]:
-            if (name := self.spots[k].slice) and counts[k]:
-                parts[name] = parts.get(name, 0.0) + counts[k] * self.spots[k].devices
-        return parts
-
-    def _whole(self, pool: str, counts: Counts) -> float:
-        spots = self._of_pool[pool]
-        return sum(self.spots[k].devices * counts[k] for k in spots if not self.spots[k].slice)
-
-    def _packed(self, pool: str, counts: Counts) -> float:
-        parts = self._slices(pool, counts).values()
-        return self._whole(pool, counts) + math.ceil(sum(parts) - _EPSILON)
+            self._members["pool", spot.pool].append(k)
+            self._members["model", spot.model].append(k)
+        self.devices = {}
+        for pool in {spot.pool for spot in spots}:  # today fits, whatever an inventory says
+            parts = self._parts(pool, self.first)
+            whole = parts.pop(None, 0.0)
+            packed = whole + math.ceil(sum(parts.values()) - _EPSILON)
+            self.devices[pool] = max(devices.get(pool, 0.0), packed)
 
     def with_more(self, more: Mapping[str, float]) -> Board:
-        """The same with more devices in pools."""
+        """Return the same with more devices in pools."""
         devices = {pool: count + more.get(pool, 0) for pool, count in self.devices.items()}
         return Board(self.spots, self.first, self.last, devices, self.floors)
 
-    def used(self, pool: str, counts: Counts) -> float:
-        """Devices of a pool in use."""
-        return self._whole(pool, counts) + self.cut(pool, counts)
+    def capacity(self, model: str, counts: Counts) -> float:
+        """Return the load that what serves of a model holds."""
+        return sum(self.spots[k].capacity * counts[k] for k in self._members["model", model])
+
+    def _parts(self, pool: str, counts: Counts) -> dict[str | None, float]:
+        """Devices of a pool in use: whole ones (None), and parts of them by slice."""
+        parts: dict[str | None, float] = defaultdict(float)
+        for k in self._members["pool", pool]:
+            if counts[k]:
+                parts[self.spots[k].slice] += counts[k] * self.spots[k].devices
+        return parts
+
+    def cut(self, pool: str, counts: Counts) -> int:
+        """Return how many devices of a pool are cut: replicas fill those of a slice one by one.
+
+        As few slices as today, or as in the end, are on no more devices than then.
+        """
+        parts = self._parts(pool, counts)
+        parts.pop(None, None)
+        needed = sum(math.ceil(part - _EPSILON) for part in parts.values())
+        for end in (self.first, self.last) if needed else ():
+            of_end = self._parts(pool, end)
+            if all(part <= of_end.get(name, 0.0) + 1e-6 for name, part in parts.items()):
+                not_whole = math.floor(self.devices[pool] - of_end.get(None, 0.0) + _EPSILON)
+                needed = min(needed, max(not_whole, 0))
+        return needed
 
     def move(self, counts: Counts, k: int, change: int) -> Counts | None:
-        """The state with more or fewer replicas on a spot.
+        """Return the state with more or fewer replicas on a spot.
 
         None where its pool lacks devices for more, or its model capacity with fewer.
         """
         spot, after = self.spots[k], (*counts[:k], counts[k] + change, *counts[k + 1 :])
         if change > 0:
-            allowed = self.used(spot.pool, after) <= self.devices[spot.pool] + _EPSILON
+            used = self._parts(spot.pool, after).get(None, 0.0) + self.cut(spot.pool, after)
+            allowed = used <= self.devices[spot.pool] + _EPSILON
         else:
-            holds = self.capacity(spot.model, after) >= self.floors[spot.model] - _EPSILON
-            allowed = after[k] >= 0 and holds
+            capacity = self.capacity(spot.model, after)
+            allowed = after[k] >= 0 and capacity >= self.floors[spot.model] - _EPSILON
         return after if allowed else None
 
-    def neighbours(self, counts: Counts, detours: bool) -> Iterator[Counts]:
-        """States one move away: of one replica, or of as many as are needed and may move at once.
+    def move_most(self, counts: Counts, k: int, change: int) -> Counts | None:
+        """Return the state after the largest change up to ``change`` that is allowed."""
+        sign = 1 if change > 0 else -1
+        allowed = bisect_left(
+            range(1, abs(change) + 1),
+            True,
+            key=lambda several: self.move(counts, k, sign * several) is None,
+        )
+        return self.move(counts, k, sign * allowed) if allowed else None
+
+    def neighbours(self, counts: Counts, *, detours: bool) -> Iterator[Counts]:
+        """Yield states one move away: of one replica, or of as many as are needed and may move.
 
         Without ``detours`` only moves towards the end.
         """
         for k, (count, goal) in enumerate(zip(counts, self.last, strict=True)):
             sign = (goal > count) - (goal < count)
-            if sign and (single := self.move(counts, k, sign)) is not None:
-                yield single
-                if (several := self.move_most(counts, k, goal - count)) != single:
-                    yield several
-            for turn in ({1, -1} - {sign}) if detours else ():
-                if (after := self.move(counts, k, turn)) is not None:
-                    yield after
-
-    def move_most(self, counts: Counts, k: int, change: int) -> Counts:
-        """The state after the largest change up to ``change`` that is allowed, at least of one."""
-        sign, low, high = (1 if change > 0 else -1), 1, abs(change)
-        while low < high:
-            middle = (low + high + 1) // 2
-            allowed = self.move(counts, k, sign * middle) is not None
-            low, high = (middle, high) if allowed else (low, middle - 1)
-        return (*counts[:k], counts[k] + sign * low, *counts[k + 1 :])
+            singles = {sign} if sign else set[int]()
+            after = [self.move(counts, k, turn) for turn in ({1, -1} if detours else singles)]
+            if abs(goal - count) > 1:
+                after.append(self.move_most(counts, k, goal - count))
+            yield from filter(None, after)
 
 
 def find_order(board: Board, *, detours: bool, most_tries: int = MAX_TRIES) -> list[Counts] | None:
-    """States from today to the end, each one move from the one before; None where none is found.
+    """Return states from today to the end, each one move from the one before.
 
-    A* by replicas moved; of equal states the nearest to the end comes first. A small board is
-    searched whole, so that there is no order where none is found.
+    None where none are found. A* by replicas moved; of equal states the nearest to the end comes
+    first. A small board is searched whole, so that there is no order where none is found.
 
     Args:
         board: where replicas may run, and what bounds them.
@@ -162,24 +151,26 @@ def find_order(board: Board, *, detours: bool, most_tries: int = MAX_TRIES) -> l
     """
     if not detours and (path := _take_turns(board)):
         return path
-    left = _distance(board.first, board.last)
-    heap = [(left, left, 0, board.first)]
-    came: dict[Counts, Counts | None] = {board.first: None}
-    cost, tries = {board.first: 0}, 0
+    to_go = _distance(board.first, board.last)
+    heap, tries = [(to_go, to_go, 0, board.first)], 0
+    cost, came = {board.first: 0}, {board.first: board.first}
     most_tries = min(most_tries, _MAX_NUMBERS // max(len(board.spots), 1))
     while heap and tries < most_tries:
-        total, left, _, counts = heappop(heap)
-        if not left:
-            return _walk_back(came, counts)
-        if total > cost[counts] + left:  # a shorter way was found since
+        total, to_go, _, counts = heappop(heap)
+        if not to_go:
+            path = [counts]
+            while path[-1] != board.first:
+                path.append(came[path[-1]])
+            return path[::-1]
+        if total > cost[counts] + to_go:  # a shorter way was found since
             continue
-        for after in board.neighbours(counts, detours):
+        for after in board.neighbours(counts, detours=detours):
             tries += 1
             total = cost[counts] + _distance(counts, after)
             if total < cost.get(after, math.inf):
                 cost[after], came[after] = total, counts
-                left = _distance(after, board.last)
-                heappush(heap, (total + left, left, tries, after))
+                to_go = _distance(after, board.last)
+                heappush(heap, (total + to_go, to_go, tries, after))
     return None
 
 
@@ -191,12 +182,11 @@ def _take_turns(board: Board) -> list[Counts] | None:
     path = [board.first]
     while path[-1] != board.last:
         reached = len(path)
-        for starts in (True, False):
+        for sign in (1, -1):
             for k, goal in enumerate(board.last):
                 change = goal - path[-1][k]
-                sign = 1 if starts else -1
-                if change * sign > 0 and board.move(path[-1], k, sign) is not None:
-                    path.append(board.move_most(path[-1], k, change))
+                if change * sign > 0 and (after := board.move_most(path[-1], k, change)):
+                    path.append(after)
         if len(path) == reached:
             return None
     return path
@@ -206,43 +196,28 @@ def _distance(first: Counts, last: Counts) -> int:
     return sum(abs(a - b) for a, b in zip(first, last, strict=True))
 
 
-def _walk_back(came: Mapping[Counts, Counts | None], counts: Counts) -> list[Counts]:
-    path: list[Counts] = [counts]
-    while (before := came[path[-1]]) is not None:
-        path.append(before)
-    return path[::-1]
-
-
 def find_lacking(board: Board) -> tuple[dict[str, float], list[Counts]]:
-    """The fewest devices more in one pool with which needed moves have an order, and that order.
+    """Return the fewest devices more in one pool with which needed moves have an order, and that.
 
     Where more in no single pool help, as many in each as its starts take: then everything starts
     before anything stops.
     """
     needs: dict[str, float] = defaultdict(float)
-    for k, (before, after) in enumerate(zip(board.first, board.last, strict=True)):
-        needs[board.spots[k].pool] += math.ceil(max(after - before, 0) * board.spots[k].devices)
-    best: tuple[int, str, list[Counts]] | None = None
-    for pool, most_needed in needs.items():
-        low, high = 1, int(min(most_needed, best[0] - 1) if best else most_needed)
+    for spot, before, after in zip(board.spots, board.first, board.last, strict=True):
+        needs[spot.pool] += math.ceil(max(after - before, 0) * spot.devices)
+    lacking = {pool: need for pool, need in needs.items() if need}
+    path, fewest = _order_with(board, lacking), math.inf
+    for pool, need in needs.items():
+        low, high = 1, int(min(need, fewest - 1))
         while low <= high:
             middle = (low + high) // 2
-            more = board.with_more({pool: middle})
-            if path := find_order(more, detours=False, most_tries=_TRIES_WITH_MORE):
-                best, high = (middle, pool, path), middle - 1
+            if found := _order_with(board, {pool: middle}):
+                lacking, path, fewest, high = {pool: float(middle)}, found, middle, middle - 1
             else:
                 low = middle + 1
-    if best:
-        return {best[1]: float(best[0])}, best[2]
-    return {pool: need for pool, need in needs.items() if need}, _start_all_first(board)
+    assert path is not None  # noqa: S101 - with all that starts take, they come first
+    return lacking, path
 
 
-def _start_all_first(board: Board) -> list[Counts]:
-    """States in which everything starts, one spot after the other, and then all else stops."""
-    path = [board.first]
-    for starts in (True, False):
-        for k, goal in enumerate(board.last):
-            counts = path[-1]
-            if goal != counts[k] and (goal > counts[k]) == starts:
-                path.append((*counts[:k], goal, *counts[k + 1 :]))
-    return path
+def _order_with(board: Board, more: Mapping[str, float]) -> list[Counts] | None:
+    return find_order(board.with_more(more), detours=False, most_tries=_TRIES_WITH_MORE)
