@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
-from recipe_core.base.errors import InputError
+from recipe_core.base.errors import InputError, unknown
 from recipe_core.engines.spec import engine, engine_names
-from recipe_core.fleets.answer import FleetAnswer, PlacedModel, Placement
+from recipe_core.fleets.answer import FleetAnswer, Placement
+from recipe_core.fleets.columns import ANYWHERE, Sources, make_columns
 from recipe_core.fleets.order import Board, Counts, Spot, find_lacking, find_order
-from recipe_core.fleets.request import FleetRequest, Pool, Today
+from recipe_core.fleets.placing import MOST_NODES
+from recipe_core.fleets.pools import resolve_pools
+from recipe_core.fleets.request import FleetRequest, Today
+from recipe_core.hardware.slices import list_slices
 from recipe_core.plans.plans import plan_candidate
 from recipe_core.request.over_time import Start
 from recipe_core.request.schema import PlanRequest
@@ -28,8 +31,6 @@ from recipe_core.request.split_key import split_name
 from recipe_core.scaling.scenario import start_of
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp")
-CapacityOf = Callable[[str, str, Mapping[str, Any] | None], tuple[float, float]]
-StartSeconds = Callable[[Spot], float | None]
 Kind = Literal["start", "stop", "cut", "uncut", "weights"]
 
 
@@ -71,92 +72,49 @@ class Moves:
 
 
 def plan_moves(
-    today: Sequence[Today] | FleetAnswer,
-    answer: FleetAnswer,
-    *,
-    capacity_of: CapacityOf | None = None,
-    start_seconds: StartSeconds | None = None,
+    today: Sequence[Today] | FleetAnswer, answer: FleetAnswer, sources: Sources = ANYWHERE
 ) -> Moves:
-    """Steps from what runs today to an answer.
+    """Return steps from what runs today to an answer.
 
     Args:
         today: replicas that run, such as the request's, or an answer that was put in place.
         answer: the fleet to reach, with the replicas of the busiest period.
-        capacity_of: capacity and devices of a replica of a model in a pool with a layout (None: the
-            best there), for layouts that the answer does not have.
-        start_seconds: seconds of a start, where they are known; ``estimate_starts`` has those of
-            the answer.
+        sources: of what layouts hold that the answer does not have.
 
     Raises:
-        InputError: for a replica of today whose capacity is not known.
+        InputError: for a layout of today that holds no load within the limits of its model.
     """
-    notes: list[str] = []
-    planned = _placed_spots(answer)
+    planned, notes = _placed_spots(answer), list[str]()
     if isinstance(today, FleetAnswer):
         running = _placed_spots(today)
     else:
-        running = _running_spots(today, answer, capacity_of)
-    spots = list(dict.fromkeys([*planned, *running]))
-    board = _make_board(spots, running, planned, answer, notes)
-    path, lacking = find_order(board, detours=False), dict[str, float]()
+        running = _running_spots(today, answer, sources)
+    loads = {model.name: model.load.get(answer.busiest_period, 0.0) for model in answer.models}
+    devices = _serving_devices(answer, notes)
+
+    def lay_out(spots: Sequence[Spot]) -> Board:
+        first, last = ([end.get(spot, 0) for spot in spots] for end in (running, planned))
+        return Board(spots, first, last, devices, loads)
+
+    spots, lacking = list(dict.fromkeys([*planned, *running])), dict[str, float]()
+    board = lay_out(spots)
+    for model in board.floors:
+        load, today_holds = loads.get(model, 0.0), board.capacity(model, board.first)
+        if 0 < today_holds < load * (1 - 1e-9):
+            notes.append(f"{model} holds {today_holds:g} of its load of {load:g} today.")
+    path = find_order(board, detours=False)
     if path is None:
-        spots += _spots_elsewhere(spots, answer.request)
-        roomy = _make_board(spots, running, planned, answer, [])
+        roomy = lay_out([*spots, *_spots_elsewhere(spots, answer.request)])
         if path := find_order(roomy, detours=True):
             board = roomy
-    if path is None:
-        lacking, path = find_lacking(board)
-        listed = ", ".join(f"{count:g} in {pool}" for pool, count in lacking.items())
-        notes.append(f"No order was found that keeps every load; devices lacking: {listed}.")
-        board = board.with_more(lacking)
-    steps = tuple(_write_steps(board, path, answer, start_seconds))
+        else:
+            lacking, path = find_lacking(board)
+            board = board.with_more(lacking)
+            listed = ", ".join(f"{count:g} in {pool}" for pool, count in lacking.items())
+            notes.append(f"No order was found that keeps every load; devices lacking: {listed}.")
+    steps = tuple(_write_steps(board, path, answer))
     notes += _remark_sizes(board, path)
     return Moves(steps, lacking, _total_seconds(steps), tuple(notes))
-
-
-def _make_board(
-    spots: Sequence[Spot],
-    running: Mapping[Spot, int],
-    planned: Mapping[Spot, int],
-    answer: FleetAnswer,
-    notes: list[str],
-) -> Board:
-    first, last = ([state.get(spot, 0) for spot in spots] for state in (running, planned))
-    floors: dict[str, float] = {}
-    board = Board(spots, first, last, _free_devices(answer, notes), floors)
-    loads = {model.name: model.load.get(answer.busiest_period, 0.0) for model in answer.models}
-    for model in dict.fromkeys(spot.model for spot in spots):
-        load = loads.get(model, 0.0)
-        today, end = (board.capacity(model, state) for state in (board.first, board.last))
-        floors[model] = min(load, today, end)
-        if 0 < today < load * (1 - 1e-9):
-            notes.append(f"{model} holds {today:g} of its load of {load:g} today.")
-    return board
-
-
-def estimate_starts(answer: FleetAnswer) -> StartSeconds:
-    """Return the cold start of each replica of an answer, in seconds, as its request finds it.
-
-    A machine of one's own is there; a rented one is new.
-    """
-    requests = {
-        _spot_of(model.name, place, {}): place.request
-        for model in answer.models
-        for place in model.placements
-    }
-    rented = {pool.name for pool in answer.request.pools if pool.is_rented}
-
-    @cache
-    def seconds(spot: Spot) -> float | None:
-        if not requests.get(spot):
-            return None
-        request = PlanRequest.parse(requests[spot])
-        if spot.pool not in rented and request.options.start == Start():
-            options = request.options.model_copy(update={"start": Start(node="ready")})
-            request = request.model_copy(update={"options": options})
-        return start_of(*plan_candidate(request))[0].seconds
-
-    return seconds
 
 
 def _remark_sizes(board: Board, path: Sequence[Counts]) -> Iterator[str]:
@@ -170,33 +128,55 @@ def _remark_sizes(board: Board, path: Sequence[Counts]) -> Iterator[str]:
             yield f"In {pool} a start may find its devices on several nodes: move a smaller one."
 
 
+def estimate_start(spot: Spot, *, rented: bool) -> float | None:
+    """Return the seconds of a replica's cold start, as its request finds it; None without one.
+
+    A machine of one's own is there; a rented one is new.
+    """
+    if not spot.request:
+        return None
+    request = PlanRequest.parse(dict(spot.request))
+    if not rented and request.options.start == Start():
+        options = request.options.model_copy(update={"start": Start(node="ready")})
+        request = request.model_copy(update={"options": options})
+    return start_of(*plan_candidate(request))[0].seconds
+
+
 def _total_seconds(steps: Sequence[Step]) -> float | None:
     """Seconds of the longest start of each wave together; None where one is not known."""
-    total = 0.0
-    for _, wave in groupby(steps, key=lambda step: step.wave):
-        times = [step.seconds for step in wave if step.kind == "start"]
-        known_times = [seconds for seconds in times if seconds is not None]
-        if len(known_times) < len(times):
-            return None
-        total += max(known_times, default=0.0)
-    return total
+    longest: dict[int, float] = defaultdict(float)
+    for step in steps:
+        if step.kind == "start":
+            if step.seconds is None:
+                return None
+            longest[step.wave] = max(longest[step.wave], step.seconds)
+    return sum(longest.values())
+
+
+# what runs where
 
 
 def _placed_spots(answer: FleetAnswer) -> dict[Spot, int]:
     """Spots of an answer with their replicas in the busiest period."""
-    shares, period = _shared_parts(answer), answer.busiest_period
     spots: dict[Spot, int] = defaultdict(int)
     for model in answer.models:
         for place in model.placements:
-            if replicas := place.replicas.get(period, 0):
-                spots[_spot_of(model.name, place, shares)] += replicas
+            if replicas := place.replicas.get(answer.busiest_period, 0):
+                spots[_spot_of(model.name, place, answer)] += replicas
     return spots
 
 
-def _spot_of(model: str, place: Placement, shares: Mapping[str, float]) -> Spot:
-    layout, launch = _spot_words(place), json.dumps(dict(place.candidate), sort_keys=True)
-    devices = place.devices_each * (shares.get(place.pool, 1.0) if place.shared else 1.0)
-    return Spot(model, place.pool, layout, place.slice, place.capacity_each, devices, launch)
+def _spot_of(model: str, place: Placement, answer: FleetAnswer) -> Spot:
+    return Spot(
+        model=model,
+        pool=place.pool,
+        layout=_spot_words(place),
+        slice=place.slice,
+        capacity=place.capacity_each,
+        devices=place.devices_each * (_awake_share(place.pool, answer) if place.shared else 1.0),
+        launch=json.dumps(dict(place.candidate), sort_keys=True),
+        request=place.request,
+    )
 
 
 def _spot_words(place: Placement) -> str:
@@ -205,82 +185,95 @@ def _spot_words(place: Placement) -> str:
     return f"{place.layout}{f' on {place.slice}' if place.slice else ''}, {title}"
 
 
-def _shared_parts(answer: FleetAnswer) -> dict[str, float]:
-    """Devices in use over the sum of those that sleeping models share, by pool."""
-    shared: dict[str, float] = defaultdict(float)
-    alone: dict[str, float] = defaultdict(float)
-    placements = [place for model in answer.models for place in model.placements]
-    for place in placements:
-        devices = place.replicas.get(answer.busiest_period, 0) * place.devices_each
-        (shared if place.shared else alone)[place.pool] += devices
-    used = {pool.name: pool.used.get(answer.busiest_period, 0.0) for pool in answer.pools}
-    return {
-        pool: min(max(used.get(pool, total) - alone[pool], 0.0) / total, 1.0)
-        for pool, total in shared.items()
-        if total
-    }
+def _awake_share(pool: str, answer: FleetAnswer) -> float:
+    """Devices of a pool that sleeping models take, over what each would take alone."""
+    period, taken = answer.busiest_period, {True: 0.0, False: 0.0}
+    for model in answer.models:
+        for place in model.placements:
+            if place.pool == pool:
+                taken[place.shared] += place.replicas.get(period, 0) * place.devices_each
+    used = {use.name: use.used.get(period, 0.0) for use in answer.pools}.get(pool, 0.0)
+    return min(max(used - taken[False], 0.0) / taken[True], 1.0) if taken[True] else 1.0
 
 
 def _running_spots(
-    today: Sequence[Today], answer: FleetAnswer, capacity_of: CapacityOf | None
+    today: Sequence[Today], answer: FleetAnswer, sources: Sources
 ) -> dict[Spot, int]:
-    """Spots of the replicas that run, known by the answer or by ``capacity_of``."""
-    shares, spots = _shared_parts(answer), dict[Spot, int]()
+    """Spots of the replicas that run: as the answer has them there, or as they are estimated."""
+    spots: dict[Spot, int] = defaultdict(int)
     placed = {model.name: model.placements for model in answer.models}
     for k, part in enumerate(today):
-        layout = part.candidate.model_dump(exclude_none=True) if part.candidate else None
+        layout = part.candidate.model_dump(exclude_none=True) if part.candidate else {}
         alike = [
             place
             for place in placed.get(part.model, ())
             if place.pool == part.pool
             and part.slice in (None, place.slice)
-            and all(place.candidate.get(name) == value for name, value in (layout or {}).items())
+            and layout.items() <= place.candidate.items()
         ]
         if alike:
             place = max(alike, key=lambda place: place.most_replicas)
-            spot = _spot_of(part.model, place, shares)
-        elif capacity_of is not None:
-            capacity, devices = capacity_of(part.model, part.pool, layout)
-            launch, words = json.dumps(layout), "as today"
-            if layout:
-                words = split_name({**dict.fromkeys(_DEGREES, 1), **layout})
-            spot = Spot(part.model, part.pool, words, part.slice, capacity, devices, launch)
+            spot = _spot_of(part.model, place, answer)
         else:
-            raise InputError(
-                f"{part.model} runs in {part.pool} with a layout whose capacity is not known.",
-                field=f"today.{k}.candidate",
-                hint="State a layout that the plan has there.",
-            )
-        spots[spot] = spots.get(spot, 0) + part.replicas
+            spot = _estimate_spot(part, f"today.{k}", answer.request, sources)
+        spots[spot] += part.replicas
     return spots
+
+
+def _estimate_spot(today: Today, field: str, request: FleetRequest, sources: Sources) -> Spot:
+    """A spot of today that the answer does not have: of what may run there, what holds most.
+
+    Raises:
+        InputError: where nothing holds any load within the limits of its model.
+    """
+    [model] = [model for model in request.models if model.name == today.model]
+    [pool] = [pool for pool in resolve_pools(request) if pool.pool.name == today.pool]
+    parts = {part.name: part for part in list_slices(pool.profile.name)}
+    if today.slice and today.slice not in parts:
+        message, hint = unknown("slice", today.slice, list(parts))
+        raise InputError(message, field=f"{field}.slice", hint=hint)
+    part = parts.get(today.slice or "")
+    columns_there = make_columns(
+        model.model_copy(update={"candidate": today.candidate or model.candidate}),
+        part.device if part else pool.pool.device,
+        1 if part else pool.per_node,
+        1 if part else min(pool.pool.nodes, MOST_NODES),
+        top_load=max(model.peak, 1.0),
+        sources=sources,
+    )
+    if not columns_there.columns:
+        raise InputError(
+            f"{model.name} runs on {today.pool} with a layout that does not hold its limits: "
+            f"{columns_there.reason}.",
+            field=f"{field}.candidate",
+            hint="Leave its candidate out, or state what runs.",
+        )
+    best = max(columns_there.columns, key=lambda column: column.capacity / column.devices)
+    layout = today.candidate.model_dump(exclude_none=True) if today.candidate else {}
+    words = split_name({**dict.fromkeys(_DEGREES, 1), **layout}) if layout else "as today"
+    devices, launch = part.share if part else float(best.devices), json.dumps(layout)
+    return Spot(model.name, today.pool, words, today.slice, best.capacity, devices, launch)
 
 
 def _spots_elsewhere(spots: Sequence[Spot], request: FleetRequest) -> list[Spot]:
     """The same layouts in other pools of the same device that may serve the model."""
     pools = {pool.name: pool for pool in request.pools}
-    copies = {
-        replace(spot, pool=pool.name): None
+    rules = {model.name: model.where for model in request.models}
+    copies = [
+        replace(spot, pool=pool.name)
         for spot in spots
-        for pool in pools.values()
-        if spot.pool in pools and _may_stand(spot, pools[spot.pool], pool, request)
-    }
-    return [copy for copy in copies if copy not in set(spots)]
-
-
-def _may_stand(spot: Spot, home: Pool, pool: Pool, request: FleetRequest) -> bool:
-    """Return whether a replica may run in another pool: its device, its slices, data rules."""
-    rule = next((model.where for model in request.models if model.name == spot.model), None)
-    return (
-        rule is not None
-        and pool.device == home.device
-        and (not spot.slice or spot.slice in pool.slices or "any" in pool.slices)
+        if spot.pool in pools and (rule := rules.get(spot.model))
+        for pool in request.pools
+        if pool.device == pools[spot.pool].device
+        and (not spot.slice or {spot.slice, "any"} & {*pool.slices})
         and (not rule.pools or pool.name in rule.pools)
         and (not rule.regions or pool.region in rule.regions)
         and (not rule.on_premises or pool.stands_on_premises)
-    )
+    ]
+    return [copy for copy in dict.fromkeys(copies) if copy not in spots]
 
 
-def _free_devices(answer: FleetAnswer, notes: list[str]) -> dict[str, float]:
+def _serving_devices(answer: FleetAnswer, notes: list[str]) -> dict[str, float]:
     """Devices of each pool without those of jobs that may not be preempted."""
     devices = {pool.name: float(pool.devices) for pool in answer.pools}
     for job in answer.jobs:
@@ -290,21 +283,20 @@ def _free_devices(answer: FleetAnswer, notes: list[str]) -> dict[str, float]:
     return devices
 
 
-def _write_steps(
-    board: Board, path: Sequence[Counts], answer: FleetAnswer, start_seconds: StartSeconds | None
-) -> Iterator[Step]:
+# steps
+
+
+def _write_steps(board: Board, path: Sequence[Counts], answer: FleetAnswer) -> Iterator[Step]:
     """Steps of a path; starts that follow each other are one wave, and so are stops."""
+    rented = {pool.name for pool in answer.request.pools if pool.is_rented}
     wave, kind_before = 0, ""
-    for _, moves in groupby(pairwise(path), key=lambda pair: _direction(*pair)):
+    for (k, starts), moves in groupby(pairwise(path), key=lambda pair: _direction(*pair)):
         pairs = list(moves)
-        counts, after = pairs[0][0], pairs[-1][1]
-        k, starts = _direction(counts, after)
-        spot, change = board.spots[k], after[k] - counts[k]
+        counts, after, spot = pairs[0][0], pairs[-1][1], board.spots[k]
         kind: Kind = "start" if starts else "stop"
         wave, kind_before = wave + (kind != kind_before), kind
-        ends = sorted((board.first[k], board.last[k]))
-        is_needed = change * (board.last[k] - board.first[k]) > 0
-        temporary = not (is_needed and ends[0] <= after[k] <= ends[1])
+        change, (first, last) = after[k] - counts[k], (board.first[k], board.last[k])
+        needed = change * (last - first) > 0 and min(first, last) <= after[k] <= max(first, last)
         step = Step(
             wave=wave,
             kind=kind,
@@ -312,21 +304,23 @@ def _write_steps(
             model=spot.model,
             replicas=abs(change),
             devices=abs(change) * spot.devices,
-            text=_say_move(spot, change, temporary),
+            text=_say_move(spot, change, temporary=not needed),
             weights=_weights(board, spot.model, after),
-            seconds=start_seconds(spot) if start_seconds and starts else None,
-            temporary=temporary,
+            seconds=estimate_start(spot, rented=spot.pool in rented) if starts else None,
+            temporary=not needed,
         )
         cut = board.cut(spot.pool, after) - board.cut(spot.pool, counts)
-        yield from (_cut_step(step, spot, cut), step) if cut > 0 else (step,)
-        if cut < 0:
-            yield _cut_step(step, spot, cut)
+        steps = [step, *([_cut_step(wave, spot, cut)] if cut else [])]
+        yield from reversed(steps) if starts else steps
     for model in answer.models:
-        weights, reached = _answer_weights(model), _weights(board, model.name, path[-1])
+        weights: dict[str, float] = defaultdict(float)
+        for place in model.placements:
+            weights[f"{place.pool} · {_spot_words(place)}"] += place.weight
+        reached = _weights(board, model.name, path[-1])
         if any(abs(share - reached.get(name, 0.0)) > 1e-3 for name, share in weights.items()):
             listed = ", ".join(f"{100 * share:.3g} % to {name}" for name, share in weights.items())
             text = f"Give {model.name} the plan's weights: {listed}."
-            yield Step(wave + 1, "weights", None, model.name, 0, 0.0, text, weights)
+            yield Step(wave + 1, "weights", None, model.name, 0, 0.0, text, dict(weights))
 
 
 def _direction(counts: Counts, after: Counts) -> tuple[int, bool]:
@@ -334,7 +328,7 @@ def _direction(counts: Counts, after: Counts) -> tuple[int, bool]:
     return next((k, b > a) for k, (a, b) in enumerate(zip(counts, after, strict=True)) if a != b)
 
 
-def _say_move(spot: Spot, change: int, temporary: bool) -> str:
+def _say_move(spot: Spot, change: int, *, temporary: bool) -> str:
     replicas = f"{abs(change)} replica{'s' if abs(change) > 1 else ''} of {spot.model}"
     place = f"in {spot.pool} ({spot.layout})"
     if change > 0:
@@ -343,12 +337,11 @@ def _say_move(spot: Spot, change: int, temporary: bool) -> str:
     return f"Take {replicas} {place} out of the router, let requests end, and stop."
 
 
-def _cut_step(step: Step, spot: Spot, cut: int) -> Step:
-    count = f"{abs(cut)} device{'s' if abs(cut) > 1 else ''} of {spot.pool}"
+def _cut_step(wave: int, spot: Spot, cut: int) -> Step:
+    devices = f"{abs(cut)} device{'s' if abs(cut) > 1 else ''} of {spot.pool}"
+    text = f"Cut {devices} for slices {spot.slice}." if cut > 0 else f"Make {devices} whole again."
     kind: Kind = "cut" if cut > 0 else "uncut"
-    text = f"Cut {count} for slices {spot.slice}." if cut > 0 else f"Make {count} whole again."
-    step = replace(step, kind=kind, model=None, replicas=0, weights={}, seconds=None)
-    return replace(step, devices=abs(cut), text=text)
+    return Step(wave, kind, spot.pool, None, 0, abs(cut), text, {})
 
 
 def _weights(board: Board, model: str, counts: Counts) -> dict[str, float]:
@@ -359,10 +352,3 @@ def _weights(board: Board, model: str, counts: Counts) -> dict[str, float]:
             shares[f"{spot.pool} · {spot.layout}"] += spot.capacity * count
     total = sum(shares.values())
     return {name: share / total for name, share in shares.items()} if total else {}
-
-
-def _answer_weights(model: PlacedModel) -> dict[str, float]:
-    weights: dict[str, float] = defaultdict(float)
-    for place in model.placements:
-        weights[f"{place.pool} · {_spot_words(place)}"] += place.weight
-    return dict(weights)

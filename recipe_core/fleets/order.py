@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 # Moves that a search tries, and numbers of replicas that it may keep: a small fleet has fewer, a
 # large one is not searched whole.
@@ -38,13 +39,15 @@ class Spot:
     """Devices of a replica; of a slice its part of one."""
     launch: str = ""
     """Its layout with all that is launched, as one text."""
+    request: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """A plan's request of a replica, where one is known."""
 
 
 class Board:
     """Spots with how many replicas run on each today and in the end, and what bounds them.
 
-    ``devices``: of each pool, that serving may take; ``floors``: load of each model that must be
-    held at every moment.
+    ``devices``: of each pool, that serving may take; ``loads``: of each model. ``floors``: what of
+    them is held at every moment: all, or what today and the end hold.
     """
 
     def __init__(
@@ -53,14 +56,17 @@ class Board:
         first: Sequence[int],
         last: Sequence[int],
         devices: Mapping[str, float],
-        floors: Mapping[str, float],
+        loads: Mapping[str, float],
     ) -> None:
         self.spots, self.first, self.last = tuple(spots), tuple(first), tuple(last)
-        self.floors = floors
         self._members: dict[tuple[str, str], list[int]] = defaultdict(list)
         for k, spot in enumerate(spots):
             self._members["pool", spot.pool].append(k)
             self._members["model", spot.model].append(k)
+        self.floors = {}
+        for model in {spot.model for spot in spots}:
+            ends = (self.capacity(model, end) for end in (self.first, self.last))
+            self.floors[model] = min(loads.get(model, 0.0), *ends)
         self.devices = {}
         for pool in {spot.pool for spot in spots}:  # today fits, whatever an inventory says
             parts = self._parts(pool, self.first)

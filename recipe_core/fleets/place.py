@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from recipe_core.base import budget
-from recipe_core.base.errors import InputError
 from recipe_core.base.units import chance_text
 from recipe_core.fleets.answer import FleetAnswer
-from recipe_core.fleets.columns import ANYWHERE, Sources, make_columns
+from recipe_core.fleets.columns import ANYWHERE, Sources
 from recipe_core.fleets.conflict import find_conflict
-from recipe_core.fleets.moves import Moves, estimate_starts, plan_moves
-from recipe_core.fleets.placing import MOST_NODES, FleetProblem, pose_fleet
-from recipe_core.fleets.pools import resolve_pools
+from recipe_core.fleets.moves import Moves, plan_moves
+from recipe_core.fleets.placing import FleetProblem, pose_fleet
 from recipe_core.fleets.program import solve_fleet
 from recipe_core.fleets.reading import read_solution
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.solver import Watch
-from recipe_core.request.candidate import CandidateRequest
 
 # Relative distance to the bound with which a search ends, and seconds after which it does.
 GAP, SECONDS = 0.001, 60.0
@@ -90,37 +85,5 @@ def move_fleet(answer: FleetAnswer, sources: Sources = ANYWHERE) -> Moves | None
     Raises:
         InputError: for a layout of today that holds no load within the limits of its model.
     """
-    request = answer.request
-    if not request.today:
-        return None
-    models = {model.name: model for model in request.models}
-    pools = {pool.pool.name: pool for pool in resolve_pools(request)}
-
-    def capacity_of(
-        name: str, pool_name: str, candidate: Mapping[str, Any] | None
-    ) -> tuple[float, float]:
-        model, pool = models[name], pools[pool_name]
-        if candidate:
-            layout = CandidateRequest.model_validate(candidate)
-            model = model.model_copy(update={"candidate": layout})
-        columns_there = make_columns(
-            model,
-            pool.pool.device,
-            pool.per_node,
-            min(pool.pool.nodes, MOST_NODES),
-            top_load=max(model.peak, 1.0),
-            sources=sources,
-        )
-        if not columns_there.columns:
-            raise InputError(
-                f"{name} runs on {pool_name} with a layout that does not hold its limits: "
-                f"{columns_there.reason}.",
-                field="today",
-                hint="Leave its candidate out, or state what runs.",
-            )
-        best = max(columns_there.columns, key=lambda column: column.capacity / column.devices)
-        return best.capacity, float(best.devices)
-
-    return plan_moves(
-        request.today, answer, capacity_of=capacity_of, start_seconds=estimate_starts(answer)
-    )
+    today = answer.request.today
+    return plan_moves(today, answer, sources) if today else None

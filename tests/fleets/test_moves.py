@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 
 from recipe_core.base.errors import InputError
+from recipe_core.fleets import moves as moves_module
 from recipe_core.fleets.answer import CutDevices, FleetAnswer, PlacedModel, Placement, PoolUse
-from recipe_core.fleets.moves import estimate_starts, plan_moves
+from recipe_core.fleets.moves import plan_moves
 from recipe_core.fleets.order import Board, Spot, find_lacking, find_order
 from recipe_core.fleets.request import FleetRequest
 
@@ -86,9 +87,10 @@ def test_an_order_is_found_where_a_search_of_every_state_finds_one():
         for before, after in pairs:
             assert holds(board, after)
             assert sum(before[k] != after[k] for k in range(len(after))) == 1
-        moved = sum(distance(*pair) for pair in pairs)
-        longer = moved > distance(board.first, board.last)
-        answers.append("none" if path is None else "longer" if longer else "needed")
+        needed = distance(board.first, board.last)
+        kinds = {False: "longer", True: "needed"}
+        is_shortest = sum(distance(*pair) for pair in pairs) == needed
+        answers.append("none" if path is None else kinds[is_shortest])
     # Each kind of answer was put to the test.
     assert min(answers.count(kind) for kind in ("none", "longer", "needed")) >= 10
 
@@ -148,7 +150,7 @@ def answer_of(models, pools, today=()):
     """An answer: placements by model with its load, devices by pool."""
     request = FleetRequest.parse(
         {
-            "models": [{"name": n, "model": "llama-3.1-8b", "workload": SERVING} for n in models],
+            "models": [{"name": n, "model": "Qwen/Qwen3-8B", "workload": SERVING} for n in models],
             "pools": [
                 {"name": n, "device": "h100-sxm", "nodes": d, "per_node": 1, "slices": ["any"]}
                 for n, (d, _) in pools.items()
@@ -184,18 +186,14 @@ def today_of(model, pool, replicas, **more):
     return {"model": model, "pool": pool, "replicas": replicas, **more}
 
 
-def test_a_swap_takes_a_free_device_and_says_so():
+def test_a_swap_takes_a_free_device_and_says_so(monkeypatch):
     # Two models change places; the third pool has the device that lets them.
-    today = [today_of("a", "x", 1), today_of("b", "y", 1)]
-    places = {"a": (1.0, [place("y", 1)]), "b": (1.0, [place("x", 1)])}
-    pools = {"x": (1, ()), "y": (1, ()), "spare": (1, ())}
-    answer = answer_of(places, pools, today)
-    moves = plan_moves(
-        answer.request.today,
-        answer,
-        capacity_of=lambda *_: (1.0, 1.0),
-        start_seconds=lambda spot: 60.0 if spot.pool == "spare" else 90.0,
+    monkeypatch.setattr(
+        moves_module, "estimate_start", lambda spot, **_: 60.0 if spot.pool == "spare" else 90.0
     )
+    pools = {"x": (1, ()), "y": (1, ()), "spare": (1, ())}
+    ends = [{"a": (1.0, [place(a, 1)]), "b": (1.0, [place(b, 1)])} for a, b in ("xy", "yx")]
+    moves = plan_moves(answer_of(ends[0], pools), answer_of(ends[1], pools))
     assert moves.is_safe
     kinds = [(step.kind, step.pool, step.temporary) for step in moves.steps]
     assert kinds[0] == ("start", "spare", True)
@@ -206,8 +204,9 @@ def test_a_swap_takes_a_free_device_and_says_so():
     assert moves.seconds == 60.0 + 90.0 + 90.0
     half = {step.model: step.weights for step in moves.steps[:1]}
     assert sorted(half.popitem()[1].values()) == [0.5, 0.5]
-    without = answer_of(places, {"x": (1, ()), "y": (1, ())}, today)
-    moves = plan_moves(without.request.today, without, capacity_of=lambda *_: (1.0, 1.0))
+    today = [today_of("a", "x", 1), today_of("b", "y", 1)]
+    without = answer_of(ends[1], {"x": (1, ()), "y": (1, ())}, today)
+    moves = plan_moves(without.request.today, without)
     assert not moves.is_safe
     assert sum(moves.lacking.values()) == 1
     assert "devices lacking: 1 in" in moves.notes[-1]
@@ -229,6 +228,12 @@ def test_slices_are_cut_before_they_start_and_devices_are_whole_again():
     )
     moves = plan_moves(answer, back)
     assert [step.kind for step in moves.steps] == ["stop", "uncut", "start"]
+    # what runs today on slices that the answer has none of is estimated as on a slice
+    today = [today_of("a", "x", 2, slice="3g.40gb")]
+    whole = answer_of({"a": (1.0, [place("x", 1)])}, {"x": (2, ())}, today)
+    moves = plan_moves(whole.request.today, whole)
+    assert [step.kind for step in moves.steps] == ["start", "stop", "uncut"]
+    assert moves.steps[1].devices == 1
 
 
 def test_mixed_slices_take_no_more_devices_than_the_answer_cuts():
@@ -256,12 +261,11 @@ def test_weights_of_the_plan_come_last_and_unknown_layouts_are_refused():
     again[0] = replace(again[0], candidate={"tp": 1, "max_num_seqs": 64})
     changed = answer_of({"a": (1.0, again)}, {"x": (2, ()), "y": (1, ())})
     assert [step.kind for step in plan_moves(answer, changed).steps][:2] == ["start", "stop"]
-    odd = answer_of(
-        places, {"x": (1, ()), "y": (1, ())}, [today_of("a", "x", 1, candidate={"tp": 2})]
-    )
-    with pytest.raises(InputError) as error:
-        plan_moves(odd.request.today, odd)
-    assert error.value.field == "today.0.candidate"
+    for wrong, field in (({"candidate": {"tp": 2}}, "candidate"), ({"slice": "9g.1gb"}, "slice")):
+        odd = answer_of(places, {"x": (1, ()), "y": (1, ())}, [today_of("a", "x", 1, **wrong)])
+        with pytest.raises(InputError) as error:
+            plan_moves(odd.request.today, odd)
+        assert error.value.field == f"today.0.{field}"
 
 
 def test_starts_take_the_time_of_their_cold_start():
@@ -278,7 +282,7 @@ def test_starts_take_the_time_of_their_cold_start():
         fleet = answer.request.to_json()
         fleet["pools"][0]["term"] = term
         answer = replace(answer, request=FleetRequest.parse(fleet))
-        moves.append(plan_moves((), answer, start_seconds=estimate_starts(answer)))
+        moves.append(plan_moves((), answer))
     ready, rented = (move.seconds for move in moves)
     # A rented machine is provisioned and pulls the image first.
     assert 20 < ready < rented - 60
