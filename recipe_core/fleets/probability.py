@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 
@@ -48,38 +47,33 @@ def share_up(pool: ResolvedPool) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """Replicas of one layout of an owner: how many, under which load, and what they may hold.
+    """Replicas of one layout of an owner: how many, and under which load together.
 
-    ``load``: of all of them. ``free``: share of requests that find the devices free. ``up``: share
-    of time that a replica serves, or each of the ``nodes`` where these are stated. ``loads`` and
-    ``scores``: what one replica holds, rising, while the normal score of its error is at most so.
+    ``free``: share of requests that find the devices free. ``up``: share of time that a replica
+    serves, or each of the ``nodes`` where these are stated.
     """
 
     owner: str
     column: Column
     replicas: int
     load: float
-    loads: Float
-    scores: Float
     free: float = 1.0
     up: float = 1.0
     nodes: Sequence[NodeShare] = ()
 
-    @classmethod
-    def of(cls, owner: str, column: Column, replicas: int, load: float, **more: Any) -> Stated:
-        """Ask with which chance a replica of a column holds loads up to three times its own."""
-        loads = column.capacity * LOADS
-        if column.plan.problem.workload.mode != "open":
-            loads = np.unique(np.maximum(np.round(loads), 1.0))
-        chances = np.minimum.accumulate(judge_loads(column, loads))
-        chances = np.clip(chances, LEAST_CHANCE, 1.0 - LEAST_CHANCE)
-        scores = np.array([NORMAL.inv_cdf(chance) for chance in chances.tolist()])
-        return cls(owner, column, replicas, load, loads, scores, **more)
 
-    def capacities(self, scores: Float) -> Float:
-        """The load that a replica holds where its error has these normal scores."""
-        place = np.searchsorted(self.scores[::-1], scores, side="left")
-        return np.asarray(np.append(self.loads[::-1], 0.0)[place])
+def _hold_loads(column: Column, scores: Float) -> Float:
+    """The load that a replica holds where its error has these normal scores; high ones hold less.
+
+    With which chance it holds loads up to three times its own is asked for.
+    """
+    loads = column.capacity * LOADS
+    if column.plan.problem.workload.mode != "open":
+        loads = np.unique(np.maximum(np.round(loads), 1.0))
+    chances = np.minimum.accumulate(judge_loads(column, loads))[::-1]  # rise as loads fall
+    chances = np.clip(chances, LEAST_CHANCE, 1.0 - LEAST_CHANCE)
+    highest = np.array([NORMAL.inv_cdf(chance) for chance in chances.tolist()])
+    return np.asarray(np.append(loads[::-1], 0.0)[np.searchsorted(highest, scores)])
 
 
 class _Scenarios:
@@ -95,7 +89,7 @@ class _Scenarios:
         software, shared = placement.column.software, placement.column.shared_error
         score = math.sqrt(shared) * self._score(software)
         score = score + math.sqrt(1.0 - shared) * self._score((*software, placement.owner))
-        return self._replicas_up(placement) * placement.capacities(score)
+        return self._count_up(placement) * _hold_loads(placement.column, score)
 
     def _score(self, key: tuple[str, ...]) -> Float:
         """Normal scores, one from each of as many equally likely ranges, in random order."""
@@ -103,9 +97,10 @@ class _Scenarios:
             self._scores[key] = self._generator.permutation(_even_scores())
         return self._scores[key]
 
-    def _replicas_up(self, placement: Stated) -> Float:
+    def _count_up(self, placement: Stated) -> Float:
+        """Replicas that are up: with their nodes, or each by itself where these are not stated."""
         placed = sum(share.replicas for share in placement.nodes)
-        if not placed:  # each stands apart
+        if not placed:
             draws = self._generator.binomial(placement.replicas, placement.up, SCENARIOS)
             return np.asarray(draws, dtype=float)
         up = np.zeros(SCENARIOS)

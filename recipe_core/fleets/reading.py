@@ -181,11 +181,11 @@ class _Reader:
         """Return the replicas of an option in the busiest period of their model."""
         choice, (t, _) = self.problem.choices[k], self._busiest(self.problem.choices[k].owner)
         spans = max(choice.column.devices // choice.pool.per_node, 1)
-        return Stated.of(
-            choice.owner,
-            choice.column,
-            int(self.replicas[k, t]),
-            float(self.loads[k, t]),
+        return Stated(
+            owner=choice.owner,
+            column=choice.column,
+            replicas=int(self.replicas[k, t]),
+            load=float(self.loads[k, t]),
             free=float(self.free[k]),
             up=share_up(choice.pool) ** spans,
             nodes=() if spans > 1 else self.placed[k].nodes,
@@ -200,20 +200,15 @@ class _Reader:
         joint, by_owner = joint_probabilities(
             [self._state(k) for k in self.placed if not self.options[k].job]
         )
-        models = tuple(
-            self._read_model(m, model, by_owner) for m, model in enumerate(self.request.models)
-        )
+        models = tuple(self._read_model(m, by_owner) for m in range(len(self.request.models)))
         asked = any(max(model.load.values()) > 0 for model in models)
         usd = float((self.pool_usd @ self.share).sum())
         grams = np.array([pool.co2_per_watt_hour for pool in self.problem.pools]) * self.watts
         return FleetAnswer(
             request=self.request,
             status="partial" if unmet else "optimal" if solution.proven else "feasible",
-            gap=solution.gap,
             optimize=self.request.objective.optimize,
-            objective=solution.objective,
-            bound=solution.bound,
-            seconds=solution.seconds,
+            **_take(solution, "gap", "objective", "bound", "seconds"),
             models=models,
             jobs=tuple(self._read_job(j) for j in range(len(self.request.jobs))),
             pools=tuple(self._read_pool(p) for p in range(len(self.supplies))),
@@ -235,20 +230,18 @@ class _Reader:
         if not self.members[tenant.name]:
             reason = "; ".join(dict.fromkeys(self.problem.reasons[tenant.name].values()))
         return {
-            **{name: getattr(tenant, name) for name in ("name", "team", "project", "cost_centre")},
+            **_take(tenant, "name", "team", "project", "cost_centre"),
             "placements": tuple(placed),
             "usd_per_hour": float(sum(placement.usd_per_hour for placement in placed)),
             "reason": reason if lacks else None,
         }
 
-    def _read_model(
-        self, m: int, model: FleetModel, probabilities: Mapping[str, float]
-    ) -> PlacedModel:
-        loads = self.instance.demands[m].loads.sum(axis=0)[: len(self.periods)]
-        unmet = self.solution.unmet[m, : len(self.periods)]
+    def _read_model(self, m: int, probabilities: Mapping[str, float]) -> PlacedModel:
+        model, slots = self.request.models[m], len(self.periods)
+        loads = self.instance.demands[m].loads.sum(axis=0)[:slots]
+        unmet = self.solution.unmet[m, :slots]
         return PlacedModel(
-            priority=model.priority,
-            mode=model.mode,
+            **_take(model, "priority", "mode"),
             load=self._by_period(loads),
             served=self._by_period(loads * (1.0 - unmet)),
             # a model without load has nothing that may fail
@@ -264,20 +257,16 @@ class _Reader:
             if k in self.placed
         )
         return PlacedJob(
-            every_hours=job.every_hours,
+            **_take(job, "every_hours", "preemptible"),
             hours=1.0 / runs_per_hour if runs_per_hour else 0.0,
-            preemptible=job.preemptible,
             **self._tenant_fields(job, bool(self.solution.undone[j] > 0)),
         )
 
     def _read_pool(self, p: int) -> PoolUse:
         resolved, supply = self.problem.pools[p], self.supplies[p]
         return PoolUse(
-            name=resolved.pool.name,
+            **_take(resolved.pool, "name", "term", "region", "nodes", "power_kw"),
             device=resolved.profile.name,
-            term=resolved.pool.term,
-            region=resolved.pool.region,
-            nodes=resolved.pool.nodes,
             per_node=resolved.per_node,
             racks=supply.racks,
             used=self._by_period(self.used[p]),
@@ -287,7 +276,6 @@ class _Reader:
             price_basis=resolved.basis,
             usd_per_hour=float(self.pool_usd[p] @ self.share),
             watts=float(self.watts[p]),
-            power_kw=resolved.pool.power_kw,
             cuts=tuple(self._read_cuts(p)),
         )
 
@@ -324,8 +312,8 @@ class _Reader:
     def _notes(self, models: Sequence[PlacedModel]) -> Iterator[str]:
         """Say what the answer does not know or count."""
         yield from (*self.problem.notes, *sharing_notes(self.problem.pools))
-        for m, model in enumerate(models):
-            if self._is_crowded(self.request.models[m], model):
+        for model, placed in zip(self.request.models, models, strict=True):
+            if self._is_crowded(model, placed):
                 yield (
                     f"{model.name}: no order of replicas on nodes was found that holds its load "
                     "with any node down; spread them by hand."
@@ -365,6 +353,11 @@ class _Reader:
             yield f"{', '.join(names)}{f' and {more} more' if more > 0 else ''}: {note}"
         if (count := len(notes) - MOST_NOTES) > 0:
             yield f"Estimates of single layouts have {count} more note{'s' if count > 1 else ''}."
+
+
+def _take(source: object, *names: str) -> dict[str, Any]:
+    """Fields that an answer states as they are."""
+    return {name: getattr(source, name) for name in names}
 
 
 def _upright(values: Sequence[float]) -> Float:

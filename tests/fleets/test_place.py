@@ -252,8 +252,8 @@ def test_all_limits_hold_together_less_likely_than_each_alone():
     first, second, other = (
         next(column for column in found.columns if column.engine == "vllm") for found in columns
     )
-    alike = [Stated.of(name, c, 1, c.capacity) for name, c in (("a", first), ("b", second))]
-    apart = [Stated.of(name, c, 1, c.capacity) for name, c in (("a", first), ("b", other))]
+    alike = [Stated(name, c, 1, c.capacity) for name, c in (("a", first), ("b", second))]
+    apart = [Stated(name, c, 1, c.capacity) for name, c in (("a", first), ("b", other))]
     joint, single = joint_probabilities(alike)
     joint_apart, _ = joint_probabilities(apart)
     for value in single.values():
@@ -271,7 +271,7 @@ def test_nodes_fail_and_are_reclaimed_with_all_that_stands_on_them():
         """The joint probability of owners, each with its replicas by node, and its load in them."""
         return joint_probabilities(
             [
-                Stated.of(
+                Stated(
                     name,
                     column,
                     sum(nodes.values()),
