@@ -287,31 +287,19 @@ def _serving_devices(answer: FleetAnswer, notes: list[str]) -> dict[str, float]:
 
 
 def _write_steps(board: Board, path: Sequence[Counts], answer: FleetAnswer) -> Iterator[Step]:
-    """Steps of a path; starts that follow each other are one wave, and so are stops."""
-    rented = {pool.name for pool in answer.request.pools if pool.is_rented}
-    wave, kind_before = 0, ""
-    for (k, starts), moves in groupby(pairwise(path), key=lambda pair: _direction(*pair)):
+    """Steps of a path: what starts before anything stops is one wave, and so is what stops then."""
+    wave, pools = 0, sorted({spot.pool for spot in board.spots})
+    for starts, moves in groupby(pairwise(path), key=lambda pair: sum(pair[0]) < sum(pair[1])):
         pairs = list(moves)
-        counts, after, spot = pairs[0][0], pairs[-1][1], board.spots[k]
-        kind: Kind = "start" if starts else "stop"
-        wave, kind_before = wave + (kind != kind_before), kind
-        change, (first, last) = after[k] - counts[k], (board.first[k], board.last[k])
-        needed = change * (last - first) > 0 and min(first, last) <= after[k] <= max(first, last)
-        step = Step(
-            wave=wave,
-            kind=kind,
-            pool=spot.pool,
-            model=spot.model,
-            replicas=abs(change),
-            devices=abs(change) * spot.devices,
-            text=_say_move(spot, change, temporary=not needed),
-            weights=_weights(board, spot.model, after),
-            seconds=estimate_start(spot, rented=spot.pool in rented) if starts else None,
-            temporary=not needed,
-        )
-        cut = board.cut(spot.pool, after) - board.cut(spot.pool, counts)
-        steps = [step, *([_cut_step(wave, spot, cut)] if cut else [])]
-        yield from reversed(steps) if starts else steps
+        counts, after, steps = pairs[0][0], pairs[-1][1], list[Step]()
+        cuts = [s for pool in pools if (s := _cut_step(board, pool, counts, after)).devices]
+        for k, count in enumerate(after):
+            if change := count - counts[k]:
+                counts = (*counts[:k], count, *counts[k + 1 :])
+                steps.append(_move_step(board, k, change, counts, answer))
+        for group in (cuts, steps) if starts else (steps, cuts):
+            wave += bool(group)
+            yield from (replace(step, wave=wave) for step in group)
     for model in answer.models:
         weights: dict[str, float] = defaultdict(float)
         for place in model.placements:
@@ -323,25 +311,41 @@ def _write_steps(board: Board, path: Sequence[Counts], answer: FleetAnswer) -> I
             yield Step(wave + 1, "weights", None, model.name, 0, 0.0, text, dict(weights))
 
 
-def _direction(counts: Counts, after: Counts) -> tuple[int, bool]:
-    """The spot on which a move is, and whether replicas start."""
-    return next((k, b > a) for k, (a, b) in enumerate(zip(counts, after, strict=True)) if a != b)
-
-
-def _say_move(spot: Spot, change: int, *, temporary: bool) -> str:
+def _move_step(board: Board, k: int, change: int, counts: Counts, answer: FleetAnswer) -> Step:
+    """The start or stop of replicas of a spot that leads to these counts."""
+    spot, first, last = board.spots[k], board.first[k], board.last[k]
+    needed = change * (last - first) > 0 and min(first, last) <= counts[k] <= max(first, last)
     replicas = f"{abs(change)} replica{'s' if abs(change) > 1 else ''} of {spot.model}"
-    place = f"in {spot.pool} ({spot.layout})"
+    place, seconds = f"in {spot.pool} ({spot.layout})", None
+    text = f"Take {replicas} {place} out of the router, let requests end, and stop."
     if change > 0:
-        place += " for a while" if temporary else ""
-        return f"Start {replicas} {place}, and send requests once they answer."
-    return f"Take {replicas} {place} out of the router, let requests end, and stop."
+        place += "" if needed else " for a while"
+        text = f"Start {replicas} {place}, and send requests once they answer."
+        seconds = estimate_start(spot, rented=answer.request.pool(spot.pool).is_rented)
+    return Step(
+        wave=0,
+        kind="start" if change > 0 else "stop",
+        pool=spot.pool,
+        model=spot.model,
+        replicas=abs(change),
+        devices=abs(change) * spot.devices,
+        text=text,
+        weights=_weights(board, spot.model, counts),
+        seconds=seconds,
+        temporary=not needed,
+    )
 
 
-def _cut_step(wave: int, spot: Spot, cut: int) -> Step:
-    devices = f"{abs(cut)} device{'s' if abs(cut) > 1 else ''} of {spot.pool}"
-    text = f"Cut {devices} for slices {spot.slice}." if cut > 0 else f"Make {devices} whole again."
-    kind: Kind = "cut" if cut > 0 else "uncut"
-    return Step(wave, kind, spot.pool, None, 0, abs(cut), text, {})
+def _cut_step(board: Board, pool: str, counts: Counts, after: Counts) -> Step:
+    """The devices of a pool that are cut for slices that start, or are whole after others end."""
+    change = board.cut(pool, after) - board.cut(pool, counts)
+    devices = f"{abs(change)} device{'s' if abs(change) > 1 else ''} of {pool}"
+    if change <= 0:
+        return Step(0, "uncut", pool, None, 0, -change, f"Make {devices} whole again.", {})
+    changes = zip(board.spots, counts, after, strict=True)
+    names = {spot.slice for spot, a, b in changes if spot.pool == pool and spot.slice and a < b}
+    text = f"Cut {devices} for slices {', '.join(sorted(names))}."
+    return Step(0, "cut", pool, None, 0, change, text, {})
 
 
 def _weights(board: Board, model: str, counts: Counts) -> dict[str, float]:

@@ -244,7 +244,9 @@ def test_mixed_slices_take_no_more_devices_than_the_answer_cuts():
     }
     moves = plan_moves((), answer_of(places, {"x": (1, cuts)}))
     assert moves.is_safe
-    assert [step.kind for step in moves.steps] == ["cut", "start", "start"]
+    steps = [(step.wave, step.kind) for step in moves.steps]
+    assert steps == [(1, "cut"), (2, "start"), (2, "start")]
+    assert moves.steps[0].text == "Cut 1 device of x for slices 1g.10gb, 3g.40gb."
 
 
 def test_weights_of_the_plan_come_last_and_unknown_layouts_are_refused():
