@@ -35,7 +35,7 @@ def find_conflict(problem: FleetProblem, solution: Solution, seconds: float = SE
     groups = _list_groups(instance)
     nowhere = [group for group in groups if group[0] in ("demand", "work") if group not in served]
     if nowhere:  # nothing else has to do with it
-        named = [_describe(problem, *group) for group in nowhere]
+        named = [_name_group(problem, *group) for group in nowhere]
         sentences = [_say_nowhere(problem, *group) for group in nowhere]
         return Conflict(tuple(field for field, _ in named), " ".join(sentences))
     if not is_impossible(instance):
@@ -51,7 +51,7 @@ def find_conflict(problem: FleetProblem, solution: Solution, seconds: float = SE
             break
         without = relaxed | {_name(group)}
         relaxed = without if is_impossible(instance, without) else relaxed
-    members = [_describe(problem, *group) for group in groups if _name(group) not in relaxed]
+    members = [_name_group(problem, *group) for group in groups if _name(group) not in relaxed]
     fields, words = zip(*members, strict=True)
     if len(words) == 1:
         return Conflict(fields, f"Nothing serves {words[0]}, even if all else is left out.")
@@ -76,7 +76,7 @@ def _name(group: Group) -> str:
     return "budget" if group[0] == "budget" else f"{group[0]}.{group[1]}"
 
 
-def _describe(problem: FleetProblem, kind: str, k: int) -> tuple[str, str]:
+def _name_group(problem: FleetProblem, kind: str, k: int) -> tuple[str, str]:
     """The field of a group in the fleet's document, and words for it."""
     request = problem.request
     if kind == "demand":

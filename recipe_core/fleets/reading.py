@@ -84,7 +84,7 @@ class _Reader:
                 continue
             each = np.array([self.options[k].capacities[0] * self.options[k].up for k in members])
             capacity = each[:, None] * self.replicas[members]
-            loads[members] = served * _divide(capacity, capacity.sum(axis=0))
+            loads[members] = served * _quotients(capacity, capacity.sum(axis=0))
         return loads
 
     def _count_devices(self) -> None:
@@ -120,7 +120,7 @@ class _Reader:
         # what nobody uses of machines that are paid for in any case is nobody's
         fixed = _upright([supply.paid == "fixed" for supply in self.supplies])
         counted = np.where(fixed > 0, self.paid, counted)
-        parts = _divide(self.devices, counted[self.pool_of])
+        parts = _quotients(self.devices, counted[self.pool_of])
         self.usd = (parts * self.pool_usd[self.pool_of]) @ self.share
 
     def _by_pool(self, values: Float | Int) -> Float:
@@ -141,7 +141,7 @@ class _Reader:
     def _read_placement(self, k: int) -> Placement:
         option, choice, count = self.options[k], self.problem.choices[k], self.replicas[k]
         column, pool, part = choice.column, choice.pool, choice.slice
-        load_each = _divide(self.loads[k], count * option.up)
+        load_each = _quotients(self.loads[k], count * option.up)
         if option.job:
             plan, row, request = column.plan, 0, column.plan.request
         else:
@@ -365,7 +365,7 @@ def _upright(values: Sequence[float]) -> Float:
     return np.array(values, dtype=float)[:, None]
 
 
-def _divide(values: Float | Int, by: Float | Int) -> Float:
+def _quotients(values: Float | Int, by: Float | Int) -> Float:
     """Quotients; 0 where nothing divides."""
     return np.divide(values, by, out=np.zeros(values.shape), where=np.asarray(by) > 0)
 

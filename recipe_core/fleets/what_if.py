@@ -11,15 +11,7 @@ from recipe_core.base.documented import DescribedModel
 from recipe_core.base.errors import InputError, unknown
 from recipe_core.base.types import Count
 from recipe_core.fleets.answer import FleetAnswer
-from recipe_core.fleets.request import (
-    Factor,
-    FleetModel,
-    FleetRequest,
-    Label,
-    Names,
-    Pool,
-    Price,
-)
+from recipe_core.fleets.request import Factor, FleetModel, FleetRequest, Label, Names, Pool, Price
 from recipe_core.request.first_error import validate_plain
 from recipe_core.request.serving_workload import LOADS
 
