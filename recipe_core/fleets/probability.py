@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -81,35 +82,30 @@ class _Scenarios:
 
     def __init__(self) -> None:
         self._generator = np.random.default_rng(SEED)
-        self._scores: dict[tuple[str, ...], Float] = {}
-        self._up: dict[str, Bool] = {}
+        self._drawn: dict[tuple[str, ...], Any] = {}
+
+    def _draw(self, key: tuple[str, ...], values: Float | Bool) -> Any:
+        """Values of equally likely ranges in random order: the same for a key."""
+        if key not in self._drawn:
+            self._drawn[key] = self._generator.permutation(values)
+        return self._drawn[key]
 
     def draw_capacity(self, placement: Stated) -> Float:
         """Return what all replicas of a placement that are up hold in each scenario."""
         software, shared = placement.column.software, placement.column.shared_error
-        score = math.sqrt(shared) * self._score(software)
-        score = score + math.sqrt(1.0 - shared) * self._score((*software, placement.owner))
-        return self._count_up(placement) * _hold_loads(placement.column, score)
+        common = self._draw(("software", *software), _even_scores())
+        own = self._draw(("owner", placement.owner, *software), _even_scores())
+        score = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * own
+        return np.asarray(self._count_up(placement) * _hold_loads(placement.column, score))
 
-    def _score(self, key: tuple[str, ...]) -> Float:
-        """Normal scores, one from each of as many equally likely ranges, in random order."""
-        if key not in self._scores:
-            self._scores[key] = self._generator.permutation(_even_scores())
-        return self._scores[key]
-
-    def _count_up(self, placement: Stated) -> Float:
+    def _count_up(self, placement: Stated) -> Any:
         """Replicas that are up: with their nodes, or each by itself where these are not stated."""
         placed = sum(share.replicas for share in placement.nodes)
         if not placed:
-            draws = self._generator.binomial(placement.replicas, placement.up, SCENARIOS)
-            return np.asarray(draws, dtype=float)
-        up = np.zeros(SCENARIOS)
-        for share in placement.nodes:
-            if share.node not in self._up:
-                order = self._generator.permutation(SCENARIOS)
-                self._up[share.node] = order < placement.up * SCENARIOS
-            up += share.replicas * self._up[share.node]
-        return np.asarray(up * (placement.replicas / placed))
+            return self._generator.binomial(placement.replicas, placement.up, SCENARIOS)
+        is_up = np.arange(SCENARIOS) < placement.up * SCENARIOS
+        up = sum(share.replicas * self._draw((share.node,), is_up) for share in placement.nodes)
+        return up * (placement.replicas / placed)
 
 
 @cache
