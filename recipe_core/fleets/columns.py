@@ -74,7 +74,7 @@ class Column:
     ``capacities``: loads by added round-trip time, as ``Demands.round_trips`` lists them; 0 where
     the limits do not hold. ``watts``: of its devices under the largest. ``software`` and
     ``shared_error``: what its errors have in common with those of other columns, and the share of
-    their variance that is common. ``plan`` and ``row``: the estimate that it is of.
+    their variance that is common. ``plan``: of its layout alone.
     """
 
     device: str | Mapping[str, Any]
@@ -86,7 +86,6 @@ class Column:
     software: tuple[str, ...]
     shared_error: float
     plan: Plan = field(compare=False, repr=False)
-    row: int = field(default=0, compare=False)
 
     @property
     def capacity(self) -> float:
@@ -94,7 +93,7 @@ class Column:
 
     @property
     def candidate(self) -> dict[str, Any]:
-        return self.plan.candidate(self.row)
+        return self.plan.candidate(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +185,7 @@ def _find_columns(
         device=device, per_node=per_node, nodes=nodes, usd_per_device_hour=1.0
     )
     request = pose_replica(FleetModel.model_validate(plain), hardware, confidence)
-    layouts = _list_layouts(request, sources, spans=nodes > 1)
+    layouts = _find_layouts(request, sources, spans=nodes > 1)
     if not layouts.pairs:
         return Columns((), NO_LAYOUT)
     lowest_load = max(LEAST_RATE, top_load * SMALLEST) if layouts.is_open else 1.0
@@ -303,7 +302,7 @@ class _Layouts:
         return Plan(SERVING, self.problem, judge_evaluated(self.problem, blocks))
 
 
-def _list_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> _Layouts:
+def _find_layouts(request: PlanRequest, sources: Sources, *, spans: bool) -> _Layouts:
     """Every layout of one replica that fills nodes; ``spans``: only those over several nodes."""
     problem = resolve_problem(request, folders=sources.folders, corrections=sources.corrections)
     means = replace(problem, request=without_percentile(problem.request))
@@ -433,32 +432,20 @@ def refusal_text(plan: Plan) -> str:
     return "; ".join(reasons) or NO_LAYOUT
 
 
-def loaded_plan(column: Column, load: float) -> tuple[Plan, int]:
-    """Return the plan of a column's layout under a load, and its row there."""
-    block, place = column.plan.at(column.row)
-    cases = replace(block.cases.take(np.array([place])), load=np.array([load]))
-    return plan_cases(column.plan.problem, block.setting, cases), 0
+def load_replica(column: Column, loads: Float) -> Plan:
+    """Return the plan of a column's layout, a row for each load."""
+    block = column.plan.blocks[0]
+    cases = replace(block.cases.take(np.zeros(len(loads), dtype=np.int64)), load=loads)
+    return plan_cases(column.plan.problem, block.setting, cases)
 
 
-def judge_loads(column: Column, loads: Float) -> Float:
-    """Return the probability that a replica of a column holds each load within its limits."""
-    block, place = column.plan.at(column.row)
-    cases = replace(block.cases.take(np.full(len(loads), place)), load=loads)
-    judged = plan_cases(column.plan.problem, block.setting, cases)
-    return np.where(judged.runs & ~judged.queues, np.nan_to_num(judged.chances), 0.0)
-
-
-def loaded_request(column: Column, load: float, usd_per_device_hour: float) -> PlanRequest:
-    """Return the plan's request of one replica under a load at a price, its layout stated."""
-    plan, row = loaded_plan(column, load)
-    request = row_request(plan, row)
+def replica_request(plan: Plan, usd_per_device_hour: float) -> PlanRequest:
+    """Return the request of one replica at a price, its layout and load those of a plan's row."""
+    request, devices = row_request(plan, 0), int(plan.columns["gpus"][0])
     per_node = request.hardware.per_node
-    devices = column.devices
-    hardware = request.hardware.model_copy(
-        update={
-            "per_node": min(devices, per_node),
-            "nodes": -(-devices // per_node),
-            "usd_per_device_hour": usd_per_device_hour or None,
-        }
-    )
-    return request.model_copy(update={"hardware": hardware})
+    update = {
+        "per_node": min(devices, per_node),
+        "nodes": -(-devices // per_node),
+        "usd_per_device_hour": usd_per_device_hour or None,
+    }
+    return request.model_copy(update={"hardware": request.hardware.model_copy(update=update)})

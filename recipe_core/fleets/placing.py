@@ -15,7 +15,7 @@ from recipe_core.base.units import usd
 from recipe_core.engines.frameworks import training_data
 from recipe_core.estimates.serving.cold_start import cold_start
 from recipe_core.fleets.answer import ALL_DAY
-from recipe_core.fleets.columns import ANYWHERE, Column, Sources, loaded_plan, make_columns
+from recipe_core.fleets.columns import ANYWHERE, Column, Sources, load_replica, make_columns
 from recipe_core.fleets.instance import Demand, Instance, Option, Work, pack_footprints
 from recipe_core.fleets.jobs import make_job_columns
 from recipe_core.fleets.pools import ResolvedPool, resolve_pools, round_trip_ms
@@ -295,14 +295,14 @@ def busy_share(column: Column, load: float) -> float:
     """
     if load > column.capacity or column.plan.problem.workload.mode != "open":
         return 1.0
-    plan, row = loaded_plan(column, load)
-    return min(load * float(plan.columns["request_latency_s"][row]), 1.0)
+    latency_s = load_replica(column, np.array([load])).columns["request_latency_s"][0]
+    return min(load * float(latency_s), 1.0)
 
 
 def wake_seconds(column: Column) -> float:
     """Seconds until a model that sleeps with its weights in host memory serves again."""
-    setting = column.plan.setting(column.row)
-    weights = float(column.plan.columns["weights_bytes"][column.row])
+    setting = column.plan.setting(0)
+    weights = float(column.plan.columns["weights_bytes"][0])
     return cold_start(
         Start(node="ready", wake="sleep-1"),
         engine=column.engine,
@@ -319,7 +319,7 @@ def rest_shares(column: Column) -> tuple[float, float]:
     Its weights wait in its devices' share of the host's memory; where that is not known, or is the
     devices' own, nothing sleeps. On a device the context and captured graphs of its engine stay.
     """
-    block, _ = column.plan.at(0)
+    block = column.plan.blocks[0]
     device = block.setting.cluster.device
     host, sizes = device.node.host_memory_bytes, training_data().run.sleeping_engine_bytes
     weights = float(column.plan.columns["weights_bytes"][0]) * device.node.devices
@@ -339,8 +339,3 @@ def _pack_options(options: Sequence[Option], pools: Sequence[ResolvedPool]) -> t
         option if option.slice else replace(option, devices=packs[option.pool][int(option.devices)])
         for option in options
     )
-
-
-def packed(problem: FleetProblem) -> Instance:
-    """Return the instance."""
-    return problem.instance

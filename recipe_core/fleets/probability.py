@@ -23,7 +23,7 @@ import numpy as np
 from recipe_core.base.arrays import Bool, Float
 from recipe_core.base.intervals import NORMAL
 from recipe_core.fleets.answer import NodeShare
-from recipe_core.fleets.columns import Column, judge_loads
+from recipe_core.fleets.columns import Column, load_replica
 from recipe_core.fleets.pools import ResolvedPool
 from recipe_core.hardware.failures import node_failures, repair_hours
 from recipe_core.sizing.spares import node_availability
@@ -71,7 +71,9 @@ def _hold_loads(column: Column, scores: Float) -> Float:
     loads = column.capacity * LOADS
     if column.plan.problem.workload.mode != "open":
         loads = np.unique(np.maximum(np.round(loads), 1.0))
-    chances = np.minimum.accumulate(judge_loads(column, loads))[::-1]  # rise as loads fall
+    judged = load_replica(column, loads)
+    chances = np.where(judged.runs & ~judged.queues, np.nan_to_num(judged.chances), 0.0)
+    chances = np.minimum.accumulate(chances)[::-1]  # rise as loads fall
     chances = np.clip(chances, LEAST_CHANCE, 1.0 - LEAST_CHANCE)
     highest = np.array([NORMAL.inv_cdf(chance) for chance in chances.tolist()])
     return np.asarray(np.append(loads[::-1], 0.0)[np.searchsorted(highest, scores)])

@@ -20,7 +20,7 @@ from recipe_core.fleets.answer import (
     Placement,
     PoolUse,
 )
-from recipe_core.fleets.columns import loaded_plan, loaded_request
+from recipe_core.fleets.columns import load_replica, replica_request
 from recipe_core.fleets.instance import Solution
 from recipe_core.fleets.nodes import fill_nodes
 from recipe_core.fleets.placing import FleetProblem
@@ -143,12 +143,11 @@ class _Reader:
         column, pool, part = choice.column, choice.pool, choice.slice
         load_each = _quotients(self.loads[k], count * option.up)
         if option.job:
-            plan, row, request = column.plan, 0, column.plan.request
+            plan, request = column.plan, column.plan.request
         else:
-            load = max(float(load_each.max()), 1e-3)
-            plan, row = loaded_plan(column, load)
-            request = loaded_request(column, load, pool.usd * (option.devices or 1.0))
-        setting = plan.setting(row)
+            plan = load_replica(column, np.array([max(float(load_each.max()), 1e-3)]))
+            request = replica_request(plan, pool.usd * (part.share if part else 1.0))
+        setting = plan.setting(0)
         for note in list_setting_notes(setting) if plan.kind == "serving" else setting.model.notes:
             self.notes[note].append(choice.owner)
         t, peak = self._busiest(choice.owner)
@@ -166,11 +165,11 @@ class _Reader:
             load_each=self._by_period(load_each),
             weight=float(self.loads[k, t]) / peak if peak > 0 else 0.0,
             figures={
-                name: _finite_number(plan.columns[name][row])
+                name: _finite_number(plan.columns[name][0])
                 for name in (JOB_FIGURES if option.job else FIGURES)
                 if name in plan.columns
             },
-            confidence=float(np.nan_to_num(plan.chances[row]) * self.free[k]),
+            confidence=float(np.nan_to_num(plan.chances[0]) * self.free[k]),
             watts=float(count.max() * option.watts),
             usd_per_hour=float(self.usd[k]),
             shared=choice.asleep,

@@ -76,6 +76,8 @@ def test_one_model_runs_on_two_kinds_of_devices_with_weights_for_the_router():
     for part in chat.placements:
         assert part.load_each["all"] <= part.capacity_each * (1 + 1e-6)
         assert part.confidence >= 0.8
+        price = {"h100": 1.2, "mi300x": 1.0}[part.pool]
+        assert part.request["hardware"]["usd_per_device_hour"] == price
     # errors of two devices are in part their own: together they are surer than either alone
     assert chat.probability >= 0.8
     assert answer.probability == chat.probability
