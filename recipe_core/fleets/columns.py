@@ -439,7 +439,7 @@ def load_replica(column: Column, loads: Float) -> Plan:
     return plan_cases(column.plan.problem, block.setting, cases)
 
 
-def replica_request(plan: Plan, usd_per_device_hour: float) -> PlanRequest:
+def price_replica(plan: Plan, usd_per_device_hour: float) -> PlanRequest:
     """Return the request of one replica at a price, its layout and load those of a plan's row."""
     request, devices = row_request(plan, 0), int(plan.columns["gpus"][0])
     per_node = request.hardware.per_node

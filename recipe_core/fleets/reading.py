@@ -20,7 +20,7 @@ from recipe_core.fleets.answer import (
     Placement,
     PoolUse,
 )
-from recipe_core.fleets.columns import load_replica, replica_request
+from recipe_core.fleets.columns import load_replica, price_replica
 from recipe_core.fleets.instance import Solution
 from recipe_core.fleets.nodes import fill_nodes
 from recipe_core.fleets.placing import FleetProblem
@@ -146,7 +146,7 @@ class _Reader:
             plan, request = column.plan, column.plan.request
         else:
             plan = load_replica(column, np.array([max(float(load_each.max()), 1e-3)]))
-            request = replica_request(plan, pool.usd * (part.share if part else 1.0))
+            request = price_replica(plan, pool.usd * (part.share if part else 1.0))
         setting = plan.setting(0)
         for note in list_setting_notes(setting) if plan.kind == "serving" else setting.model.notes:
             self.notes[note].append(choice.owner)
