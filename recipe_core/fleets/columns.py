@@ -204,12 +204,13 @@ def _find_columns(
         scan = _scan(far, np.full(len(best), lowest_load), capacities[0], POINTS)
         scan = _scan(far, np.maximum(scan.low, lowest_load), scan.high, CLOSE_POINTS)
         capacities.append(np.minimum(scan.low, capacities[0]))
-    held = np.array(capacities)
+    loads_held = np.array(capacities)
     if request.objective.limits.percentile is not None:  # the search was on means
         plan = Plan(plan.spec, replace(plan.problem, request=request), plan.blocks)
-        held = np.minimum(held, [largest_load(plan, int(row)).value or 0.0 for row in rows])
-    found = zip(rows.tolist(), held.T.tolist(), strict=True)
-    return Columns(tuple(make_column(device, plan, row, tuple(loads)) for row, loads in found))
+        tails = [largest_load(plan, int(row)).value or 0.0 for row in rows]
+        loads_held = np.minimum(loads_held, tails)
+    replicas = zip(rows.tolist(), loads_held.T.tolist(), strict=True)
+    return Columns(tuple(make_column(device, plan, row, tuple(loads)) for row, loads in replicas))
 
 
 def pose_replica(
@@ -284,12 +285,12 @@ class _Layouts:
         ends = np.cumsum([len(cases) for _, cases in self.pairs])
         inside = np.split(rows, np.searchsorted(rows, ends[:-1]))
         starts = [0, *ends.tolist()]
-        taken = [
+        pairs = [
             (setting, cases.take(part - start))
             for (setting, cases), part, start in zip(self.pairs, inside, starts, strict=False)
             if len(part)
         ]
-        return replace(self, pairs=tuple(taken))
+        return replace(self, pairs=tuple(pairs))
 
     def judge(self, loads: Float) -> Plan:
         """Judge every row under its loads (rows × loads), which are the rows of the plan."""
@@ -369,19 +370,19 @@ def make_column(
         limits=(),
         chances=None if block.chances is None else block.chances[case],
     )
-    one = Plan(plan.spec, plan.problem, (alone,))
-    common, own = (float(np.trace(part)) for part in plan.spec.ranking.errors(block.setting))
-    candidate = one.candidate(0)
+    case_plan = Plan(plan.spec, plan.problem, (alone,))
+    common, single = (float(np.trace(part)) for part in plan.spec.ranking.errors(block.setting))
+    candidate = case_plan.candidate(0)
     return Column(
         device=device,
-        devices=int(one.columns["gpus"][0]),
+        devices=int(case_plan.columns["gpus"][0]),
         capacities=capacities,
-        watts=float(one.columns["watts"][0]),
+        watts=float(case_plan.columns["watts"][0]),
         layout=split_name(candidate),
         engine=candidate.get("engine", ""),
         software=tuple(map(str, plan.spec.ranking.software(block.setting))),
-        shared_error=common / (common + own) if common + own > 0 else 0.0,
-        plan=one,
+        shared_error=common / (common + single) if common + single > 0 else 0.0,
+        plan=case_plan,
     )
 
 

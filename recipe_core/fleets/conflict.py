@@ -35,9 +35,9 @@ def find_conflict(problem: FleetProblem, solution: Solution, seconds: float = SE
     groups = _list_groups(instance)
     nowhere = [group for group in groups if group[0] in ("demand", "work") if group not in served]
     if nowhere:  # nothing else has to do with it
-        named = [_name_group(problem, *group) for group in nowhere]
+        members = [_name_group(problem, *group) for group in nowhere]
         sentences = [_say_nowhere(problem, *group) for group in nowhere]
-        return Conflict(tuple(field for field, _ in named), " ".join(sentences))
+        return Conflict(tuple(field for field, _ in members), " ".join(sentences))
     if not is_impossible(instance):
         return Conflict((), "Time ended the search before it said whether all can be served.")
     lacking = {("demand", m) for m in range(len(instance.demands)) if solution.unmet[m].any()}

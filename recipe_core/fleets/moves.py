@@ -187,13 +187,13 @@ def _spot_words(place: Placement) -> str:
 
 def _awake_share(pool: str, answer: FleetAnswer) -> float:
     """Devices of a pool that sleeping models take, over what each would take alone."""
-    period, taken = answer.busiest_period, {True: 0.0, False: 0.0}
+    period, devices = answer.busiest_period, {True: 0.0, False: 0.0}
     for model in answer.models:
         for place in model.placements:
             if place.pool == pool:
-                taken[place.shared] += place.replicas.get(period, 0) * place.devices_each
+                devices[place.shared] += place.replicas.get(period, 0) * place.devices_each
     used = {use.name: use.used.get(period, 0.0) for use in answer.pools}.get(pool, 0.0)
-    return min(max(used - taken[False], 0.0) / taken[True], 1.0) if taken[True] else 1.0
+    return min(max(used - devices[False], 0.0) / devices[True], 1.0) if devices[True] else 1.0
 
 
 def _running_spots(

@@ -67,13 +67,15 @@ def fill_nodes(
             placed = _fill(stands, nodes, packs=packs)
             crowds = sum(count**2 for node in nodes for count in node.owners.values())
             fills.append((crowds, not packs, placed))
-        here: defaultdict[tuple[int, int, int], list[float]] = defaultdict(list)
+        footprints: defaultdict[tuple[int, int, int], list[float]] = defaultdict(list)
         for stand, node in min(fills)[-1]:
             for k in stand.options:
-                here[k, node.number, node.rack].append(stand.devices)
-        for (k, number, rack), taken in here.items():
+                footprints[k, node.number, node.rack].append(stand.devices)
+        for (k, number, rack), devices in footprints.items():
             name = pool.pool.name
-            out[k].append(NodeShare(f"{name}-{number}", f"{name}-r{rack}", len(taken), sum(taken)))
+            out[k].append(
+                NodeShare(f"{name}-{number}", f"{name}-r{rack}", len(devices), sum(devices))
+            )
     return out
 
 

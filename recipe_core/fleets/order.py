@@ -68,10 +68,11 @@ class Board:
             ends = (self.capacity(model, end) for end in (self.first, self.last))
             self.floors[model] = min(loads.get(model, 0.0), *ends)
         self.devices = {}
-        for pool in {spot.pool for spot in spots}:  # today fits, whatever an inventory says
+        for pool in dict.fromkeys(
+            spot.pool for spot in spots
+        ):  # today fits, whatever an inventory says
             parts = self._parts(pool, self.first)
-            whole = parts.pop(None, 0.0)
-            packed = whole + math.ceil(sum(parts.values()) - _EPSILON)
+            packed = parts.pop(None, 0.0) + math.ceil(sum(parts.values()) - _EPSILON)
             self.devices[pool] = max(devices.get(pool, 0.0), packed)
 
     def with_more(self, more: Mapping[str, float]) -> Board:
@@ -217,8 +218,8 @@ def find_lacking(board: Board) -> tuple[dict[str, float], list[Counts]]:
         low, high = 1, int(min(need, fewest - 1))
         while low <= high:
             middle = (low + high) // 2
-            if found := _order_with(board, {pool: middle}):
-                lacking, path, fewest, high = {pool: float(middle)}, found, middle, middle - 1
+            if way := _order_with(board, {pool: middle}):
+                lacking, path, fewest, high = {pool: float(middle)}, way, middle, middle - 1
             else:
                 low = middle + 1
     assert path is not None  # noqa: S101 - with all that starts take, they come first

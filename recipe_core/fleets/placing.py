@@ -324,8 +324,8 @@ def rest_shares(column: Column) -> tuple[float, float]:
     host, sizes = device.node.host_memory_bytes, training_data().run.sleeping_engine_bytes
     weights = float(column.plan.columns["weights_bytes"][0]) * device.node.devices
     free = device.usable_memory_bytes * (1.0 - float(block.cases.memory_fraction[0]))
-    kept = sizes.get(column.engine, sizes["any"]).value
-    return weights / host.value if host else np.inf, kept / free if free > 0 else np.inf
+    context_bytes = sizes.get(column.engine, sizes["any"]).value
+    return weights / host.value if host else np.inf, context_bytes / free if free > 0 else np.inf
 
 
 def _pack_options(options: Sequence[Option], pools: Sequence[ResolvedPool]) -> tuple[Option, ...]:

@@ -202,7 +202,7 @@ def sharing_notes(pools: tuple[ResolvedPool, ...]) -> tuple[str, ...]:
 def round_trip_ms(pool: ResolvedPool, users: str, regions: Mapping[str, Region]) -> float:
     """Round-trip time from users of a region to a pool, in milliseconds; 0 where none is stated."""
     place = pool.pool.region or users
-    for here, there in ((place, users), (users, place)):
-        if here != there and here in regions and there in regions[here].round_trip_ms:
-            return regions[here].round_trip_ms[there]
+    for home, away in ((place, users), (users, place)):
+        if home != away and home in regions and away in regions[home].round_trip_ms:
+            return regions[home].round_trip_ms[away]
     return 0.0

@@ -96,8 +96,8 @@ class _Scenarios:
         """Return what all replicas of a placement that are up hold in each scenario."""
         software, shared = placement.column.software, placement.column.shared_error
         common = self._draw(("software", *software), _even_scores())
-        own = self._draw(("owner", placement.owner, *software), _even_scores())
-        score = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * own
+        alone = self._draw(("owner", placement.owner, *software), _even_scores())
+        score = math.sqrt(shared) * common + math.sqrt(1.0 - shared) * alone
         return np.asarray(self._count_up(placement) * _hold_loads(placement.column, score))
 
     def _count_up(self, placement: Stated) -> Any:

@@ -138,12 +138,12 @@ class FleetProgram:
         option = self.instance.options[k]
         supply = self.instance.supplies[option.pool]
         devices = supply.nodes * supply.per_node
-        each = 0.0 if option.slice else option.devices
-        upper = devices // each if each else devices * MOST_SLICES
+        replica_devices = 0.0 if option.slice else option.devices
+        upper = devices // replica_devices if replica_devices else devices * MOST_SLICES
         upper = UNBOUNDED if f"pool.{option.pool}" in self.relaxed else min(upper, UNBOUNDED)
         replicas = self.rows.variable(float(upper), integer=True)
         self.count.setdefault((k, t), []).append(replicas)
-        self._use(replicas, option.pool, [t], devices=each, watts=option.watts)
+        self._use(replicas, option.pool, [t], devices=replica_devices, watts=option.watts)
         if option.slice:
             self._sliced[option.pool, t, option.slice][replicas] = 1.0
         return replicas
@@ -324,8 +324,8 @@ class FleetProgram:
                 self.rows.row({**awake, group: -BUSY}, high=0.0)
                 for memory in range(2):  # of the host, and what engines leave free on devices
                     inside_of = self.groups[p, devices, number].items()
-                    kept = {inside: options[k].rests[memory] for k, inside in inside_of}
-                    self.rows.row(kept, high=1.0)
+                    resting = {inside: options[k].rests[memory] for k, inside in inside_of}
+                    self.rows.row(resting, high=1.0)
                 watts = max(options[k].watts for k in members)
                 self._use(group, p, self.slots, devices=devices, watts=watts)
             for k, parts in places.items():
@@ -334,14 +334,14 @@ class FleetProgram:
     # bounds
 
     def _bound_pools(self) -> None:
-        for (p, t), taken in self._taken.items():
+        for (p, t), taking in self._taken.items():
             per_node = float(self.instance.supplies[p].per_node)
             if (p, t) in self.machines:
-                taken, bound = {**taken, self.machines[p, t]: -per_node}, 0.0
+                taking, bound = {**taking, self.machines[p, t]: -per_node}, 0.0
             else:
                 bound = self.instance.supplies[p].nodes * per_node
             if f"pool.{p}" not in self.relaxed:
-                self.rows.row(taken, high=bound)
+                self.rows.row(taking, high=bound)
         for (p, _, name), sliced in self._sliced.items():
             cuts = zip(self.cut[p], self.instance.supplies[p].cuts, strict=True)
             cut = {variable: -float(counts.get(name, 0)) for variable, counts in cuts}
@@ -411,11 +411,11 @@ class FleetProgram:
     def _add_spread(self) -> int:
         """The largest share of any pool's devices that is in use."""
         largest = self.rows.variable(1.0)
-        for (p, _), taken in self._taken.items():
+        for (p, _), taking in self._taken.items():
             supply = self.instance.supplies[p]
             devices = float(supply.nodes * supply.per_node)
             if devices:
-                self.rows.row({**taken, largest: -devices}, high=0.0)
+                self.rows.row({**taking, largest: -devices}, high=0.0)
         return largest
 
     # solving

@@ -82,8 +82,10 @@ class _Reader:
                     asleep = self.options[k].nap is not None
                     loads[k] = served * (self.replicas[k] > 0) if asleep else flows
                 continue
-            each = np.array([self.options[k].capacities[0] * self.options[k].up for k in members])
-            capacity = each[:, None] * self.replicas[members]
+            held_each = np.array(
+                [self.options[k].capacities[0] * self.options[k].up for k in members]
+            )
+            capacity = held_each[:, None] * self.replicas[members]
             loads[members] = served * _quotients(capacity, capacity.sum(axis=0))
         return loads
 
@@ -200,7 +202,7 @@ class _Reader:
             [self._state(k) for k in self.placed if not self.options[k].job]
         )
         models = tuple(self._read_model(m, by_owner) for m in range(len(self.request.models)))
-        asked = any(max(model.load.values()) > 0 for model in models)
+        has_load = any(max(model.load.values()) > 0 for model in models)
         usd = float((self.pool_usd @ self.share).sum())
         grams = np.array([pool.co2_per_watt_hour for pool in self.problem.pools]) * self.watts
         return FleetAnswer(
@@ -216,7 +218,7 @@ class _Reader:
             watts=float(self.watts.sum()),
             kg_co2_per_hour=float(grams.sum()) / 1000.0,
             # as far as models are served; nothing that is asked for is served where none is
-            probability=joint if by_owner or not asked else 0.0,
+            probability=joint if by_owner or not has_load else 0.0,
             conflict=conflict,
             notes=(*self._notes(models), *self._estimate_notes()),
             periods=dict(self.problem.periods),
@@ -285,9 +287,9 @@ class _Reader:
                 used[option.slice] += int(count.max())
         for number, counts in zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True):
             if number:
-                here = {name: min(used[name], n * int(number)) for name, n in counts.items()}
-                used.subtract(here)
-                yield CutDevices(int(number), dict(counts), here)
+                in_use = {name: min(used[name], n * int(number)) for name, n in counts.items()}
+                used.subtract(in_use)
+                yield CutDevices(int(number), dict(counts), in_use)
 
     def _charges(self, total: float) -> Iterator[Charge]:
         """Costs by team, project and cost centre; what nothing uses is nobody's."""
