@@ -265,7 +265,7 @@ def _job_answer(request: Request, job: Job | None, status: int = 200) -> Respons
     state = {
         "job": job.id,
         "status": job.status,
-        "progress": {"done": job.done, "steps": job.steps},
+        "progress": {"done": job.done, "steps": job.steps, "stage": job.stage},
         "links": {"self": path},
         "error": job.error,
     }

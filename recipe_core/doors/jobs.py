@@ -52,6 +52,7 @@ class Job:
     status: Status = "queued"
     done: int = 0
     steps: int = 0
+    stage: str = ""
     result: bytes | None = None
     error: dict[str, Any] | None = None
     ended_s: float | None = None
@@ -129,8 +130,8 @@ class Jobs:
     def _run(
         self, job: Job, client: str, function: Callable[..., bytes], args: tuple[Any, ...]
     ) -> None:
-        def report(done: int, steps: int) -> None:
-            job.done, job.steps = done, steps
+        def report(done: int, steps: int, stage: str) -> None:
+            job.done, job.steps, job.stage = done, steps, stage
 
         def began() -> None:
             if not job.finished:

@@ -9,9 +9,10 @@ import base64
 import binascii
 import inspect
 import io
+import itertools
 import zipfile
 import zlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial, wraps
 from typing import Annotated, Any, Literal
@@ -211,19 +212,10 @@ class Tools:
         """A runnable bundle: its files with sizes, the text of `files`, and the URI of its zip."""
         bundle: Any = await self._ask("build", recipe)
         with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
-            sizes = {member.filename: member.file_size for member in archive.infolist()}
-            unknown = [path for path in files if path not in sizes]
-            if unknown:
-                raise InputError(
-                    f"{unknown[0]!r} is not in the bundle.",
-                    field="files",
-                    hint=f"Available: {', '.join(sizes)}.",
-                )
-            texts = {path: archive.read(path).decode() for path in files}
+            contents = {name: archive.read(name) for name in archive.namelist()}
         return {
             "name": bundle.name,
-            "files": sizes,
-            "texts": texts,
+            **_list_files(contents, files),
             "zip": BUNDLE.format(asked=pack_body(recipe)),
         }
 
@@ -290,10 +282,7 @@ class Tools:
         """
         body = _without_none(request=request, trace=trace, policies=policies, days=days)
 
-        def report(done: int, steps: int) -> None:
-            from_thread.run(context.report_progress, float(done), float(steps))
-
-        with budget.watched(report):
+        with budget.watched(_report_to(context)):
             return await self._ask("simulate", body, series=series)
 
     async def fleet(
@@ -315,19 +304,35 @@ class Tools:
         ] = None,
         month: Annotated[float, Field(ge=0, le=600)] = 0.0,
         seconds: Annotated[float, Field(gt=0, le=600)] = 30.0,
+        inventories: Annotated[
+            list[dict[str, str]],
+            Field(
+                description="Machines to merge into the pools, {name, text} each: of kubectl get "
+                "nodes -o json, sinfo, SkyPilot, a CSV, Kueue or OpenCost."
+            ),
+        ] = [],  # noqa: B006 - read only
+        measured: Annotated[
+            list[dict[str, Any]], Field(description="Measured runs that correct the estimates.")
+        ] = [],  # noqa: B006 - read only
+        files: Annotated[
+            list[str] | None,
+            Field(description="Paths of the fleet's folder whose text to return; [] lists all."),
+        ] = None,
     ) -> Json:
         """Place many models on owned and rented machines: who runs where, cost, joint probability.
 
         With replicas, layouts and router weights by pool, what is rented or reserved, what each
         team pays, and the smallest set of demands and bounds that conflict where not all fit.
+        `files`: bundles and what joins them, with their sizes, and `texts` of those that are named.
         """
         body = _without_none(fleet=fleet, what_if=what_if, month=month, seconds=seconds)
-
-        def report(done: int, steps: int) -> None:
-            from_thread.run(context.report_progress, float(done), float(steps))
-
-        with budget.watched(report):
-            return await self._ask("fleet", body)
+        body |= {"inventories": inventories, "measured": measured, "files": files is not None}
+        with budget.watched(_report_to(context)):
+            answer = await self._ask("fleet", body)
+        if files is not None:
+            contents = {path: text.encode() for path, text in answer["files"].items()}
+            answer |= _list_files(contents, files)
+        return answer
 
     async def trace(
         self,
@@ -342,6 +347,29 @@ class Tools:
     ) -> Json:
         """Return what a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
         return await self._ask("trace", {"name": name, "text": text})
+
+
+def _list_files(contents: Mapping[str, bytes], named: Sequence[str]) -> Json:
+    """Sizes of files, and the texts of those that are named."""
+    if unknown := [path for path in named if path not in contents]:
+        hint = f"Available: {', '.join(contents)}."
+        raise InputError(f"{unknown[0]!r} is not in the bundle.", field="files", hint=hint)
+    return {
+        "files": {path: len(content) for path, content in contents.items()},
+        "texts": {path: contents[path].decode() for path in named},
+    }
+
+
+def _report_to(context: Context[Any, Any]) -> budget.Watcher:
+    """Tell an agent how far it is; stages are parts of one more step, as progress must grow."""
+    stages = itertools.count(2)
+
+    def report(done: int, steps: int, stage: str) -> None:
+        part = 1 - 1 / next(stages) if stage else 0.0
+        total = float(steps + bool(stage))
+        from_thread.run(context.report_progress, done + part, total, stage or None)
+
+    return report
 
 
 def _without_none(**arguments: Any) -> Json:

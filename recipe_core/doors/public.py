@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, calibration_stamp
 from recipe_core.compression.required import add_compression, detail_row_estimate
@@ -67,7 +67,7 @@ def plan(
             fix.
         RecipeError: when the hardware has no layout at all.
     """
-    corrections = _learn_corrections(measured, folders)
+    corrections = choose_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     answer = plans.plan_splits(values, folders=folders, corrections=corrections)
     answer.complete = add_compression
@@ -105,7 +105,7 @@ def size(
         else SizeRequest.parse(_read_request_values(request))
     )
     return sizing.size_devices(
-        parsed, folders=folders, corrections=_learn_corrections(measured, folders)
+        parsed, folders=folders, corrections=choose_corrections(measured, folders)
     )
 
 
@@ -113,6 +113,7 @@ def fleet(
     request: FleetRequest | Mapping[str, Any] | str | Path,
     *,
     what_if: FleetChanges | Mapping[str, Any] | None = None,
+    inventories: Sequence[str | Path] = (),
     month: float = 0.0,
     gap: float = 0.001,
     seconds: float = 60.0,
@@ -125,6 +126,7 @@ def fleet(
     Args:
         request: the fleet: plain values, the path of a `fleet.yaml`, or a ``FleetRequest``.
         what_if: changes that are tried: machines that are lost, prices, loads, models that come.
+        inventories: files that list machines: of kubectl, sinfo, SkyPilot, Kueue, OpenCost, a CSV.
         month: months of growth ahead of today for which it is placed.
         gap: relative distance of the objective to its bound with which the search ends.
         seconds: after which the best so far is the answer.
@@ -139,21 +141,19 @@ def fleet(
     Raises:
         InputError: for a fleet, changes or runs that cannot be read.
     """
+    from recipe_core.doors.fleets import read_fleet_question
     from recipe_core.fleets.columns import Sources
-    from recipe_core.fleets.place import place_fleet
     from recipe_core.fleets.request import FleetRequest
-    from recipe_core.fleets.what_if import FleetChanges
 
-    values = (
-        request
-        if isinstance(request, FleetRequest)
-        else FleetRequest.parse(_read_request_values(request))
+    parsed = request if isinstance(request, FleetRequest) else _read_request_values(request)
+    paths = [Path(path) for path in inventories]
+    texts = [(path.name, read_text(path, field="inventory")) for path in paths]
+    question = read_fleet_question(parsed, what_if, texts)
+    sources = Sources(folders, choose_corrections(measured, folders))
+    options = {"watch": watch} if watch is not None else {}
+    return question.place(
+        changed=True, month=month, gap=gap, seconds=seconds, sources=sources, **options
     )
-    if what_if is not None:
-        parsed = what_if if isinstance(what_if, FleetChanges) else FleetChanges.parse(what_if)
-        values, month = parsed.apply(values), month + parsed.months
-    sources = Sources(folders, _learn_corrections(measured, folders))
-    return place_fleet(values, month=month, gap=gap, seconds=seconds, watch=watch, sources=sources)
 
 
 def compress(
@@ -183,7 +183,7 @@ def compress(
     """
     from recipe_core.compression.advisor.advise import advise
 
-    corrections = _learn_corrections(measured, folders)
+    corrections = choose_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     return advise(values, names=techniques, folders=folders, corrections=corrections)
 
@@ -220,7 +220,7 @@ def simulate(
     """
     from recipe_core.scaling.answer import simulate_over_time
 
-    corrections = _learn_corrections(measured, folders)
+    corrections = choose_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     load = read_trace_file(Path(trace)) if isinstance(trace, str | Path) else trace
     return simulate_over_time(
@@ -264,7 +264,7 @@ def estimate(
         InputError: for a request that cannot be read.
         RecipeError: when no layout agrees with the candidate.
     """
-    corrections = _learn_corrections(measured, folders)
+    corrections = choose_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     narrowed, row = plans.plan_estimated(values, folders=folders, corrections=corrections)
     return detail_row_estimate(narrowed, row)
@@ -379,7 +379,8 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
     return compare_with_estimates(published_runs() if runs is None else list(runs))
 
 
-def _learn_corrections(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
+def choose_corrections(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
+    """Learn from one's own runs, or take what the calibration has learned; None without any."""
     if measured is None and scopes.has_standing():
         return scopes.standing_corrections()
     if (isinstance(measured, str) and measured == NONE) or (

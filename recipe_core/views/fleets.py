@@ -18,6 +18,7 @@ from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
 from recipe_core.fleets.moves import Moves, Step
+from recipe_core.fleets.what_if import compare_answers
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
@@ -169,11 +170,12 @@ def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
     return [(title, value, about) for title, value, about in rows]
 
 
-def differences_text(differences: Mapping[str, Any]) -> str:
-    """Say what changes of a fleet change."""
-    return PHRASES.text("differences", differences)
-
-
-def moves_text(moves: Moves) -> str:
-    """The steps from today to an answer, as text."""
-    return PHRASES.text("moves", moves)
+def answered_text(answer: FleetAnswer, moves: Moves | None, changed: FleetAnswer | None) -> str:
+    """The answer as text, with the steps from today to it, and what tried changes change."""
+    texts = [fleet_text(answer)]
+    if moves is not None:
+        texts.append(PHRASES.text("moves", moves))
+    if changed is not None:
+        differences = PHRASES.text("differences", compare_answers(answer, changed))
+        texts += [f"what if: {differences}", fleet_text(changed)]
+    return "\n".join(texts)
