@@ -261,9 +261,9 @@ def _named_text(body: Body) -> tuple[str, str]:
 # Fleets
 
 
-def check_fleet(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
+def check_fleet(body: Body, folders: bool = False) -> Json:
     """Nothing, after what ``answer_fleet`` is asked has been read as far as takes no time."""
-    _read_fleet(body)
+    _read_fleet(body, folders)
     return {}
 
 
@@ -278,10 +278,9 @@ def answer_fleet(body: Body, folders: bool = False) -> Json:
     from recipe_core.fleets.columns import Sources
     from recipe_core.fleets.exports.folder import fleet_folder
 
-    question, options, runs = _read_fleet(body)
-    learned = corrections_from_sources(runs, folders=folders) if runs else None
-    sources = Sources(folders, learned or public.choose_corrections(None, folders))
-    answered = question.answer(sources=sources, **options)
+    question, options, runs = _read_fleet(body, folders)
+    corrections = corrections_from_sources(runs, folders=folders) if runs else None
+    answered = question.answer(sources=Sources(folders, corrections), **options)
     out = answered.to_json()
     if body.get("files"):
         folder = fleet_folder(answered.answer)
@@ -289,7 +288,7 @@ def answer_fleet(body: Body, folders: bool = False) -> Json:
     return clean(out)
 
 
-def _read_fleet(body: Body) -> tuple[FleetQuestion, Json, list[Run]]:
+def _read_fleet(body: Body, folders: bool) -> tuple[FleetQuestion, Json, list[Run]]:
     """The parts of the body of a fleet, all of them held to their types."""
     from recipe_core.calibration.run_files import parse_run_rows
     from recipe_core.doors.fleets import read_fleet_question
@@ -304,7 +303,7 @@ def _read_fleet(body: Body) -> tuple[FleetQuestion, Json, list[Run]]:
         raise InputError(f"must be a list of at most {MAX_TEXTS} files.", field="inventories")
     texts = [_named_text(_body_object({"inventories": file}, "inventories")) for file in files]
     what_if = None if body.get("what_if") is None else _body_object(body, "what_if")
-    question = read_fleet_question(_body_object(body, "fleet"), what_if, texts)
+    question = read_fleet_question(_body_object(body, "fleet"), what_if, texts, folders=folders)
     options: Json = {
         "month": bounded_float("month", body.get("month", 0.0), minimum=0, maximum=600),
         "seconds": bounded_float("seconds", body.get("seconds", 60.0), above=0, maximum=600),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from recipe_core.base.budget import report_stage
+from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.columns import ANYWHERE, Sources
 from recipe_core.fleets.inventory.read import merge_inventories, read_inventory
@@ -16,6 +17,7 @@ from recipe_core.fleets.place import move_fleet, place_fleet
 from recipe_core.fleets.pools import resolve_pools
 from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.what_if import FleetChanges, compare_answers
+from recipe_core.models.catalog import load_model_spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +68,15 @@ class FleetQuestion(NamedTuple):
 
 
 def read_fleet_question(
-    fleet: Any, what_if: Any = None, inventories: Iterable[tuple[str, str]] = ()
+    fleet: Any,
+    what_if: Any = None,
+    inventories: Iterable[tuple[str, str]] = (),
+    *,
+    folders: bool = True,
 ) -> FleetQuestion:
     """Read a fleet, changes of it and inventories (names and texts), as far as takes no time.
+
+    ``folders``: whether models may be named by a path on this machine.
 
     Raises:
         InputError: naming the first wrong field.
@@ -80,11 +88,22 @@ def read_fleet_question(
         notes += merged_notes
     request = fleet if isinstance(fleet, FleetRequest) else FleetRequest.parse(fleet)
     resolve_pools(request)
+    _check_models(request, folders)
     changes = what_if
     if what_if is not None:
         changes = what_if if isinstance(what_if, FleetChanges) else FleetChanges.parse(what_if)
         changes.apply(request)
     return FleetQuestion(request, changes, tuple(notes))
+
+
+def _check_models(request: FleetRequest, folders: bool) -> None:
+    for kind in ("models", "jobs"):
+        for k, part in enumerate(getattr(request, kind)):
+            try:
+                load_model_spec(part.model, folders=folders)
+            except RecipeError as error:
+                field = f"{kind}.{k}.model"
+                raise InputError(error.message, field=field, hint=error.hint) from None
 
 
 def report_search(objective: float, bound: float, seconds: float) -> None:

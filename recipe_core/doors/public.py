@@ -67,7 +67,7 @@ def plan(
             fix.
         RecipeError: when the hardware has no layout at all.
     """
-    corrections = choose_corrections(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     answer = plans.plan_splits(values, folders=folders, corrections=corrections)
     answer.complete = add_compression
@@ -105,7 +105,7 @@ def size(
         else SizeRequest.parse(_read_request_values(request))
     )
     return sizing.size_devices(
-        parsed, folders=folders, corrections=choose_corrections(measured, folders)
+        parsed, folders=folders, corrections=_learn_corrections(measured, folders)
     )
 
 
@@ -148,8 +148,8 @@ def fleet(
     parsed = request if isinstance(request, FleetRequest) else _read_request_values(request)
     paths = [Path(path) for path in inventories]
     texts = [(path.name, read_text(path, field="inventory")) for path in paths]
-    question = read_fleet_question(parsed, what_if, texts)
-    sources = Sources(folders, choose_corrections(measured, folders))
+    question = read_fleet_question(parsed, what_if, texts, folders=folders)
+    sources = Sources(folders, _learn_corrections(measured, folders))
     options = {"watch": watch} if watch is not None else {}
     return question.place(
         changed=True, month=month, gap=gap, seconds=seconds, sources=sources, **options
@@ -183,7 +183,7 @@ def compress(
     """
     from recipe_core.compression.advisor.advise import advise
 
-    corrections = choose_corrections(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     return advise(values, names=techniques, folders=folders, corrections=corrections)
 
@@ -220,7 +220,7 @@ def simulate(
     """
     from recipe_core.scaling.answer import simulate_over_time
 
-    corrections = choose_corrections(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     load = read_trace_file(Path(trace)) if isinstance(trace, str | Path) else trace
     return simulate_over_time(
@@ -264,7 +264,7 @@ def estimate(
         InputError: for a request that cannot be read.
         RecipeError: when no layout agrees with the candidate.
     """
-    corrections = choose_corrections(measured, folders)
+    corrections = _learn_corrections(measured, folders)
     values = as_request(request, folders=folders, corrections=corrections)
     narrowed, row = plans.plan_estimated(values, folders=folders, corrections=corrections)
     return detail_row_estimate(narrowed, row)
@@ -379,8 +379,7 @@ def validate(runs: Iterable[Run] | None = None) -> Comparison:
     return compare_with_estimates(published_runs() if runs is None else list(runs))
 
 
-def choose_corrections(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
-    """Learn from one's own runs, or take what the calibration has learned; None without any."""
+def _learn_corrections(measured: MeasuredSource | None, folders: bool) -> Corrections | None:
     if measured is None and scopes.has_standing():
         return scopes.standing_corrections()
     if (isinstance(measured, str) and measured == NONE) or (

@@ -81,7 +81,7 @@ def test_a_body_is_read_before_its_job_begins_and_reads_no_folders(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     inside = {**FLEET["models"][0], "model": str(tmp_path)}
     with pytest.raises(InputError, match=r"models\.0\.model"):
-        answer_fleet({"fleet": {**FLEET, "models": [inside]}})
+        check_fleet({"fleet": {**FLEET, "models": [inside]}})
 
 
 def test_every_door_answers_alike_and_a_job_tells_its_search_and_has_the_files(tmp_path):

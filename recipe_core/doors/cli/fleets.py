@@ -18,6 +18,7 @@ from recipe_core.doors.cli.program import (
     learn_own_runs,
     read_name_values,
     read_request,
+    show_spinner,
     with_options,
 )
 
@@ -67,7 +68,8 @@ def fleet_command(
 
     question = _read_question(file, inventory or [], changes)
     sources = Sources(corrections=learn_own_runs(measured, no_calibration))
-    answered = question.answer(month=month, seconds=seconds, sources=sources)
+    with show_spinner("Placing the fleet …"):
+        answered = question.answer(month=month, seconds=seconds, sources=sources)
     wrote = "" if output is None else f"\nwrote {write_fleet(answered.answer, output)}"
     if as_json:
         emit(answered.to_json())
