@@ -29,11 +29,13 @@ MOST_MOVES = 6
 
 
 def tried_questions() -> dict[str, answers.Question]:
-    """The questions of changes that are tried, by their labels."""
+    """The questions of changes that are tried, by their labels; nobody moves there from today."""
     fleet, month = documents.current_fleet(), documents.current_month()
     return {
-        label: answers.fleet_question(fleet, month, changes)
-        for label, changes in answers.tried_changes().items()
+        label: answers.fleet_question(
+            changes.apply(fleet).model_copy(update={"today": ()}), month + changes.months
+        )
+        for label, changes in documents.tried_changes().items()
     }
 
 
@@ -41,7 +43,7 @@ def draw_what_if(answer: FleetAnswer) -> None:
     """Chips of what may happen; each that is on has a card with what it changes."""
     st.header("What if", anchor=False)
     suggestions = {chip.label: chip.changes for chip in view.suggest_changes(answer)}
-    tried = answers.tried_changes()
+    tried = documents.tried_changes()
     offered = suggestions | tried
     common.seed(CHIPS, list(tried))
     st.pills(
@@ -76,12 +78,12 @@ def try_chips(offered: Mapping[str, FleetChanges]) -> None:
 
 
 def put_away(label: str) -> None:
-    answers.tried_changes().pop(label, None)
+    documents.tried_changes().pop(label, None)
 
 
 def take_change(label: str) -> None:
     """Make a change that was tried, in the document; growth moves the month ahead."""
-    changes = answers.tried_changes()[label]
+    changes = documents.tried_changes()[label]
     try:
         values = view.changed_document(documents.current_values(), changes)
     except RecipeError as error:
@@ -94,9 +96,9 @@ def draw_card(answer: FleetAnswer, label: str, question: answers.Question) -> No
     st.markdown(f"**{common.escape(label)}**")
     changed = answers.find_placed(question)
     if changed is not None:
-        draw_differences(answer, changed)
+        draw_differences(answer, changed.answer)
     else:
-        draw_missing(question)
+        draw_missing(question, label)
     with st.container(horizontal=True):
         st.button(
             "Take it",
@@ -135,7 +137,7 @@ def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:
     st.markdown("\n".join(["Who moves:\n", *lines]) if moves else "Nobody moves.")
 
 
-def draw_missing(question: answers.Question) -> None:
+def draw_missing(question: answers.Question, label: str = "") -> None:
     """Say that a change is placed, or why it is not; progress stands above the page's answer."""
     ended = answers.ended_questions()
     if question not in ended:
@@ -145,7 +147,7 @@ def draw_missing(question: answers.Question) -> None:
         st.error(common.escape(error), icon=":material/error:")
     st.button(
         "Place it",
-        key=f"fleet-again-{question.part}-{question.changes}",
+        key=f"fleet-again-{label}",
         icon=":material/play_arrow:",
         on_click=answers.place_again,
         args=(question,),
@@ -183,4 +185,4 @@ def try_own_change() -> None:
     except RecipeError as error:
         state["refused"] = f"{error.message} {error.hint or ''}".strip()
         return
-    answers.tried_changes()[suggestion.label] = suggestion.changes
+    documents.tried_changes()[suggestion.label] = suggestion.changes

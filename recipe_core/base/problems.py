@@ -57,6 +57,13 @@ def first_problem(error: ValidationError) -> Problem:
     return Problem(tuple(map(str, first["loc"])), first["type"], say_problem(first), first["input"])
 
 
+def type_in_words(value: Any) -> str:
+    """Say of which type a value of a document is."""
+    name = type(value).__name__
+    words = {"list": "a list", "str": "text", "NoneType": "nothing", "bool": "true or false"}
+    return words.get(name) or ("a number" if name in ("int", "float") else name)
+
+
 def say_problem(detail: Mapping[str, Any]) -> str:
     """Say what pydantic found, in words of documents in place of those of Python."""
     kind = detail["type"]

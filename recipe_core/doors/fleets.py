@@ -46,8 +46,8 @@ class FleetQuestion(NamedTuple):
     """A fleet, changes of it that are tried, and what to know of inventories in it."""
 
     request: FleetRequest
-    changes: FleetChanges | None
-    notes: tuple[str, ...]
+    changes: FleetChanges | None = None
+    notes: tuple[str, ...] = ()
 
     def place(self, *, changed: bool = False, month: float = 0.0, **options: Any) -> FleetAnswer:
         """Place the fleet, or with its changes; ``options`` are those of ``place_fleet``."""

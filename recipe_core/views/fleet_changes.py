@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from recipe_core.base.units import chance_text, usd
 from recipe_core.fleets.answer import FleetAnswer, PoolUse
 from recipe_core.fleets.request import FleetRequest
@@ -120,34 +122,27 @@ def moved_lines(before: FleetAnswer, after: FleetAnswer) -> list[str]:
 
 
 def changed_document(values: Mapping[str, Any], changes: FleetChanges) -> dict[str, Any]:
-    """Return a fleet's plain values with changes made; ``months`` are for whoever places it.
+    """Return a fleet's plain values with numbers of its pools and loads changed.
 
     Raises:
         InputError: for values that are no fleet, and names that it does not have.
     """
     fleet = FleetRequest.parse(values)
     changed = changes.apply(fleet)
-    out = copy.deepcopy(dict(values))
-    for part in ("models", "pools"):
-        parts = {row.name: row for row in getattr(fleet, part)}
-        for row in getattr(changed, part):
-            place = next(plain for plain in out[part] if plain["name"] == row.name)
-            _write_changes(
-                place, parts[row.name].model_dump(mode="json"), row.model_dump(mode="json")
-            )
+    out: dict[str, Any] = copy.deepcopy(dict(values))
+    for plain, pool in zip(out["pools"], fleet.pools, strict=True):
+        _write_changes(plain, pool, changed.pool(pool.name))
+    changed_models = {model.name: model for model in changed.models}
+    for plain, model in zip(out["models"], fleet.models, strict=True):
+        _write_changes(plain["workload"], model.workload, changed_models[model.name].workload)
     return out
 
 
-def _write_changes(
-    place: dict[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
-) -> None:
-    """Write what differs between two documents into the plain values of the first."""
-    for name, value in after.items():
-        if before.get(name) == value:
-            continue
+def _write_changes(plain: dict[str, Any], before: BaseModel, after: BaseModel) -> None:
+    """Write the fields that differ; one that is no longer stated is taken out."""
+    for name in type(after).model_fields:
+        value = getattr(after, name)
         if value is None:
-            place.pop(name, None)
-        elif isinstance(value, dict) and isinstance(before.get(name), dict):
-            _write_changes(place.setdefault(name, {}), before[name], value)
-        else:
-            place[name] = value
+            plain.pop(name, None)
+        elif value != getattr(before, name):
+            plain[name] = value

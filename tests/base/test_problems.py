@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
+from recipe_core.base.errors import InputError
 from recipe_core.base.problems import first_problem
+from recipe_core.request.first_error import validate_plain
 
 
 class Cat(BaseModel):
@@ -57,3 +59,23 @@ def test_a_value_of_the_wrong_type_is_refused_in_plain_words(
     message = first_problem(refused.value).message
     assert message == said
     assert not PYTHON.search(message)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "must be a mapping with name, age; this is a list."),
+        ("x", "must be a mapping with name, age; this is text."),
+        (None, "must be a mapping with name, age; this is nothing."),
+        (3, "must be a mapping with name, age; this is a number."),
+    ],
+)
+def test_a_document_that_is_no_mapping_says_what_it_takes(document: Any, said: str) -> None:
+    class Person(BaseModel):
+        name: str
+        age: int
+        home: str = ""
+
+    with pytest.raises(InputError) as refused:
+        validate_plain(document, Person)
+    assert refused.value.message == said

@@ -14,7 +14,7 @@ import recipe_core as rb
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.resources import PACKAGE
-from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.doors.fleets import AnsweredFleet, FleetQuestion
 from recipe_core.request.shelf import keep_choice
 from tests.fixtures.opening import LLAMA_70B, TP8, chosen, figure, opened, press, put, shown, words
 from tests.pages.test_markdown import assert_verbatim
@@ -89,7 +89,6 @@ def test_a_chip_says_what_it_changes_and_is_taken_or_put_away() -> None:
     assert app.metric[0].value == then
     assert app.get_by_key("fleet-what-if").value == []
     press(app, "fleet-undo")
-    assert "fleet-text" not in app.session_state
     assert "This is an example." in words(app)
 
 
@@ -119,7 +118,7 @@ def test_growth_that_is_taken_moves_the_month_and_a_change_of_ones_own_is_tried(
         *(
             pytest.param(text, said, marks=pytest.mark.nightly)
             for text, said in (
-                ("- chat", "holds list, not a fleet"),
+                ("- chat", "this is a list"),
                 (EXAMPLE.replace("h100-sxm", "h100-smx"), "pools.0.device** unknown device"),
                 (EXAMPLE.replace("nodes: 2", "nodes: -2", 1), "pools.0.nodes** "),
                 (EXAMPLE.replace("usd_per_device_hour", "price"), "usd_per_device_hour"),
@@ -179,8 +178,8 @@ def test_a_fleet_starts_from_the_plan_and_takes_on_what_is_kept() -> None:
     names = [part["name"] for part in values["models"]]
     assert names == ["qwen3-8b", "llama-3-1-70b-instruct", "qwen3-8b-2"]
     assert [pool["device"] for pool in values["pools"]] == ["h100-sxm", "h200-sxm"]
-    press(app, "fleet-example")
-    assert "This is an example." in words(app)
+    press(app, "fleet-undo")
+    assert [part["name"] for part in document(app)["models"]] == names[:2]
 
 
 @pytest.mark.nightly
@@ -197,17 +196,17 @@ def test_a_run_that_ends_joins_a_fleet_as_a_job() -> None:
 def test_what_ended_without_an_answer_says_why_and_is_placed_again(monkeypatch) -> None:
     text = example(own={"usd_per_device_hour": 3.21})
 
-    def end(*_: object, **__: object) -> FleetAnswer:
+    def end(*_: object, **__: object) -> AnsweredFleet:
         raise NoAnswer("ended while its page was away.", hint="Ask again.")
 
     app = shown(opened("fleet.py"), **OPEN)
     with monkeypatch.context() as patched:
-        patched.setattr(rb, "fleet", end)
+        patched.setattr(FleetQuestion, "answer", end)
         put(app, "fleet-editor", text)
         assert "ended while its page was away" in errors(app)[0]
         assert not app.metric
-        assert app.run().button(key="fleet-again-answer-")  # and not begun anew by every edit
-    press(app, "fleet-again-answer-")
+        assert app.run().button(key="fleet-again-")  # and not begun anew by every edit
+    press(app, "fleet-again-")
     assert not app.error
     assert app.metric
 
@@ -232,14 +231,14 @@ abacus,1,1,,
 
 def test_an_inventory_becomes_the_pools_and_another_file_says_what_is_read() -> None:
     app = shown(opened("fleet.py"), **OPEN)
-    put(app, "fleet-inventory", ("machines.csv", MACHINES.encode(), "text/csv"))
+    put(app, "fleet-upload", ("machines.csv", MACHINES.encode(), "text/csv"))
     assert {pool["device"]: pool["nodes"] for pool in document(app)["pools"]} == {
         "h100-sxm": 2,
         "l40s": 1,
     }
     assert "'abacus' is no known device" in words(app)
     assert "own" not in list(app.dataframe[1].value["Pool"])
-    put(app, "fleet-inventory", ("x.json", b"{}", "application/json"))
+    put(app, "fleet-upload", ("x.json", b"{}", "application/json"))
     assert "is no inventory that is known" in errors(app)[0]
     assert len(document(app)["pools"]) == 2
 

@@ -252,7 +252,7 @@ def show_spinner(status: str) -> Iterator[None]:
     with Console(stderr=True).status(status) as shown:
 
         def report(done: int, steps: int, stage: str) -> None:
-            shown.update(f"{status} {stage or share_text(done / max(steps, 1))}")
+            shown.update(stage or f"{status} {share_text(done / max(steps, 1))}")
 
         with watched(report):
             yield
