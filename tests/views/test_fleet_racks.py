@@ -16,6 +16,7 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.base.units import trimmed
 from recipe_core.fleets.answer import Charge, CutDevices, FleetAnswer, NodeShare, Placement
 from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.hardware.slices import list_slices
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
 from recipe_core.views.fleet_changes import changed_document, suggest_changes
 from recipe_core.views.fleet_racks import MOST_SINGLE, Racks, fill_racks
@@ -38,7 +39,7 @@ def cells(racks: Racks) -> list[str]:
     signs = {"idle": ".", "free": "-", "unrented": "-"}
     return [
         " ".join(
-            "".join("+".join(piece.owners) or signs[piece.state] for piece in device)
+            "".join(piece.owner or signs[piece.state] for piece in device)
             for device in node.devices
         )
         for node in racks.nodes
@@ -72,11 +73,11 @@ def test_every_period_is_drawn_as_the_answer_counts_it():
             drawn = fill_racks(answer, use, period)
             assert all(len(node.devices) == use.per_node for node in drawn.nodes)
             owners = Counter(
-                name
+                piece.owner
                 for node in drawn.nodes
                 for device in node.devices
                 for piece in device
-                for name in piece.owners
+                if piece.owner
             )
             expected: Counter[str] = Counter()
             for name, part in answer.placements():
@@ -89,8 +90,8 @@ def test_every_period_is_drawn_as_the_answer_counts_it():
 def test_fewer_replicas_of_another_period_are_spread_as_all_of_them():
     """Else one node that fails would take all of a model whose headroom spans nodes."""
     night = fill_racks(placed(), placed().pools[0], "night")
-    owners = [{piece.owners for device in node.devices for piece in device} for node in night.nodes]
-    assert all(("chat",) in names and ("search",) in names for names in owners)
+    owners = [{piece.owner for device in node.devices for piece in device} for node in night.nodes]
+    assert all({"chat", "search"} <= names for names in owners)
 
 
 def test_a_replica_keeps_its_node_and_one_that_the_period_adds_stands_where_there_is_room():
@@ -120,6 +121,13 @@ def test_slices_fill_devices_that_are_cut_and_the_rest_of_them_is_paid_for_and_i
     drawn = fill_racks(answer, answer.pools[0], "day")
     assert [text.split()[0] for text in cells(drawn)] == ["chatchat.", ".chatchat"]
     assert [text.split()[1:] for text in cells(drawn)] == [["-"] * 7] * 2
+    picture = rack_picture(answer, "day")
+    shares = {part.name: part.share for part in list_slices("h100-sxm")}
+    (width,) = set(re.findall(r'class="fleet-cut" style="width: (\d+)px"', picture))
+    drawn_shares = [float(text) for text in re.findall(r'<b style="flex-grow: ([\d.]+)"', picture)]
+    expected = [shares[name] for name in ("3g.40gb", "1g.10gb", "1g.10gb")] * 2
+    assert drawn_shares == pytest.approx(expected, abs=1e-4)
+    assert min(drawn_shares) * int(width) == pytest.approx(16, abs=0.1)  # room for a letter
 
 
 def test_models_that_sleep_share_a_device_and_padding_of_a_node_is_no_free_device():
@@ -137,13 +145,14 @@ def test_models_that_sleep_share_a_device_and_padding_of_a_node_is_no_free_devic
     )
     answer = replace(first, models=models)
     assert cells(fill_racks(answer, answer.pools[0], "day"))[0] == (
-        "chat chat chat chat+code . - - -"
+        "chat chat chat chatcode . - - -"
     )
     parts = re.findall(
-        r'<b class="fleet-m\d" title="([^"]*)">(\w)</b>', rack_picture(answer, "day")
+        r'<b style="flex-grow: ([\d.]+)" class="fleet-m\d" title="([^"]*)">(\w)</b>',
+        rack_picture(answer, "day"),
     )
     text = "own-0: chat, code: they sleep and wake in turn"
-    assert parts == [(text, "A"), (text, "B")]
+    assert parts == [("0.5000", text, "A"), ("0.5000", text, "B")]
 
 
 def test_large_pools_are_folded_and_no_text_of_a_user_is_markup():
