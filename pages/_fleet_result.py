@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import _columns as columns_of
 import _common as common
@@ -15,7 +17,7 @@ from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.moves import Moves
 from recipe_core.views import fleets as view
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
-from recipe_core.views.columns import UNKNOWN, known_columns
+from recipe_core.views.columns import UNKNOWN, Column, known_columns
 
 PERIOD, WANTED = "fleet-period", "fleet-folder-wanted"
 """What of the session holds the period that is drawn, and the question whose files are wanted."""
@@ -61,24 +63,19 @@ def draw_racks(answer: FleetAnswer) -> None:
     )
 
 
+def draw_rows(rows: Sequence[Any], columns: Sequence[Column[Any]], about: str) -> None:
+    """A table that sorts, without columns of which nothing is known."""
+    columns_of.draw_sorted(rows, known_columns(rows, columns), about, placeholder=UNKNOWN)
+
+
 def draw_tables(answer: FleetAnswer) -> None:
     st.header("Who runs where", anchor=False)
     rows = view.placed_rows(answer)
-    columns_of.draw_sorted(
-        rows,
-        known_columns(rows, view.PLACEMENTS),
-        f"{len(rows)} placements of {len(answer.models)} models and {len(answer.jobs)} jobs",
-        key="fleet-placements",
-        placeholder=UNKNOWN,
-    )
+    about = f"{len(rows)} placements of {len(answer.models)} models and {len(answer.jobs)} jobs"
+    draw_rows(rows, view.PLACEMENTS, about)
     st.header("Pools", anchor=False)
-    columns_of.draw_sorted(
-        answer.pools,
-        known_columns(answer.pools, view.POOLS),
-        f"{len(answer.pools)} pools with what is used and paid of them",
-        key="fleet-pools",
-        placeholder=UNKNOWN,
-    )
+    about = f"{len(answer.pools)} pools with what is used and paid of them"
+    draw_rows(answer.pools, view.POOLS, about)
     for note in answer.notes:
         st.caption(common.escape(note))
 
@@ -94,13 +91,7 @@ def draw_money(answer: FleetAnswer) -> None:
             f"Cost of a month of {len(answer.charges)} teams, projects and cost centres",
         )
     with table_column:
-        columns_of.draw_sorted(
-            answer.charges,
-            known_columns(answer.charges, view.CHARGES),
-            "Charges by team, project and cost centre",
-            key="fleet-charge-table",
-            placeholder=UNKNOWN,
-        )
+        draw_rows(answer.charges, view.CHARGES, "Charges by team, project and cost centre")
 
 
 def draw_moves(moves: Moves) -> None:
@@ -114,9 +105,7 @@ def draw_moves(moves: Moves) -> None:
             "Some steps need devices that are not free meanwhile; see the notes.",
             icon=":material/warning:",
         )
-    columns_of.draw_sorted(
-        moves.steps, view.STEPS, f"{len(moves.steps)} moves in their order", placeholder=UNKNOWN
-    )
+    draw_rows(moves.steps, view.STEPS, f"{len(moves.steps)} moves in their order")
     for note in moves.notes:
         st.caption(common.escape(note))
 

@@ -11,14 +11,13 @@ import _fleet_document as documents
 import streamlit as st
 
 from recipe_core.base.errors import RecipeError
-from recipe_core.base.numbers import Range, read_number
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.what_if import FleetChanges
 from recipe_core.views import fleet_changes as view
 from recipe_core.views.columns import Column
 from recipe_core.views.fleets import unmet_lines
 
-CHIPS, KIND, OF, NUMBER = "fleet-what-if", "fleet-change", "fleet-change-of", "fleet-change-number"
+CHIPS = "fleet-what-if"
 DIFFERENCES = (
     Column("Figure", "title", align="left"),
     Column("Now", "before"),
@@ -42,9 +41,8 @@ def tried_questions() -> dict[str, answers.Question]:
 def draw_what_if(answer: FleetAnswer) -> None:
     """Chips of what may happen; each that is on has a card with what it changes."""
     st.header("What if", anchor=False)
-    suggestions = {chip.label: chip.changes for chip in view.suggest_changes(answer)}
     tried = documents.tried_changes()
-    offered = suggestions | tried
+    offered = view.suggest_changes(answer) | tried
     common.seed(CHIPS, list(tried))
     st.pills(
         "What if",
@@ -54,13 +52,6 @@ def draw_what_if(answer: FleetAnswer) -> None:
         on_change=try_chips,
         args=(offered,),
         label_visibility="collapsed",
-    )
-    common.draw_opened(
-        "Another change",
-        "fleet-own-change",
-        lambda: draw_own_change(answer),
-        part=st.expander,
-        icon=":material/tune:",
     )
     questions = tried_questions()
     if not questions:
@@ -152,37 +143,3 @@ def draw_missing(question: answers.Question, label: str = "") -> None:
         on_click=answers.place_again,
         args=(question,),
     )
-
-
-# --- a change of one's own
-
-
-def draw_own_change(answer: FleetAnswer) -> None:
-    """Ask for a kind of change, of what, and by how much; a press adds it to the chips."""
-    names = {
-        "pool": [use.name for use in answer.pools],
-        "model": [model.name for model in answer.models],
-    }
-    kind_column, name_column, number_column, go = st.columns(4, vertical_alignment="bottom")
-    titles = {kind: title for kind, (title, _) in view.KINDS.items()}
-    kind = kind_column.selectbox("Change", list(titles), format_func=titles.__getitem__, key=KIND)
-    part = view.KINDS[kind or "lose_nodes"][1]
-    name_column.selectbox(part.capitalize(), names[part], key=f"{OF}-{part}")
-    number_column.text_input("Number", value="1", key=NUMBER, autocomplete="off")
-    go.button(
-        "Try it", key="fleet-try", icon=":material/add:", width="stretch", on_click=try_own_change
-    )
-
-
-def try_own_change() -> None:
-    state = st.session_state
-    kind = state.get(KIND) or "lose_nodes"
-    name = state.get(f"{OF}-{view.KINDS[kind][1]}")
-    try:
-        number = read_number(state.get(NUMBER) or "", Range(minimum=0.0))
-        suggestion = view.suggest_own_change(kind, name, float(number))
-        suggestion.changes.apply(documents.current_fleet())
-    except RecipeError as error:
-        state["refused"] = f"{error.message} {error.hint or ''}".strip()
-        return
-    documents.tried_changes()[suggestion.label] = suggestion.changes

@@ -50,19 +50,15 @@ def draw_document() -> None:
     text_column, side_column = st.columns([3, 2], gap="large")
     with text_column:
         st.text_area("The fleet as YAML", key=EDITOR, on_change=take_editor, height=EDITOR_PX)
-        with st.container(horizontal=True):
-            st.button(
-                "Use this text", key="fleet-use", icon=":material/check:", on_click=take_editor
-            )
-            st.download_button(
-                "Download",
-                documents.current_text(),
-                file_name=documents.NAME,
-                mime="application/yaml",
-                on_click="ignore",
-                icon=":material/download:",
-                key="fleet-download",
-            )
+        st.download_button(
+            "Download",
+            documents.current_text(),
+            file_name=documents.NAME,
+            mime="application/yaml",
+            on_click="ignore",
+            icon=":material/download:",
+            key="fleet-download",
+        )
     with side_column:
         if error is not None:
             draw_document_error(error)

@@ -21,21 +21,8 @@ from recipe_core.views.fleets import PHRASES
 
 # What suggested changes add to a load and to a price, and the months that they look ahead.
 MORE_LOAD, MORE_PRICE, AHEAD = 1.25, 1.2, 3
-# Kinds of a change of one's own, with what its number is: of a pool, or of a model.
-KINDS = {
-    "lose_nodes": ("Lose nodes", "pool"),
-    "lose_racks": ("Lose racks", "pool"),
-    "prices": ("Price of a device-hour ($)", "pool"),
-    "loads": ("Load, as a factor", "model"),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A change in a few words."""
-
-    label: str
-    changes: FleetChanges
+# Pools and models that changes of each kind are suggested for.
+MOST_EACH = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,50 +34,33 @@ class Difference:
     after: str
 
 
-def suggest_changes(answer: FleetAnswer) -> list[Suggestion]:
-    """Return changes that most fleets are asked about, by what this one has."""
+def suggest_changes(answer: FleetAnswer) -> dict[str, FleetChanges]:
+    """Return changes that most fleets are asked about, by what this one has, in a few words."""
+    chips: dict[str, dict[str, Any]] = {}
     running = [use for use in answer.pools if max(use.used.values(), default=0.0) > 0]
-    values: list[tuple[str, dict[str, Any]]] = []
-    if running:
-        largest = max(running, key=_rank_for_loss)
-        values.append((f"Lose a node of {largest.name}", {"lose_nodes": {largest.name: 1}}))
-        if 1 < largest.racks < largest.nodes:
-            values.append((f"Lose a rack of {largest.name}", {"lose_racks": {largest.name: 1}}))
-    loaded = max(answer.models, key=lambda model: model.usd_per_hour)
-    more = f"+{MORE_LOAD - 1:.0%} load of {loaded.name}".replace("%", " %")
-    values.append((more, {"loads": {loaded.name: MORE_LOAD}}))
+    for use in sorted(running, key=_rank_for_loss, reverse=True)[:MOST_EACH]:
+        chips[f"Lose a node of {use.name}"] = {"lose_nodes": {use.name: 1}}
+        if 1 < use.racks < use.nodes:
+            chips[f"Lose a rack of {use.name}"] = {"lose_racks": {use.name: 1}}
+    dearest_models = sorted(answer.models, key=lambda model: -model.usd_per_hour)
+    for model in dearest_models[:MOST_EACH]:
+        chips[f"{_more(MORE_LOAD)} load of {model.name}"] = {"loads": {model.name: MORE_LOAD}}
     priced = [use for use in running if use.usd_per_device_hour > 0]
-    if priced:
-        dearest = max(priced, key=lambda use: use.usd_per_hour)
-        price = float(f"{dearest.usd_per_device_hour * MORE_PRICE:.6g}")
-        title = f"+{MORE_PRICE - 1:.0%} price of {dearest.name}".replace("%", " %")
-        values.append((title, {"prices": {dearest.name: price}}))
-    request = answer.request
-    if request.growth or any(model.growth for model in request.models):
-        values.append((f"{AHEAD} months of growth", {"months": AHEAD}))
-    return [Suggestion(label, FleetChanges.parse(changes)) for label, changes in values]
+    for use in sorted(priced, key=lambda use: -use.usd_per_hour)[:MOST_EACH]:
+        price = float(f"{use.usd_per_device_hour * MORE_PRICE:.6g}")
+        chips[f"{_more(MORE_PRICE)} price of {use.name}"] = {"prices": {use.name: price}}
+    if answer.request.growth or any(model.growth for model in answer.request.models):
+        chips[f"{AHEAD} months of growth"] = {"months": AHEAD}
+    return {label: FleetChanges.parse(changes) for label, changes in chips.items()}
+
+
+def _more(factor: float) -> str:
+    return f"+{100 * (factor - 1):.0f} %"
 
 
 def _rank_for_loss(use: PoolUse) -> tuple[bool, int]:
     """Machines of one's own before those that are rented: nobody replaces them."""
     return (use.term in ("owned", "reserved"), use.devices)
-
-
-def suggest_own_change(kind: str, name: str, number: float) -> Suggestion:
-    """Return a change of one kind (``KINDS``) in a few words.
-
-    Raises:
-        InputError: for a number that it cannot have.
-    """
-    is_count = kind in ("lose_nodes", "lose_racks") and number == int(number)
-    changes = FleetChanges.parse({kind: {name: int(number) if is_count else number}})
-    title = {
-        "lose_nodes": f"Lose {number:g} nodes of {name}",
-        "lose_racks": f"Lose {number:g} racks of {name}",
-        "prices": f"{usd(number)} a device-hour of {name}",
-        "loads": f"{number:g} × load of {name}",
-    }[kind]
-    return Suggestion(title, changes)
 
 
 def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[Difference]:
