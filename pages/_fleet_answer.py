@@ -1,7 +1,7 @@
 """Placed fleets: calculated by the server's workers beside the page, and cached for all sessions.
 
 A page asks for several at once: the fleet, the same with changes that are tried, and the folder of
-files, which stays in the session.
+files.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import streamlit as st
 from cachetools import LRUCache
@@ -31,8 +32,8 @@ from recipe_core.models.catalog import load_model_spec
 
 SEARCH_S = 60.0
 """Seconds after which the best fleet so far is the answer."""
-TASKS, ENDED, FOLDER = "fleet-tasks", "fleet-ended", "fleet-zip"
-"""What of the session holds calculations that run, why others ended, and the last folder."""
+TASKS, ENDED = "fleet-tasks", "fleet-ended"
+"""What of the session holds calculations that run, and why others ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,10 @@ class Question:
     files: bool = False
 
 
-_answers: LRUCache[Question, AnsweredFleet] = LRUCache(maxsize=64)
+# A folder counts as several answers.
+_answers: LRUCache[Question, AnsweredFleet | bytes] = LRUCache(
+    64, lambda answer: 8 if isinstance(answer, bytes) else 1
+)
 _lock = threading.Lock()
 
 
@@ -65,20 +69,10 @@ def fleet_question(fleet: FleetRequest, month: float) -> Question:
     return Question(json.dumps(fleet.to_json()), month, json.dumps(inputs))
 
 
-def find_placed(question: Question) -> AnsweredFleet | None:
-    """An answer that was calculated before; sessions share it, so read only."""
+def find_answer(question: Question) -> Any:
+    """An answer, or the zip of a folder, that was made before; sessions share it, so read only."""
     with _lock:
-        return _answers.get(replace(question, files=False))
-
-
-def find_folder(question: Question) -> bytes | None:
-    """The zip of a fleet's folder, which the session made last."""
-    answered, data = st.session_state.get(FOLDER, (None, None))
-    return data if answered == question else None
-
-
-def is_calculated(question: Question) -> bool:
-    return (find_folder if question.files else find_placed)(question) is not None
+        return _answers.get(question)
 
 
 def placing(question: Question) -> Background | None:
@@ -87,7 +81,7 @@ def placing(question: Question) -> Background | None:
     Its answer is kept, and why it ended otherwise, once it is over.
     """
     tasks, ended = running_tasks(), ended_questions()
-    if question in ended or is_calculated(question):
+    if question in ended or find_answer(question) is not None:
         return None
     if question not in tasks:
         tasks[question] = _begin(question)
@@ -99,11 +93,9 @@ def placing(question: Question) -> Background | None:
     del tasks[question]
     if task.value is None:
         ended[question] = task.error
-    elif question.files:
-        st.session_state[FOLDER] = (question, zip_bundle(task.value))
-    else:
-        with _lock:
-            _answers[question] = task.value
+        return None
+    with _lock:
+        _answers[question] = zip_bundle(task.value) if question.files else task.value
     return None
 
 
@@ -138,7 +130,7 @@ def keep_only(questions: Collection[Question]) -> None:
 
 def _begin(question: Question) -> Background:
     client = st.session_state.setdefault("client", secrets.token_hex(8))
-    if question.files and (answered := find_placed(question)) is not None:
+    if question.files and (answered := find_answer(replace(question, files=False))) is not None:
         return Background(server_pool(), fleet_folder, answered.answer, client=client)
     fleet = FleetQuestion(FleetRequest.parse(json.loads(question.fleet)))
     sources = Sources(folders_allowed())

@@ -112,7 +112,7 @@ def draw_moves(moves: Moves) -> None:
 
 def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
     """The folder of all files, which is made when it is asked for, and the answer as JSON."""
-    folder = answers.find_folder(question)
+    folder = answers.find_answer(question)
     with st.container(horizontal=True):
         if folder is None:
             st.button(

@@ -10,7 +10,6 @@ import _fleet_answer as answers
 import _fleet_document as documents
 import streamlit as st
 
-from recipe_core.base.errors import RecipeError
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.what_if import FleetChanges
 from recipe_core.views import fleet_changes as view
@@ -68,46 +67,29 @@ def try_chips(offered: Mapping[str, FleetChanges]) -> None:
     st.session_state[documents.TRIED] = {label: offered[label] for label in chosen_labels}
 
 
-def put_away(label: str) -> None:
-    documents.tried_changes().pop(label, None)
-
-
 def take_change(label: str) -> None:
     """Make a change that was tried, in the document; growth moves the month ahead."""
     changes = documents.tried_changes()[label]
-    try:
-        values = view.changed_document(documents.current_values(), changes)
-    except RecipeError as error:
-        st.session_state["refused"] = str(error)
-        return
+    values = view.changed_document(documents.current_values(), changes)
     documents.take_values(values, label, documents.current_month() + changes.months)
 
 
 def draw_card(answer: FleetAnswer, label: str, question: answers.Question) -> None:
     st.markdown(f"**{common.escape(label)}**")
-    changed = answers.find_placed(question)
+    changed = answers.find_answer(question)
     if changed is not None:
         draw_differences(answer, changed.answer)
     else:
         draw_missing(question, label)
-    with st.container(horizontal=True):
-        st.button(
-            "Take it",
-            key=f"fleet-take-{label}",
-            icon=":material/check:",
-            on_click=take_change,
-            args=(label,),
-            disabled=changed is None,
-            help="Makes this change in the fleet; it can be taken back",
-        )
-        st.button(
-            "Put away",
-            key=f"fleet-away-{label}",
-            icon=":material/close:",
-            type="tertiary",
-            on_click=put_away,
-            args=(label,),
-        )
+    st.button(
+        "Take it",
+        key=f"fleet-take-{label}",
+        icon=":material/check:",
+        on_click=take_change,
+        args=(label,),
+        disabled=changed is None,
+        help="Makes this change in the fleet; it can be taken back",
+    )
 
 
 def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:

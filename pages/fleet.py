@@ -140,14 +140,14 @@ def draw_answer() -> None:
     files = replace(question, files=True)
     questions = {"Placing the fleet": question}
     questions |= {f"Placing: {name}": tried for name, tried in what_if.tried_questions().items()}
-    if st.session_state.get(result.WANTED) == files and answers.find_placed(question) is not None:
+    if st.session_state.get(result.WANTED) == files and answers.find_answer(question) is not None:
         questions["Making all files"] = files
     answers.keep_only(questions.values())
     running = {title: asked for title, asked in questions.items() if answers.placing(asked)}
     with st.container(key="fleet-running"):
         if running:
             follow_placing(running)
-    if (answered := answers.find_placed(question)) is None:
+    if (answered := answers.find_answer(question)) is None:
         if not running:
             what_if.draw_missing(question)
         return

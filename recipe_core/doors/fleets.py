@@ -28,17 +28,14 @@ class AnsweredFleet:
     moves: Moves | None
     changed: FleetAnswer | None
 
-    def differences(self) -> dict[str, Any]:
-        """Return what the changes change."""
-        return compare_answers(self.answer, self.changed or self.answer)
-
     def to_json(self) -> dict[str, Any]:
         """Return all of it, as the contract writes it."""
         out = self.answer.to_json()
         if self.moves is not None:
             out["moves"] = self.moves.to_json()
         if self.changed is not None:
-            out["what_if"] = {"answer": self.changed.to_json(), "differences": self.differences()}
+            differences = compare_answers(self.answer, self.changed)
+            out["what_if"] = {"answer": self.changed.to_json(), "differences": differences}
         return out
 
 

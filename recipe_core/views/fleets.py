@@ -133,14 +133,11 @@ STEPS: tuple[Column[Step], ...] = (
 
 def cuts_text(pool: PoolUse) -> str:
     """The ways in which devices of a pool are cut: ``2 × (3g.40gb + 4 × 1g.10gb)``."""
-    return "; ".join(
-        f"{cut.devices} × ({' + '.join(_several(name, n) for name, n in cut.counts.items())})"
-        for cut in pool.cuts
-    )
-
-
-def _several(name: str, count: int) -> str:
-    return name if count == 1 else f"{count} × {name}"
+    texts = []
+    for cut in pool.cuts:
+        parts = [name if n == 1 else f"{n} × {name}" for name, n in cut.counts.items()]
+        texts.append(f"{cut.devices} × ({' + '.join(parts)})")
+    return "; ".join(texts)
 
 
 def fleet_text(answer: FleetAnswer) -> str:
