@@ -137,23 +137,21 @@ def take_file(data: bytes, name: str) -> None:
 def why_no_start() -> str | None:
     """Say why a fleet cannot start from the session's plan; None where it can."""
     workload = session.request().workload
-    if workload.kind == "training" or workload.mode not in ("open", "closed"):
-        return (
-            "A fleet starts from a model that serves users or requests a second; add this as a job"
-        )
-    return None
+    if workload.kind == "serving" and workload.mode in ("open", "closed"):
+        return None
+    return "A fleet starts from a model that serves users or requests a second; add this as a job"
 
 
 def start_from_plan() -> None:
-    take_fleet_with({}, session.request(), "the start from the plan")
+    _take_fleet_with({}, session.request(), "the start from the plan")
 
 
 def add_request(request: PlanRequest) -> None:
     """Add what a plan is about, and its devices where no pool has them."""
-    take_fleet_with(current_values(), request, f"{model_name(request)} added")
+    _take_fleet_with(current_values(), request, f"{model_name(request)} added")
 
 
-def take_fleet_with(values: Mapping[str, Any], request: PlanRequest, undo: str) -> None:
+def _take_fleet_with(values: Mapping[str, Any], request: PlanRequest, undo: str) -> None:
     """Take a fleet with one more model or job; of devices without a price the power is paid."""
     try:
         fleet = fleet_with(values, request, rented=True)
@@ -199,18 +197,14 @@ def plain_part(request: PlanRequest) -> dict[str, Any]:
 def plain_pool(request: PlanRequest, *, rented: bool) -> dict[str, Any]:
     """A pool of the hardware of a plan, under the term of its price."""
     hardware = request.hardware
-    out: dict[str, Any] = {
-        "device": hardware.device,
-        "nodes": hardware.nodes,
-        "per_node": hardware.per_node,
-    }
+    out = {name: getattr(hardware, name) for name in ("device", "nodes", "per_node")}
     if hardware.usd_per_device_hour is not None:
-        term = hardware.commitment or "owned"
-        return out | {"term": term, "usd_per_device_hour": hardware.usd_per_device_hour}
-    if not rented:
-        return out
-    out["term"] = "spot" if hardware.commitment == "spot" else "on-demand"
-    return out | ({"offer": hardware.offer} if hardware.offer else {})
+        out["term"] = hardware.commitment or "owned"
+        out["usd_per_device_hour"] = hardware.usd_per_device_hour
+    elif rented:
+        out["term"] = "spot" if hardware.commitment == "spot" else "on-demand"
+        out |= {"offer": hardware.offer} if hardware.offer else {}
+    return out
 
 
 def brief(part: Any) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import _columns as columns_of
@@ -13,6 +12,7 @@ import _fleet_document as documents
 import streamlit as st
 
 from recipe_core.base.documents import to_json
+from recipe_core.doors.fleets import AnsweredFleet
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.moves import Moves
 from recipe_core.views import fleets as view
@@ -55,7 +55,7 @@ def draw_racks(answer: FleetAnswer) -> None:
             )
             or period
         )
-    st.html(f"<style>{rack_style(answer, dark=common.dark())}</style>")
+    st.html(f"<style>{rack_style(dark=common.dark())}</style>")
     st.html(rack_picture(answer, period))
     st.caption(
         "A cell is a device, a part of it a slice or a model that sleeps in turn with others; "
@@ -110,7 +110,7 @@ def draw_moves(moves: Moves) -> None:
         st.caption(common.escape(note))
 
 
-def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
+def draw_downloads(answered: AnsweredFleet, question: answers.Question) -> None:
     """The folder of all files, which is made when it is asked for, and the answer as JSON."""
     folder = answers.find_answer(question)
     with st.container(horizontal=True):
@@ -130,7 +130,7 @@ def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
             st.download_button(
                 "Download all files",
                 folder,
-                file_name=f"{answer.request.name}.zip",
+                file_name=f"{answered.answer.request.name}.zip",
                 mime="application/zip",
                 on_click="ignore",
                 type="primary",
@@ -139,7 +139,7 @@ def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
             )
         st.download_button(
             "Download the answer",
-            partial(answer_bytes, answer),
+            lambda: f"{to_json(answered.to_json())}\n".encode(),
             file_name="answer.json",
             mime="application/json",
             on_click="ignore",
@@ -153,8 +153,3 @@ def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
 def ask_folder(question: answers.Question) -> None:
     answers.place_again(question)
     st.session_state[WANTED] = question
-
-
-def answer_bytes(answer: FleetAnswer) -> bytes:
-    """The answer as the API and the command line write it."""
-    return f"{to_json(answer.to_json())}\n".encode()

@@ -19,8 +19,8 @@ from recipe_core.views.fleets import unmet_lines
 CHIPS = "fleet-what-if"
 DIFFERENCES = (
     Column("Figure", "title", align="left"),
-    Column("Now", "before"),
-    Column("Then", "after"),
+    Column("Now", "now"),
+    Column("Then", "then"),
 )
 MOST_MOVES = 6
 """Lines of moves that a card shows before it says how many more there are."""

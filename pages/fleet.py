@@ -11,7 +11,6 @@ import streamlit as st
 
 from recipe_core.base.errors import RecipeError
 from recipe_core.base.texts import quote_markdown
-from recipe_core.request.describe import hardware_name, model_name
 
 EDITOR, UPLOAD, ADD = "fleet-editor", "fleet-upload", "fleet-add"
 KINDS = ["yaml", "yml", "json", "csv", "txt"]
@@ -24,7 +23,6 @@ EDITOR_PX = 420
 def draw_ways_in() -> None:
     """Draw what a fleet may start from, and the way back from the last change."""
     reason = documents.why_no_start()
-    plan_words = f"{model_name(session.request())} on {hardware_name(session.request().hardware)}"
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(
             "Start from this plan",
@@ -32,7 +30,7 @@ def draw_ways_in() -> None:
             icon=":material/scatter_plot:",
             on_click=documents.start_from_plan,
             disabled=reason is not None,
-            help=reason or common.escape(f"One model, one pool: {plan_words}"),
+            help=reason or "Its model, and its hardware as a pool",
         )
         if undo := documents.undo_label():
             st.button(
@@ -158,7 +156,7 @@ def draw_answer() -> None:
     result.draw_money(answered.answer)
     if answered.moves is not None:
         result.draw_moves(answered.moves)
-    result.draw_downloads(answered.answer, files)
+    result.draw_downloads(answered, files)
 
 
 st.title("Fleet", anchor=False)

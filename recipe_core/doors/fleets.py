@@ -51,7 +51,8 @@ class FleetQuestion(NamedTuple):
         request = self.request
         if changed and self.changes is not None:
             request, month = self.changes.apply(request), month + self.changes.months
-        answer = place_fleet(request, month=month, **{"watch": report_search} | options)
+        options["watch"] = options.get("watch") or report_search
+        answer = place_fleet(request, month=month, **options)
         return replace(answer, notes=(*self.notes, *answer.notes))
 
     def answer(self, *, sources: Sources = ANYWHERE, **options: Any) -> AnsweredFleet:

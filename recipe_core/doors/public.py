@@ -150,10 +150,8 @@ def fleet(
     texts = [(path.name, read_text(path, field="inventory")) for path in paths]
     question = read_fleet_question(parsed, what_if, texts, folders=folders)
     sources = Sources(folders, _learn_corrections(measured, folders))
-    options = {"watch": watch} if watch is not None else {}
-    return question.place(
-        changed=True, month=month, gap=gap, seconds=seconds, sources=sources, **options
-    )
+    options: dict[str, Any] = {"month": month, "gap": gap, "seconds": seconds, "watch": watch}
+    return question.place(changed=True, sources=sources, **options)
 
 
 def compress(

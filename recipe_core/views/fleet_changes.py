@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,19 +18,8 @@ from recipe_core.fleets.request import FleetRequest
 from recipe_core.fleets.what_if import FleetChanges, compare_answers
 from recipe_core.views.fleets import PHRASES
 
-# What suggested changes add to a load and to a price, and the months that they look ahead.
-MORE_LOAD, MORE_PRICE, AHEAD = 1.25, 1.2, 3
 # Pools and models that changes of each kind are suggested for.
 MOST_EACH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A figure of a fleet before and after a change."""
-
-    title: str
-    before: str
-    after: str
 
 
 def suggest_changes(answer: FleetAnswer) -> dict[str, FleetChanges]:
@@ -44,18 +32,14 @@ def suggest_changes(answer: FleetAnswer) -> dict[str, FleetChanges]:
             chips[f"Lose a rack of {use.name}"] = {"lose_racks": {use.name: 1}}
     dearest_models = sorted(answer.models, key=lambda model: -model.usd_per_hour)
     for model in dearest_models[:MOST_EACH]:
-        chips[f"{_more(MORE_LOAD)} load of {model.name}"] = {"loads": {model.name: MORE_LOAD}}
+        chips[f"+25 % load of {model.name}"] = {"loads": {model.name: 1.25}}
     priced = [use for use in running if use.usd_per_device_hour > 0]
     for use in sorted(priced, key=lambda use: -use.usd_per_hour)[:MOST_EACH]:
-        price = float(f"{use.usd_per_device_hour * MORE_PRICE:.6g}")
-        chips[f"{_more(MORE_PRICE)} price of {use.name}"] = {"prices": {use.name: price}}
+        price = float(f"{use.usd_per_device_hour * 1.2:.6g}")
+        chips[f"+20 % price of {use.name}"] = {"prices": {use.name: price}}
     if answer.request.growth or any(model.growth for model in answer.request.models):
-        chips[f"{AHEAD} months of growth"] = {"months": AHEAD}
+        chips["3 months of growth"] = {"months": 3}
     return {label: FleetChanges.parse(changes) for label, changes in chips.items()}
-
-
-def _more(factor: float) -> str:
-    return f"+{100 * (factor - 1):.0f} %"
 
 
 def _rank_for_loss(use: PoolUse) -> tuple[bool, int]:
@@ -63,22 +47,19 @@ def _rank_for_loss(use: PoolUse) -> tuple[bool, int]:
     return (use.term in ("owned", "reserved"), use.devices)
 
 
-def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[Difference]:
+def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[dict[str, str]]:
     """Return the figures of two answers side by side; what nobody lacks is left out."""
-    rows = [
-        Difference("Per hour", usd(before.usd_per_hour), usd(after.usd_per_hour)),
-        Difference(
-            "All limits hold", chance_text(before.probability), chance_text(after.probability)
-        ),
-        Difference("Power", f"{before.watts / 1e3:.1f} kW", f"{after.watts / 1e3:.1f} kW"),
-    ]
+    rows = {
+        "Per hour": [usd(answer.usd_per_hour) for answer in (before, after)],
+        "All limits hold": [chance_text(answer.probability) for answer in (before, after)],
+        "Power": [f"{answer.watts / 1e3:.1f} kW" for answer in (before, after)],
+    }
     lacking = [{model.name: model.unmet for model in answer.models} for answer in (before, after)]
     for name in dict.fromkeys([*lacking[0], *lacking[1]]):
         shares = [values.get(name, 0.0) for values in lacking]
         if any(shares):
-            texts = [f"{share * 100:.3g} %" for share in shares]
-            rows.append(Difference(f"Not served of {name}", *texts))
-    return rows
+            rows[f"Not served of {name}"] = [f"{share * 100:.3g} %" for share in shares]
+    return [{"title": title, "now": now, "then": then} for title, (now, then) in rows.items()]
 
 
 def change_sentence(before: FleetAnswer, after: FleetAnswer) -> str:

@@ -169,7 +169,7 @@ def test_large_pools_are_folded_and_no_text_of_a_user_is_markup():
 
 def test_colours_of_cells_have_texts_that_are_read_and_letters_tell_models_apart():
     for dark in (False, True):
-        style = rack_style(placed(), dark=dark)
+        style = rack_style(dark=dark)
         pairs = re.findall(r"background: (#\w{6}); color: (#\w{6})", style)
         assert len(pairs) == 8
         for ground, ink in pairs:

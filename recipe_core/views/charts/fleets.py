@@ -17,10 +17,8 @@ from recipe_core.views.texts import read_html_template
 
 # Nodes, or rows of nodes that are filled alike, in a picture.
 MOST_ROWS = 240
-# Width of a device, large in fleets of up to so many.
-LARGE_PX, SMALL_PX, MOST_LARGE = 34, 24, 160
-# Width of a letter, which the smallest slice of a device has room for.
-LETTER_PX = 16
+# Widths of a device, and of a letter, which the smallest slice of a device has room for.
+DEVICE_PX, LETTER_PX = 34, 16
 # Colours of models, then again; letters tell all of them apart.
 HUES = len(LIGHT.groups)
 # Characters of a team, project and cost centre beside their bar.
@@ -60,13 +58,13 @@ def payer_name(charge: Charge) -> str:
 # --- racks
 
 
-def rack_style(answer: FleetAnswer, *, dark: bool = False) -> str:
+def rack_style(*, dark: bool = False) -> str:
     """The style of the picture of racks: a colour for each model, hatches for what is idle."""
     colours = palette(dark)
     return read_html_template("fleet_racks.css.j2").render(
         colours=colours,
         faint=mix(colours.paper, colours.muted, 0.55),
-        size=_device_px(answer),
+        size=DEVICE_PX,
         fills=[(colour, _readable_on(colour)) for colour in colours.groups],
     )
 
@@ -96,16 +94,12 @@ def rack_picture(answer: FleetAnswer, period: str) -> str:
         pools=pools,
         marks=marks,
         hues=HUES,
-        size=_device_px(answer),
+        size=DEVICE_PX,
         letter=LETTER_PX,
         devices={name: trimmed(numbers[name]) for name in marks if numbers[name]},
         states={state: text for state, text in STATES.items() if numbers[f"-{state}"]},
         undrawn=-room,
     )
-
-
-def _device_px(answer: FleetAnswer) -> int:
-    return LARGE_PX if sum(use.devices for use in answer.pools) <= MOST_LARGE else SMALL_PX
 
 
 def _count_devices(racks: Racks, numbers: dict[str, float]) -> None:
