@@ -141,7 +141,11 @@ def draw_answer() -> None:
     if st.session_state.get(result.WANTED) == files and answers.find_answer(question) is not None:
         questions["Making all files"] = files
     answers.keep_only(questions.values())
-    running = {title: asked for title, asked in questions.items() if answers.placing(asked)}
+    running = {
+        title: open_question
+        for title, open_question in questions.items()
+        if answers.placing(open_question)
+    }
     with st.container(key="fleet-running"):
         if running:
             follow_placing(running)

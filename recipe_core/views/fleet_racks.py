@@ -94,7 +94,7 @@ class _Unit:
 def fill_racks(answer: FleetAnswer, use: PoolUse, period: str) -> Racks:
     """Return the nodes of a pool with what runs on each device in a period."""
     spots = {k: _Spot(k, float(use.per_node)) for k in _node_numbers(answer, use, period)}
-    _cut_devices([*spots.values()], use)
+    _cut_into_slices([*spots.values()], use)
     units = sorted(_units(answer, use, period), key=lambda unit: -unit.size)
     for unit in units:
         if unit.node in spots and unit.pieces[0].slice is None:
@@ -134,7 +134,7 @@ def _stated_nodes(placed: Placement) -> list[int]:
     return [node for _, node in sorted(turns)]
 
 
-def _cut_devices(spots: list[_Spot], use: PoolUse) -> None:
+def _cut_into_slices(spots: list[_Spot], use: PoolUse) -> None:
     """Cut devices, evenly over nodes, as the answer does."""
     shares = {part.name: part.share for part in list_slices(use.device)} if use.cuts else {}
     for cut in use.cuts:
