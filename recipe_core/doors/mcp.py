@@ -349,14 +349,14 @@ class Tools:
         return await self._ask("trace", {"name": name, "text": text})
 
 
-def _list_files(contents: Mapping[str, bytes], named: Sequence[str]) -> Json:
-    """Sizes of files, and the texts of those that are named."""
-    if unknown := [path for path in named if path not in contents]:
+def _list_files(contents: Mapping[str, bytes], paths: Sequence[str]) -> Json:
+    """Sizes of files, and the texts of those at ``paths``."""
+    if unknown := [path for path in paths if path not in contents]:
         hint = f"Available: {', '.join(contents)}."
         raise InputError(f"{unknown[0]!r} is not in the bundle.", field="files", hint=hint)
     return {
         "files": {path: len(content) for path, content in contents.items()},
-        "texts": {path: contents[path].decode() for path in named},
+        "texts": {path: contents[path].decode() for path in paths},
     }
 
 

@@ -77,7 +77,7 @@ class _Spot:
     promised: float = 0.0
     owners: Counter[str] = field(default_factory=Counter)
     cut: list[list[Piece]] = field(default_factory=list)
-    whole: list[Device] = field(default_factory=list)
+    running: list[Device] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +188,13 @@ def _units_of(name: str, placed: Placement, per_node: int, replicas: int) -> lis
 
 def _stand(unit: _Unit, spots: dict[int, _Spot]) -> None:
     """Put a replica where the answer says, else where fewest of its model are, in little room."""
-    stated, piece = [spots[unit.node]] if unit.node in spots else [], unit.pieces[0]
+    stated_spots, piece = [spots[unit.node]] if unit.node in spots else [], unit.pieces[0]
     if piece.slice is not None:
-        _take_slice([*stated, *spots.values()], piece)
+        _take_slice([*stated_spots, *spots.values()], piece)
         return
-    for spot in stated:
+    for spot in stated_spots:
         spot.promised -= unit.size
-    room = [spot for spot in stated or spots.values() if spot.free >= unit.size - 1e-9]
+    room = [spot for spot in stated_spots or spots.values() if spot.free >= unit.size - 1e-9]
     room = room or [spot for spot in spots.values() if spot.free >= unit.size - 1e-9]
     if not room:
         return
@@ -211,7 +211,7 @@ def _stand(unit: _Unit, spots: dict[int, _Spot]) -> None:
     spot.free -= unit.size
     spot.owners[piece.owner] += 1
     following = tuple(replace(part, goes_on=True) for part in unit.pieces)
-    spot.whole += [unit.pieces, *[following] * (unit.drawn - 1)]
+    spot.running += [unit.pieces, *[following] * (unit.drawn - 1)]
 
 
 def _take_slice(spots: list[_Spot], piece: Piece) -> None:
@@ -226,8 +226,8 @@ def _take_slice(spots: list[_Spot], piece: Piece) -> None:
 def _nodes(spots: Iterable[_Spot], use: PoolUse, idle: float) -> Iterator[Node]:
     """Nodes rack by rack; in a large pool those that are filled alike are one."""
     filled, rest = [], UNRENTED if use.term in ("on-demand", "spot") else FREE
-    for spot in sorted(spots, key=lambda spot: (not (spot.whole or spot.cut), spot.number)):
-        devices: list[Device] = [*map(tuple, spot.cut), *spot.whole]
+    for spot in sorted(spots, key=lambda spot: (not (spot.running or spot.cut), spot.number)):
+        devices: list[Device] = [*map(tuple, spot.cut), *spot.running]
         blocked = max(round(use.per_node - spot.free) - len(devices), 0)
         more = min(max(round(idle), 0), max(round(spot.free), 0))
         idle -= more

@@ -46,9 +46,10 @@ class ChangeOptions:
 @with_options("changes", ChangeOptions)
 def fleet_command(
     file: Annotated[str, typer.Argument(metavar="FLEET", help="A fleet.yaml, or - for stdin.")],
-    changes: dict[str, Named],
     month: float = Option(0.0, min=0, max=600, help="Months of growth ahead of today."),
     seconds: float = Option(60.0, min=0.1, max=600, help="Longest search."),
+    *,
+    changes: dict[str, Named],
     inventory: list[Path] | None = Option(
         None,
         metavar="FILE",
