@@ -200,6 +200,28 @@ def test_a_run_that_ends_joins_a_fleet_as_a_job() -> None:
     assert job["name"] in list(app.dataframe[0].value["Model"])
 
 
+class Searching:
+    """A calculation that has found a first fleet, and goes on until it is cancelled."""
+
+    is_over, share, stage = False, 1.0, "placing: gap 2.1 %, 3 s"
+
+    def wait(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+def test_a_search_says_its_gap_and_can_be_cancelled(monkeypatch) -> None:
+    app = shown(opened("fleet.py"), **OPEN)
+    monkeypatch.setattr(sys.modules["_fleet_answer"], "_begin", lambda _: Searching())
+    put(app, "fleet-editor", example(own={"usd_per_device_hour": 3.21}))
+    (bar,) = app.get("progress")
+    assert bar.proto.text == "Placing the fleet: gap 2.1 %, 3 s; the page stays usable meanwhile"
+    assert not app.metric
+    press(app, "fleet-cancel-Placing the fleet")
+    assert not app.get("progress")
+    assert app.button(key="fleet-again-")
+
+
 @pytest.mark.nightly
 def test_what_ended_without_an_answer_says_why_and_is_placed_again(monkeypatch) -> None:
     text = example(own={"usd_per_device_hour": 3.21})
