@@ -34,7 +34,7 @@ def draw_headline(answer: FleetAnswer) -> None:
     if month := documents.current_month():
         st.caption(f"Placed for the load in {month:g} months.")
     with st.grid(6, min_column_width=130):
-        for title, value, about in view.fleet_figures(answer):
+        for title, value, about in view.PHRASES.rows("figures", answer):
             st.metric(title, common.escape(value), border=True, help=common.escape(about))
 
 

@@ -11,10 +11,10 @@ import _fleet_document as documents
 import streamlit as st
 
 from recipe_core.fleets.answer import FleetAnswer
-from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.fleets.what_if import FleetChanges, compare_answers
 from recipe_core.views import fleet_changes as view
 from recipe_core.views.columns import Column
-from recipe_core.views.fleets import unmet_lines
+from recipe_core.views.fleets import PHRASES, unmet_lines
 
 CHIPS = "fleet-what-if"
 DIFFERENCES = (
@@ -93,7 +93,8 @@ def draw_card(answer: FleetAnswer, label: str, question: answers.Question) -> No
 
 
 def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:
-    sentence = common.escape(view.change_sentence(answer, changed))
+    differences = compare_answers(answer, changed)
+    sentence = common.escape(PHRASES.sentence("more", differences["usd_per_hour"]))
     if changed.complete:
         st.markdown(f"{sentence}.")
     else:
@@ -103,7 +104,7 @@ def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:
         )
     rows = view.difference_rows(answer, changed)
     columns_of.draw_columns(rows, DIFFERENCES, "Figures now and with the change")
-    moves = view.moved_lines(answer, changed)
+    moves = [*PHRASES.lines("replicas", differences)]
     lines = [f"- {common.escape(line)}" for line in moves[:MOST_MOVES]]
     if len(moves) > MOST_MOVES:
         lines.append(f"- and {len(moves) - MOST_MOVES} more")

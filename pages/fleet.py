@@ -42,8 +42,8 @@ def draw_ways_in() -> None:
 
 
 def draw_document() -> None:
-    """The document as text, beside what is wrong with it, and files that it is read from."""
-    text, error = st.session_state.get(documents.REFUSED) or (documents.current_text(), None)
+    """The document as text, and files that it is read from."""
+    text, _ = st.session_state.get(documents.REFUSED) or (documents.current_text(), None)
     common.seed(EDITOR, text)
     text_column, side_column = st.columns([3, 2], gap="large")
     with text_column:
@@ -58,8 +58,6 @@ def draw_document() -> None:
             key="fleet-download",
         )
     with side_column:
-        if error is not None:
-            draw_document_error(error)
         st.file_uploader(
             "Your fleet.yaml, or an inventory of your machines",
             type=KINDS,
@@ -178,8 +176,8 @@ common.draw_opened(
     part=st.expander,
     icon=":material/edit_note:",
 )
-if st.session_state.get(documents.REFUSED) and not st.session_state.get("fleet-document"):
-    draw_document_error(st.session_state[documents.REFUSED][1])
+if refused := st.session_state.get(documents.REFUSED):
+    draw_document_error(refused[1])
 try:
     draw_answer()
 except RecipeError as error:

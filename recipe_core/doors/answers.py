@@ -267,13 +267,14 @@ def check_fleet(body: Body, folders: bool = False) -> Json:
     return {}
 
 
-def answer_fleet(body: Body, folders: bool = False) -> Json:
+def answer_fleet(body: Body, folders: bool = False) -> Json | WithFiles:
     """Place a fleet: ``{fleet, inventories, what_if, month, seconds, measured, files}``.
 
     With ``what_if`` the answer of today has that of the changed fleet beside it, and what differs;
     with ``today`` in the fleet, the steps that lead from there to the answer; with ``files`` the
-    texts of its folder by their paths.
+    folder of its bundles and of what joins them.
     """
+    from recipe_core.bundle.write import zip_bundle
     from recipe_core.calibration.run_files import corrections_from_sources
     from recipe_core.fleets.columns import Sources
     from recipe_core.fleets.exports.folder import fleet_folder
@@ -281,11 +282,11 @@ def answer_fleet(body: Body, folders: bool = False) -> Json:
     question, options, runs = _read_fleet(body, folders)
     corrections = corrections_from_sources(runs, folders=folders) if runs else None
     answered = question.answer(sources=Sources(folders, corrections), **options)
-    out = answered.to_json()
-    if body.get("files"):
-        folder = fleet_folder(answered.answer)
-        out["files"] = {path: content.decode() for path, content in folder.items()}
-    return clean(out)
+    out = clean(answered.to_json())
+    if not body.get("files"):
+        return out
+    data = zip_bundle(fleet_folder(answered.answer))
+    return WithFiles(out, Archive(question.request.name, data))
 
 
 def _read_fleet(body: Body, folders: bool) -> tuple[FleetQuestion, Json, list[Run]]:
@@ -319,6 +320,13 @@ class Archive(NamedTuple):
 
     name: str
     data: bytes
+
+
+class WithFiles(NamedTuple):
+    """The answer of a job, and the files that it has beside it."""
+
+    answer: Json
+    archive: Archive
 
 
 def answer_build(body: Body, folders: bool = False) -> Archive:

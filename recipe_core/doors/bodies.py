@@ -105,7 +105,7 @@ class FleetBody(DescribedModel):
     """Runs of your own that correct the estimates, as for a plan (docs/method/own-runs.md)."""
 
     files: bool = False
-    """Whether the answer has the texts of its folder as ``files``, by their paths."""
+    """Whether the job has files as well: bundles, and what joins them (``links.files``, a zip)."""
 
 
 class SimulateBody(DescribedModel):
@@ -233,6 +233,9 @@ class JobLinks(DescribedModel):
 
     self: str
     """Path of the job, for GET and DELETE."""
+
+    files: str | None = None
+    """Path of the zip of its files, for GET, once they are there."""
 
 
 class JobAnswer(DescribedModel):

@@ -12,10 +12,10 @@ import io
 import itertools
 import zipfile
 import zlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from anyio import from_thread, to_thread
 from mcp.server.mcpserver import Context, MCPServer
@@ -32,6 +32,7 @@ from recipe_core.base.documented import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import catalog, operations
+from recipe_core.doors.answers import Archive
 from recipe_core.doors.catalog import Json
 from recipe_core.doors.guard import FaultsTold, tell_fault
 from recipe_core.doors.operations import CATALOG, OPERATIONS
@@ -211,11 +212,9 @@ class Tools:
     ) -> Json:
         """A runnable bundle: its files with sizes, the text of `files`, and the URI of its zip."""
         bundle: Any = await self._ask("build", recipe)
-        with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
-            contents = {name: archive.read(name) for name in archive.namelist()}
         return {
             "name": bundle.name,
-            **_list_files(contents, files),
+            **_list_files(bundle, files),
             "zip": BUNDLE.format(asked=pack_body(recipe)),
         }
 
@@ -328,11 +327,10 @@ class Tools:
         body = _without_none(fleet=fleet, what_if=what_if, month=month, seconds=seconds)
         body |= {"inventories": inventories, "measured": measured, "files": files is not None}
         with budget.watched(_report_to(context)):
-            answer = await self._ask("fleet", body)
-        if files is not None:
-            contents = {path: text.encode() for path, text in answer["files"].items()}
-            answer |= _list_files(contents, files)
-        return answer
+            answer: Any = await self._ask("fleet", body)
+        if files is None:
+            return cast(Json, answer)
+        return {**answer.answer, **_list_files(answer.archive, files)}
 
     async def trace(
         self,
@@ -349,8 +347,10 @@ class Tools:
         return await self._ask("trace", {"name": name, "text": text})
 
 
-def _list_files(contents: Mapping[str, bytes], paths: Sequence[str]) -> Json:
-    """Sizes of files, and the texts of those at ``paths``."""
+def _list_files(bundle: Archive, paths: Sequence[str]) -> Json:
+    """Sizes of the files of a bundle, and the texts of those at ``paths``."""
+    with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
     if unknown := [path for path in paths if path not in contents]:
         hint = f"Available: {', '.join(contents)}."
         raise InputError(f"{unknown[0]!r} is not in the bundle.", field="files", hint=hint)

@@ -13,10 +13,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from recipe_core.base.units import chance_text, usd
-from recipe_core.fleets.answer import FleetAnswer, PoolUse
+from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.request import FleetRequest
-from recipe_core.fleets.what_if import FleetChanges, compare_answers
-from recipe_core.views.fleets import PHRASES
+from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.views.fleets import RENTED
 
 # Pools and models that changes of each kind are suggested for.
 MOST_EACH = 2
@@ -26,7 +26,9 @@ def suggest_changes(answer: FleetAnswer) -> dict[str, FleetChanges]:
     """Return changes that most fleets are asked about, by what this one has, in a few words."""
     chips: dict[str, dict[str, Any]] = {}
     running = [use for use in answer.pools if max(use.used.values(), default=0.0) > 0]
-    for use in sorted(running, key=_rank_for_loss, reverse=True)[:MOST_EACH]:
+    # machines of one's own before those that are rented: nobody replaces them
+    losses = sorted(running, key=lambda use: (use.term in RENTED, -use.devices))
+    for use in losses[:MOST_EACH]:
         chips[f"Lose a node of {use.name}"] = {"lose_nodes": {use.name: 1}}
         if 1 < use.racks < use.nodes:
             chips[f"Lose a rack of {use.name}"] = {"lose_racks": {use.name: 1}}
@@ -42,11 +44,6 @@ def suggest_changes(answer: FleetAnswer) -> dict[str, FleetChanges]:
     return {label: FleetChanges.parse(changes) for label, changes in chips.items()}
 
 
-def _rank_for_loss(use: PoolUse) -> tuple[bool, int]:
-    """Machines of one's own before those that are rented: nobody replaces them."""
-    return (use.term in ("owned", "reserved"), use.devices)
-
-
 def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[dict[str, str]]:
     """Return the figures of two answers side by side; what nobody lacks is left out."""
     rows = {
@@ -60,16 +57,6 @@ def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[dict[str, s
         if any(shares):
             rows[f"Not served of {name}"] = [f"{share * 100:.3g} %" for share in shares]
     return [{"title": title, "now": now, "then": then} for title, (now, then) in rows.items()]
-
-
-def change_sentence(before: FleetAnswer, after: FleetAnswer) -> str:
-    """Say what a change costs: ``$7.73 an hour more``."""
-    return PHRASES.sentence("more", after.usd_per_hour - before.usd_per_hour)
-
-
-def moved_lines(before: FleetAnswer, after: FleetAnswer) -> list[str]:
-    """Say who moves: a line for each layout with more or fewer replicas."""
-    return [*PHRASES.lines("replicas", compare_answers(before, after))]
 
 
 def changed_document(values: Mapping[str, Any], changes: FleetChanges) -> dict[str, Any]:

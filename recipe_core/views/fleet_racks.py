@@ -16,7 +16,7 @@ from typing import Literal
 
 from recipe_core.fleets.answer import FleetAnswer, Placement, PoolUse
 from recipe_core.hardware.slices import list_slices
-from recipe_core.views.fleets import layout_text
+from recipe_core.views.fleets import RENTED, layout_text
 
 # ``idle``: paid for, and nothing runs on it; ``unrented``: not rented in this period.
 State = Literal["runs", "idle", "free", "unrented"]
@@ -116,7 +116,7 @@ def _node_numbers(answer: FleetAnswer, use: PoolUse, period: str) -> list[int]:
     """Nodes that are drawn: those in use, those that are paid for, and some that are free."""
     placed = [placed for _, placed in answer.placements() if placed.pool == use.name]
     numbers = {number for part in placed for number in _stated_nodes(part)}
-    if use.term not in ("on-demand", "spot"):
+    if use.term not in RENTED:
         return sorted(numbers | set(range(min(use.nodes, MOST_FREE))))
     paid = {name: ceil(devices / use.per_node) for name, devices in use.paid.items()}
     if len(numbers) <= max(paid.values(), default=0):  # whole machines: the first are rented
@@ -225,7 +225,7 @@ def _take_slice(spots: list[_Spot], piece: Piece) -> None:
 
 def _nodes(spots: Iterable[_Spot], use: PoolUse, idle: float) -> Iterator[Node]:
     """Nodes rack by rack; in a large pool those that are filled alike are one."""
-    filled, rest = [], UNRENTED if use.term in ("on-demand", "spot") else FREE
+    filled, rest = [], UNRENTED if use.term in RENTED else FREE
     for spot in sorted(spots, key=lambda spot: (not (spot.running or spot.cut), spot.number)):
         devices: list[Device] = [*map(tuple, spot.cut), *spot.running]
         blocked = max(round(use.per_node - spot.free) - len(devices), 0)

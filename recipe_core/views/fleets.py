@@ -24,6 +24,8 @@ from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
 
 PHRASES = Phrases("fleets")
+RENTED = ("on-demand", "spot")
+"""Terms of machines that are there while they are paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +161,6 @@ def served_sentence(answer: FleetAnswer) -> str:
 def unmet_lines(answer: FleetAnswer) -> list[str]:
     """Say what is not served or not run, and why: a line each, then the conflict's sentence."""
     return [*PHRASES.lines("lacking", answer)]
-
-
-def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
-    """The figures of the whole fleet: title, value and help."""
-    rows = PHRASES.rows("figures", answer)
-    return [(title, value, about) for title, value, about in rows]
 
 
 def answered_text(answer: FleetAnswer, moves: Moves | None, changed: FleetAnswer | None) -> str:

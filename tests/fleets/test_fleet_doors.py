@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -102,9 +104,19 @@ def test_every_door_answers_alike_and_a_job_tells_its_search_and_has_the_files(t
     answer = state["result"]
     assert any("abacus" in note for note in answer["notes"])
     assert answer["what_if"]["answer"]["usd_per_hour"] < answer["usd_per_hour"]
-    files = answer.pop("files")
+    sent = api.get(state["links"]["files"])
+    assert sent.headers["content-disposition"] == 'attachment; filename="fleet.zip"'
+    with zipfile.ZipFile(io.BytesIO(sent.content)) as archive:
+        files = {path: archive.read(path).decode() for path in archive.namelist()}
     assert parse_yaml(files["fleet.yaml"], "fleet.yaml")["pools"][1]["device"] == "l40s"
     assert json.loads(files["answer.json"])["usd_per_hour"] == answer["usd_per_hour"]
+    stranger = TestClient(api.app, client=("10.1.2.3", 5000))
+    plain = api.post("/fleet", json={"fleet": FLEET}).json()["links"]["self"]
+    assert stranger.get(state["links"]["files"]).status_code == 404
+    assert api.get(f"{plain}/files").status_code == 404  # it waits
+    waiting.pop()()
+    assert api.get(f"{plain}/files").status_code == 404  # and has none
+    assert "files" not in api.get(plain).json()["links"]
 
     told: list[str] = []
 

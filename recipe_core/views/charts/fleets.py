@@ -13,6 +13,7 @@ from recipe_core.fleets.answer import Charge, FleetAnswer
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.views.charts.style import LIGHT, PLAIN, Drawing, axis, categories, mix, palette
 from recipe_core.views.fleet_racks import Racks, fill_racks, letter_owners
+from recipe_core.views.fleets import RENTED
 from recipe_core.views.texts import read_html_template
 
 # Nodes, or rows of nodes that are filled alike, in a picture.
@@ -118,5 +119,5 @@ def _pool_text(racks: Racks, answer: FleetAnswer, period: str) -> str:
     if not racks.undrawn:
         return text
     noun = "node is" if racks.undrawn == 1 else "nodes are"
-    rest = STATES["unrented" if use.term in ("on-demand", "spot") else "free"]
+    rest = STATES["unrented" if use.term in RENTED else "free"]
     return f"{text}; {racks.undrawn:,} {'more ' if racks.nodes else ''}{noun} {rest}"
