@@ -11,23 +11,21 @@ import _session as session
 import streamlit as st
 
 from recipe_core.base.documents import parse_yaml, to_yaml
-from recipe_core.base.errors import InputError, RecipeError
+from recipe_core.base.errors import RecipeError
 from recipe_core.base.resources import PACKAGE
-from recipe_core.doors.answers import check_fleet
+from recipe_core.doors.fleets import read_fleet_question
 from recipe_core.doors.serve import folders_allowed
 from recipe_core.fleets.inventory.read import merge_inventories, read_inventory
 from recipe_core.fleets.request import FleetRequest
-from recipe_core.models.catalog import load_model_spec
+from recipe_core.fleets.what_if import FleetChanges
 from recipe_core.request.describe import model_name
 from recipe_core.request.schema import PlanRequest
 
 NAME = "fleet.yaml"
 EXAMPLE = PACKAGE / "fleets" / "example.yaml"
 TEXT, MONTH, REFUSED, BEFORE = "fleet-text", "fleet-month", "fleet-refused", "fleet-before"
-NOTES = "fleet-notes"
-"""What of the session holds what to know of the inventory that was read last."""
-TRIED = "fleet-tried"
-"""What of the session holds the changes that are tried, by their labels."""
+NOTES, TRIED = "fleet-notes", "fleet-tried"
+"""What of the session holds what to know of the last inventory, and changes by their labels."""
 NOT_OF_ONE_MODEL = {"hardware", "loads", "scaling", "simulated"}
 """Options of a plan that a fleet decides."""
 LONGEST_NAME = 40
@@ -38,7 +36,12 @@ LONGEST_NAME = 40
 
 @lru_cache(maxsize=32)
 def read_fleet(text: str) -> FleetRequest:
-    return FleetRequest.parse(parse_yaml(text, NAME))
+    """Read a text as far as can be told without placing it.
+
+    Raises:
+        RecipeError: naming the field.
+    """
+    return read_fleet_question(parse_yaml(text, NAME), folders=folders_allowed()).request
 
 
 def current_text() -> str:
@@ -61,48 +64,28 @@ def current_month() -> float:
     return month
 
 
+def tried_changes() -> dict[str, FleetChanges]:
+    """Changes that the reader tries, by their labels."""
+    tried: dict[str, FleetChanges] = st.session_state.setdefault(TRIED, {})
+    return tried
+
+
 def is_example() -> bool:
-    return TEXT not in st.session_state
+    return not st.session_state.get(TEXT)
 
 
-def check_text(text: str) -> FleetRequest:
-    """The fleet of a text, held to what can be told without placing it.
-
-    Raises:
-        RecipeError: naming the field.
-    """
-    values = parse_yaml(text, NAME)
-    if not isinstance(values, Mapping):
-        raise InputError(
-            f"{NAME} holds {type(values).__name__}, not a fleet.",
-            hint="State models and pools; the example shows both.",
-        )
-    check_fleet({"fleet": values})
-    fleet = read_fleet(text)
-    for kind, parts in (("models", fleet.models), ("jobs", fleet.jobs)):
-        for k, part in enumerate(parts):
-            try:
-                load_model_spec(part.model, folders=folders_allowed())
-            except RecipeError as error:
-                raise InputError(
-                    error.message, field=f"{kind}.{k}.model", hint=error.hint
-                ) from None
-    return fleet
-
-
-def take_text(text: str, undo: str = "", month: float = 0.0) -> None:
+def take_text(text: str, undo: str, month: float = 0.0) -> None:
     """Make a text the session's fleet; one that is none is refused and stays in the editor.
 
-    ``undo``: what the change is called where it can be taken back.
+    ``undo``: what the change is called, which can be taken back.
     """
-    state = st.session_state
     try:
-        check_text(text)
+        read_fleet(text)
     except RecipeError as error:
-        state[REFUSED] = (text, error)
+        st.session_state[REFUSED] = (text, error)
         return
-    before = (undo, state.get(TEXT), current_month()) if undo else None
-    state.update({TEXT: text, MONTH: month, BEFORE: before, REFUSED: None, TRIED: {}, NOTES: []})
+    before = (undo, st.session_state.get(TEXT), current_month())
+    _settle(text, month, before)
 
 
 def take_values(values: Mapping[str, Any], undo: str, month: float = 0.0) -> None:
@@ -116,40 +99,36 @@ def undo_label() -> str | None:
 
 def take_back() -> None:
     """Take the last change of the fleet back."""
-    state = st.session_state
-    _, text, month = state.pop(BEFORE)
-    state.update({MONTH: month, REFUSED: None, TRIED: {}, NOTES: []})
-    if text is None:
-        state.pop(TEXT, None)
-    else:
-        state[TEXT] = text
+    _, text, month = st.session_state[BEFORE]
+    _settle(text, month, None)
 
 
-def show_example() -> None:
-    """Back to the example; what was there can be taken back."""
-    state = st.session_state
-    before = ("the example", state.pop(TEXT, None), current_month())
-    state.update({MONTH: 0.0, BEFORE: before, REFUSED: None, TRIED: {}, NOTES: []})
+def _settle(text: str | None, month: float, before: tuple[str, str | None, float] | None) -> None:
+    state = {TEXT: text, MONTH: month, BEFORE: before, REFUSED: None, TRIED: {}, NOTES: []}
+    st.session_state.update(state)
 
 
-# --- from inventories
+def take_file(data: bytes, name: str) -> None:
+    """Make a file the session's fleet, or the machines that it lists the fleet's pools.
 
-
-def take_inventory(text: str, name: str) -> None:
-    """Make the machines of an inventory the fleet's pools; the example's own are replaced.
-
-    What to know of it is kept for the page to say.
-
-    Raises:
-        RecipeError: for a file that is no inventory.
+    Pools of the example are replaced. What to know of an inventory is kept for the page to say.
     """
-    inventory = read_inventory(text, name)
-    values = current_values()
-    if is_example():
-        values["pools"] = []
-    merged, merged_notes = merge_inventories(values, [inventory])
-    take_values(merged, f"the machines of {name}")
-    st.session_state[NOTES] = [*inventory.notes, *merged_notes]
+    state = st.session_state
+    try:
+        text = data.decode()
+        if re.search(r'^["{\s]*models"?\s*:', text, re.MULTILINE):
+            take_text(text, "the upload")
+            return
+        inventory = read_inventory(text, name)
+        values = current_values() | ({"pools": []} if is_example() else {})
+        merged, notes = merge_inventories(values, [inventory])
+    except UnicodeDecodeError:
+        state["refused"] = f"{name} is not UTF-8 text."
+    except RecipeError as error:
+        state["refused"] = f"{error.message} {error.hint or ''}".strip()
+    else:
+        take_values(merged, f"the machines of {name}")
+        state[NOTES] = [*inventory.notes, *notes]
 
 
 # --- from plans
@@ -158,27 +137,25 @@ def take_inventory(text: str, name: str) -> None:
 def why_no_start() -> str | None:
     """Say why a fleet cannot start from the session's plan; None where it can."""
     workload = session.request().workload
-    if workload.kind == "training" or workload.mode not in ("open", "closed"):
-        return (
-            "A fleet starts from a model that serves users or requests a second; add this as a job"
-        )
-    return None
+    if workload.kind == "serving" and workload.mode in ("open", "closed"):
+        return None
+    return "A fleet starts from a model that serves users or requests a second; add this as a job"
 
 
 def start_from_plan() -> None:
-    take_fleet_with({}, session.request(), "the start from the plan")
+    _take_fleet_with({}, session.request(), "the start from the plan")
 
 
 def add_request(request: PlanRequest) -> None:
     """Add what a plan is about, and its devices where no pool has them."""
-    take_fleet_with(current_values(), request, f"{model_name(request)} added")
+    _take_fleet_with(current_values(), request, f"{model_name(request)} added")
 
 
-def take_fleet_with(values: Mapping[str, Any], request: PlanRequest, undo: str) -> None:
+def _take_fleet_with(values: Mapping[str, Any], request: PlanRequest, undo: str) -> None:
     """Take a fleet with one more model or job; of devices without a price the power is paid."""
     try:
         fleet = fleet_with(values, request, rented=True)
-        check_fleet({"fleet": fleet})
+        read_fleet(to_yaml(fleet))
     except RecipeError:
         fleet = fleet_with(values, request, rented=False)
     take_values(fleet, undo)
@@ -220,18 +197,14 @@ def plain_part(request: PlanRequest) -> dict[str, Any]:
 def plain_pool(request: PlanRequest, *, rented: bool) -> dict[str, Any]:
     """A pool of the hardware of a plan, under the term of its price."""
     hardware = request.hardware
-    out: dict[str, Any] = {
-        "device": hardware.device,
-        "nodes": hardware.nodes,
-        "per_node": hardware.per_node,
-    }
+    out = {name: getattr(hardware, name) for name in ("device", "nodes", "per_node")}
     if hardware.usd_per_device_hour is not None:
-        term = hardware.commitment or "owned"
-        return out | {"term": term, "usd_per_device_hour": hardware.usd_per_device_hour}
-    if not rented:
-        return out
-    out["term"] = "spot" if hardware.commitment == "spot" else "on-demand"
-    return out | ({"offer": hardware.offer} if hardware.offer else {})
+        out["term"] = hardware.commitment or "owned"
+        out["usd_per_device_hour"] = hardware.usd_per_device_hour
+    elif rented:
+        out["term"] = "spot" if hardware.commitment == "spot" else "on-demand"
+        out |= {"offer": hardware.offer} if hardware.offer else {}
+    return out
 
 
 def brief(part: Any) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
+from typing import Any
 
 import _columns as columns_of
 import _common as common
@@ -11,11 +12,12 @@ import _fleet_document as documents
 import streamlit as st
 
 from recipe_core.base.documents import to_json
+from recipe_core.doors.fleets import AnsweredFleet
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.moves import Moves
 from recipe_core.views import fleets as view
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
-from recipe_core.views.columns import UNKNOWN, known_columns
+from recipe_core.views.columns import UNKNOWN, Column, known_columns
 
 PERIOD, WANTED = "fleet-period", "fleet-folder-wanted"
 """What of the session holds the period that is drawn, and the question whose files are wanted."""
@@ -32,7 +34,7 @@ def draw_headline(answer: FleetAnswer) -> None:
     if month := documents.current_month():
         st.caption(f"Placed for the load in {month:g} months.")
     with st.grid(6, min_column_width=130):
-        for title, value, about in view.fleet_figures(answer):
+        for title, value, about in view.PHRASES.rows("figures", answer):
             st.metric(title, common.escape(value), border=True, help=common.escape(about))
 
 
@@ -53,7 +55,7 @@ def draw_racks(answer: FleetAnswer) -> None:
             )
             or period
         )
-    st.html(f"<style>{rack_style(answer, dark=common.dark())}</style>")
+    st.html(f"<style>{rack_style(dark=common.dark())}</style>")
     st.html(rack_picture(answer, period))
     st.caption(
         "A cell is a device, a part of it a slice or a model that sleeps in turn with others; "
@@ -61,24 +63,19 @@ def draw_racks(answer: FleetAnswer) -> None:
     )
 
 
+def draw_rows(rows: Sequence[Any], columns: Sequence[Column[Any]], about: str) -> None:
+    """A table that sorts, without columns of which nothing is known."""
+    columns_of.draw_sorted(rows, known_columns(rows, columns), about, placeholder=UNKNOWN)
+
+
 def draw_tables(answer: FleetAnswer) -> None:
     st.header("Who runs where", anchor=False)
     rows = view.placed_rows(answer)
-    columns_of.draw_sorted(
-        rows,
-        known_columns(rows, view.PLACEMENTS),
-        f"{len(rows)} placements of {len(answer.models)} models and {len(answer.jobs)} jobs",
-        key="fleet-placements",
-        placeholder=UNKNOWN,
-    )
+    about = f"{len(rows)} placements of {len(answer.models)} models and {len(answer.jobs)} jobs"
+    draw_rows(rows, view.PLACEMENTS, about)
     st.header("Pools", anchor=False)
-    columns_of.draw_sorted(
-        answer.pools,
-        known_columns(answer.pools, view.POOLS),
-        f"{len(answer.pools)} pools with what is used and paid of them",
-        key="fleet-pools",
-        placeholder=UNKNOWN,
-    )
+    about = f"{len(answer.pools)} pools with what is used and paid of them"
+    draw_rows(answer.pools, view.POOLS, about)
     for note in answer.notes:
         st.caption(common.escape(note))
 
@@ -94,13 +91,7 @@ def draw_money(answer: FleetAnswer) -> None:
             f"Cost of a month of {len(answer.charges)} teams, projects and cost centres",
         )
     with table_column:
-        columns_of.draw_sorted(
-            answer.charges,
-            known_columns(answer.charges, view.CHARGES),
-            "Charges by team, project and cost centre",
-            key="fleet-charge-table",
-            placeholder=UNKNOWN,
-        )
+        draw_rows(answer.charges, view.CHARGES, "Charges by team, project and cost centre")
 
 
 def draw_moves(moves: Moves) -> None:
@@ -114,16 +105,14 @@ def draw_moves(moves: Moves) -> None:
             "Some steps need devices that are not free meanwhile; see the notes.",
             icon=":material/warning:",
         )
-    columns_of.draw_sorted(
-        moves.steps, view.STEPS, f"{len(moves.steps)} moves in their order", placeholder=UNKNOWN
-    )
+    draw_rows(moves.steps, view.STEPS, f"{len(moves.steps)} moves in their order")
     for note in moves.notes:
         st.caption(common.escape(note))
 
 
-def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
+def draw_downloads(answered: AnsweredFleet, question: answers.Question) -> None:
     """The folder of all files, which is made when it is asked for, and the answer as JSON."""
-    folder = answers.find_folder(question)
+    folder = answers.find_answer(question)
     with st.container(horizontal=True):
         if folder is None:
             st.button(
@@ -141,7 +130,7 @@ def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
             st.download_button(
                 "Download all files",
                 folder,
-                file_name=f"{answer.request.name}.zip",
+                file_name=f"{answered.answer.request.name}.zip",
                 mime="application/zip",
                 on_click="ignore",
                 type="primary",
@@ -150,7 +139,7 @@ def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
             )
         st.download_button(
             "Download the answer",
-            partial(answer_bytes, answer),
+            lambda: f"{to_json(answered.to_json())}\n".encode(),
             file_name="answer.json",
             mime="application/json",
             on_click="ignore",
@@ -164,8 +153,3 @@ def draw_downloads(answer: FleetAnswer, question: answers.Question) -> None:
 def ask_folder(question: answers.Question) -> None:
     answers.place_again(question)
     st.session_state[WANTED] = question
-
-
-def answer_bytes(answer: FleetAnswer) -> bytes:
-    """The answer as the API and the command line write it."""
-    return f"{to_json(answer.to_json())}\n".encode()

@@ -10,39 +10,38 @@ import _fleet_answer as answers
 import _fleet_document as documents
 import streamlit as st
 
-from recipe_core.base.errors import RecipeError
-from recipe_core.base.numbers import Range, read_number
 from recipe_core.fleets.answer import FleetAnswer
-from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.fleets.what_if import FleetChanges, compare_answers
 from recipe_core.views import fleet_changes as view
 from recipe_core.views.columns import Column
-from recipe_core.views.fleets import unmet_lines
+from recipe_core.views.fleets import PHRASES, unmet_lines
 
-CHIPS, KIND, OF, NUMBER = "fleet-what-if", "fleet-change", "fleet-change-of", "fleet-change-number"
+CHIPS = "fleet-what-if"
 DIFFERENCES = (
     Column("Figure", "title", align="left"),
-    Column("Now", "before"),
-    Column("Then", "after"),
+    Column("Now", "now"),
+    Column("Then", "then"),
 )
 MOST_MOVES = 6
 """Lines of moves that a card shows before it says how many more there are."""
 
 
 def tried_questions() -> dict[str, answers.Question]:
-    """The questions of changes that are tried, by their labels."""
+    """The questions of changes that are tried, by their labels; nobody moves there from today."""
     fleet, month = documents.current_fleet(), documents.current_month()
     return {
-        label: answers.fleet_question(fleet, month, changes)
-        for label, changes in answers.tried_changes().items()
+        label: answers.fleet_question(
+            changes.apply(fleet).model_copy(update={"today": ()}), month + changes.months
+        )
+        for label, changes in documents.tried_changes().items()
     }
 
 
 def draw_what_if(answer: FleetAnswer) -> None:
     """Chips of what may happen; each that is on has a card with what it changes."""
     st.header("What if", anchor=False)
-    suggestions = {chip.label: chip.changes for chip in view.suggest_changes(answer)}
-    tried = answers.tried_changes()
-    offered = suggestions | tried
+    tried = documents.tried_changes()
+    offered = view.suggest_changes(answer) | tried
     common.seed(CHIPS, list(tried))
     st.pills(
         "What if",
@@ -52,13 +51,6 @@ def draw_what_if(answer: FleetAnswer) -> None:
         on_change=try_chips,
         args=(offered,),
         label_visibility="collapsed",
-    )
-    common.draw_opened(
-        "Another change",
-        "fleet-own-change",
-        lambda: draw_own_change(answer),
-        part=st.expander,
-        icon=":material/tune:",
     )
     questions = tried_questions()
     if not questions:
@@ -75,50 +67,34 @@ def try_chips(offered: Mapping[str, FleetChanges]) -> None:
     st.session_state[documents.TRIED] = {label: offered[label] for label in chosen_labels}
 
 
-def put_away(label: str) -> None:
-    answers.tried_changes().pop(label, None)
-
-
 def take_change(label: str) -> None:
     """Make a change that was tried, in the document; growth moves the month ahead."""
-    changes = answers.tried_changes()[label]
-    try:
-        values = view.changed_document(documents.current_values(), changes)
-    except RecipeError as error:
-        st.session_state["refused"] = str(error)
-        return
+    changes = documents.tried_changes()[label]
+    values = view.changed_document(documents.current_values(), changes)
     documents.take_values(values, label, documents.current_month() + changes.months)
 
 
 def draw_card(answer: FleetAnswer, label: str, question: answers.Question) -> None:
     st.markdown(f"**{common.escape(label)}**")
-    changed = answers.find_placed(question)
+    changed = answers.find_answer(question)
     if changed is not None:
-        draw_differences(answer, changed)
+        draw_differences(answer, changed.answer)
     else:
-        draw_missing(question)
-    with st.container(horizontal=True):
-        st.button(
-            "Take it",
-            key=f"fleet-take-{label}",
-            icon=":material/check:",
-            on_click=take_change,
-            args=(label,),
-            disabled=changed is None,
-            help="Makes this change in the fleet; it can be taken back",
-        )
-        st.button(
-            "Put away",
-            key=f"fleet-away-{label}",
-            icon=":material/close:",
-            type="tertiary",
-            on_click=put_away,
-            args=(label,),
-        )
+        draw_missing(question, label)
+    st.button(
+        "Take it",
+        key=f"fleet-take-{label}",
+        icon=":material/check:",
+        on_click=take_change,
+        args=(label,),
+        disabled=changed is None,
+        help="Makes this change in the fleet; it can be taken back",
+    )
 
 
 def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:
-    sentence = common.escape(view.change_sentence(answer, changed))
+    differences = compare_answers(answer, changed)
+    sentence = common.escape(PHRASES.sentence("more", differences["usd_per_hour"]))
     if changed.complete:
         st.markdown(f"{sentence}.")
     else:
@@ -128,14 +104,14 @@ def draw_differences(answer: FleetAnswer, changed: FleetAnswer) -> None:
         )
     rows = view.difference_rows(answer, changed)
     columns_of.draw_columns(rows, DIFFERENCES, "Figures now and with the change")
-    moves = view.moved_lines(answer, changed)
+    moves = [*PHRASES.lines("replicas", differences)]
     lines = [f"- {common.escape(line)}" for line in moves[:MOST_MOVES]]
     if len(moves) > MOST_MOVES:
         lines.append(f"- and {len(moves) - MOST_MOVES} more")
     st.markdown("\n".join(["Who moves:\n", *lines]) if moves else "Nobody moves.")
 
 
-def draw_missing(question: answers.Question) -> None:
+def draw_missing(question: answers.Question, label: str = "") -> None:
     """Say that a change is placed, or why it is not; progress stands above the page's answer."""
     ended = answers.ended_questions()
     if question not in ended:
@@ -145,42 +121,8 @@ def draw_missing(question: answers.Question) -> None:
         st.error(common.escape(error), icon=":material/error:")
     st.button(
         "Place it",
-        key=f"fleet-again-{question.part}-{question.changes}",
+        key=f"fleet-again-{label}",
         icon=":material/play_arrow:",
         on_click=answers.place_again,
         args=(question,),
     )
-
-
-# --- a change of one's own
-
-
-def draw_own_change(answer: FleetAnswer) -> None:
-    """Ask for a kind of change, of what, and by how much; a press adds it to the chips."""
-    names = {
-        "pool": [use.name for use in answer.pools],
-        "model": [model.name for model in answer.models],
-    }
-    kind_column, name_column, number_column, go = st.columns(4, vertical_alignment="bottom")
-    titles = {kind: title for kind, (title, _) in view.KINDS.items()}
-    kind = kind_column.selectbox("Change", list(titles), format_func=titles.__getitem__, key=KIND)
-    part = view.KINDS[kind or "lose_nodes"][1]
-    name_column.selectbox(part.capitalize(), names[part], key=f"{OF}-{part}")
-    number_column.text_input("Number", value="1", key=NUMBER, autocomplete="off")
-    go.button(
-        "Try it", key="fleet-try", icon=":material/add:", width="stretch", on_click=try_own_change
-    )
-
-
-def try_own_change() -> None:
-    state = st.session_state
-    kind = state.get(KIND) or "lose_nodes"
-    name = state.get(f"{OF}-{view.KINDS[kind][1]}")
-    try:
-        number = read_number(state.get(NUMBER) or "", Range(minimum=0.0))
-        suggestion = view.suggest_own_change(kind, name, float(number))
-        suggestion.changes.apply(documents.current_fleet())
-    except RecipeError as error:
-        state["refused"] = f"{error.message} {error.hint or ''}".strip()
-        return
-    answers.tried_changes()[suggestion.label] = suggestion.changes

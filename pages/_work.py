@@ -77,7 +77,7 @@ def calculated(
     return value
 
 
-def simulation_bar(place: Any, noun: str) -> Callable[[int, int], None]:
+def simulation_bar(place: Any, noun: str) -> budget.Watcher:
     """Return what shows how far a simulation is, with a way to do without it, once it begins.
 
     ``noun``: what is counted; empty where nothing is to be shown.
@@ -94,7 +94,7 @@ def simulation_bar(place: Any, noun: str) -> Callable[[int, int], None]:
             args=(BY_MEANS,),
         )
 
-    def show(done: int, steps: int) -> None:
+    def show(done: int, steps: int, _stage: str) -> None:
         if not noun:
             return
         if not bars:

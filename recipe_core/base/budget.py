@@ -164,8 +164,8 @@ def out_of_memory_error(account: Account, memory_bytes: int) -> LimitError:
     )
 
 
-# Called with the steps done and the steps in all.
-Watcher = Callable[[int, int], None]
+# Called with the steps done, the steps in all, and what goes on where no steps say it.
+Watcher = Callable[[int, int, str], None]
 
 
 @dataclass(slots=True)
@@ -174,18 +174,25 @@ class _Task:
     done: int = 0
 
 
-_watcher: ContextVar[Watcher | None] = ContextVar("watcher", default=None)
+@dataclass(slots=True)
+class _Watch:
+    watcher: Watcher
+    done: int = 0
+    steps: int = 0
+
+
+_watch: ContextVar[_Watch | None] = ContextVar("watch", default=None)
 _task: ContextVar[_Task | None] = ContextVar("task", default=None)
 
 
 @contextmanager
 def watched(watcher: Watcher) -> Iterator[None]:
     """Report to ``watcher`` every task that begins inside the block."""
-    token = _watcher.set(watcher)
+    token = _watch.set(_Watch(watcher))
     try:
         yield
     finally:
-        _watcher.reset(token)
+        _watch.reset(token)
 
 
 @contextmanager
@@ -207,9 +214,16 @@ def count_step() -> None:
         _report_task()
 
 
-def report_steps(done: int, steps: int) -> None:
-    if watcher := _watcher.get():
-        watcher(done, steps)
+def report_steps(done: int, steps: int, stage: str = "") -> None:
+    if watch := _watch.get():
+        watch.done, watch.steps = done, steps
+        watch.watcher(done, steps, stage)
+
+
+def report_stage(stage: str) -> None:
+    """Say what goes on, where no steps say it: those that were counted last stay."""
+    if watch := _watch.get():
+        watch.watcher(watch.done, watch.steps, stage)
 
 
 def _report_task() -> None:

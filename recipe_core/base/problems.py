@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,17 @@ _WORDS = {
     "extra_forbidden": "is not a known field",
     "string_pattern_mismatch": "does not have the form of this field",
 }
+# What a field takes, by the beginning of the kinds of problem with another type.
+_TAKES = {
+    ("tuple_", "list_", "set_", "frozen_set_"): "a list",
+    ("dict_", "mapping_", "model_"): "a mapping of names to values",
+    ("string_type", "string_sub_type"): "text",
+    ("int_",): "a whole number",
+    ("float_",): "a number",
+    ("bool_",): "true or false",
+    ("date_type", "date_parsing", "date_from"): "a date such as 2026-01-31",
+}
+_TYPE_NAME = re.compile(r"^(?:Tuple|List|Set|Frozenset|Dictionary|String|Input) (?=should have)")
 # Kinds about the field itself, not about its value.
 _OF_FIELD = ("missing", "extra_forbidden")
 
@@ -42,6 +54,30 @@ def first_problem(error: ValidationError) -> Problem:
     """Return the first problem; a misspelt field goes first, as it explains one that is missing."""
     details = error.errors(include_url=False)
     first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
-    message = _WORDS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
-    path = tuple(map(str, first["loc"]))
-    return Problem(path, first["type"], message[0].lower() + message[1:], first["input"])
+    return Problem(tuple(map(str, first["loc"])), first["type"], say_problem(first), first["input"])
+
+
+def type_in_words(value: Any) -> str:
+    """Say of which type a value of a document is."""
+    name = type(value).__name__
+    words = {"list": "a list", "str": "text", "NoneType": "nothing", "bool": "true or false"}
+    return words.get(name) or ("a number" if name in ("int", "float") else name)
+
+
+def say_problem(detail: Mapping[str, Any]) -> str:
+    """Say what pydantic found, in words of documents in place of those of Python."""
+    kind = detail["type"]
+    if kind in _WORDS:
+        return _WORDS[kind]
+    for kinds, takes in _TAKES.items():
+        if kind.startswith(kinds):
+            return f"input should be {takes}"
+    if kind == "union_tag_invalid":
+        tags = detail["ctx"]
+        choices = f"{tags['discriminator']} should be one of {tags['expected_tags']}"
+        return f"{choices}, not {tags['tag']!r:.80}"
+    if kind == "union_tag_not_found":
+        return f"{detail['ctx']['discriminator']} is missing"
+    message = _TYPE_NAME.sub("", str(detail["msg"]).removeprefix("Value error, "))
+    message = message.replace(" after validation, not", ", not")
+    return message[0].lower() + message[1:]

@@ -19,9 +19,9 @@ from recipe_core.request.schema import PlanRequest, asks_for_any
 
 if TYPE_CHECKING:
     from recipe_core.calibration.validation.reconcile import Reconciled
+    from recipe_core.doors.fleets import FleetQuestion
     from recipe_core.estimates.columns.corrections import Corrections
-    from recipe_core.fleets.request import FleetRequest
-    from recipe_core.fleets.what_if import FleetChanges
+    from recipe_core.estimates.measured.runs import Run
     from recipe_core.plans.plan import Plan
     from recipe_core.recipe import Recipe
     from recipe_core.scaling.traces.trace import Rates, Trace
@@ -261,64 +261,55 @@ def _named_text(body: Body) -> tuple[str, str]:
 # Fleets
 
 
-def check_fleet(body: Body, folders: bool = False) -> Json:  # noqa: ARG001 - as every answer
+def check_fleet(body: Body, folders: bool = False) -> Json:
     """Nothing, after what ``answer_fleet`` is asked has been read as far as takes no time."""
-    _fleet(body)
+    _read_fleet(body, folders)
     return {}
 
 
-def answer_fleet(body: Body, folders: bool = False) -> Json:
-    """Place a fleet: ``{fleet, what_if, month, seconds}``.
+def answer_fleet(body: Body, folders: bool = False) -> Json | WithFiles:
+    """Place a fleet: ``{fleet, inventories, what_if, month, seconds, measured, files}``.
 
     With ``what_if`` the answer of today has that of the changed fleet beside it, and what differs;
-    with ``today`` in the fleet, the steps that lead from there to the answer.
+    with ``today`` in the fleet, the steps that lead from there to the answer; with ``files`` the
+    folder of its bundles and of what joins them.
     """
+    from recipe_core.bundle.write import zip_bundle
+    from recipe_core.calibration.run_files import corrections_from_sources
     from recipe_core.fleets.columns import Sources
-    from recipe_core.fleets.place import move_fleet
-    from recipe_core.fleets.what_if import compare_answers
+    from recipe_core.fleets.exports.folder import fleet_folder
 
-    fleet = _fleet(body)
-    options: Json = {"month": fleet.month, "seconds": fleet.seconds, "folders": folders}
-    before = public.fleet(fleet.request, **options)
-    answer = before.to_json()
-    if (moves := move_fleet(before, Sources(folders))) is not None:
-        answer["moves"] = moves.to_json()
-    if fleet.changes is not None:
-        after = public.fleet(fleet.request, what_if=fleet.changes, **options)
-        answer["what_if"] = {
-            "answer": after.to_json(),
-            "differences": compare_answers(before, after),
-        }
-    return clean(answer)
+    question, options, runs = _read_fleet(body, folders)
+    corrections = corrections_from_sources(runs, folders=folders) if runs else None
+    answered = question.answer(sources=Sources(folders, corrections), **options)
+    out = clean(answered.to_json())
+    if not body.get("files"):
+        return out
+    data = zip_bundle(fleet_folder(answered.answer))
+    return WithFiles(out, Archive(question.request.name, data))
 
 
-class _Fleet(NamedTuple):
-    request: FleetRequest
-    changes: FleetChanges | None
-    month: float
-    seconds: float
-
-
-def _fleet(body: Body) -> _Fleet:
+def _read_fleet(body: Body, folders: bool) -> tuple[FleetQuestion, Json, list[Run]]:
     """The parts of the body of a fleet, all of them held to their types."""
-    from recipe_core.fleets.pools import resolve_pools
-    from recipe_core.fleets.request import FleetRequest
-    from recipe_core.fleets.what_if import FleetChanges
+    from recipe_core.calibration.run_files import parse_run_rows
+    from recipe_core.doors.fleets import read_fleet_question
 
-    _check_body_fields(body, "fleet", "what_if", "month", "seconds")
-    request = FleetRequest.parse(_body_object(body, "fleet"))
-    resolve_pools(request)
-    changes = None
-    if body.get("what_if") is not None:
-        changes = FleetChanges.parse(_body_object(body, "what_if"))
-        changes.apply(request)
-    month, seconds = body.get("month", 0.0), body.get("seconds", 60.0)
-    return _Fleet(
-        request,
-        changes,
-        bounded_float("month", month, minimum=0, maximum=600),
-        bounded_float("seconds", seconds, above=0, maximum=600),
+    _check_body_fields(
+        body, "fleet", "inventories", "what_if", "month", "seconds", "measured", "files"
     )
+    if not isinstance(body.get("files", False), bool):
+        raise InputError("is neither true nor false.", field="files")
+    files = body.get("inventories", [])
+    if not isinstance(files, list) or len(files) > MAX_TEXTS:
+        raise InputError(f"must be a list of at most {MAX_TEXTS} files.", field="inventories")
+    texts = [_named_text(_body_object({"inventories": file}, "inventories")) for file in files]
+    what_if = None if body.get("what_if") is None else _body_object(body, "what_if")
+    question = read_fleet_question(_body_object(body, "fleet"), what_if, texts, folders=folders)
+    options: Json = {
+        "month": bounded_float("month", body.get("month", 0.0), minimum=0, maximum=600),
+        "seconds": bounded_float("seconds", body.get("seconds", 60.0), above=0, maximum=600),
+    }
+    return question, options, parse_run_rows(body.get("measured", []), MAX_OWN)
 
 
 # Recipes and bundles
@@ -329,6 +320,13 @@ class Archive(NamedTuple):
 
     name: str
     data: bytes
+
+
+class WithFiles(NamedTuple):
+    """The answer of a job, and the files that it has beside it."""
+
+    answer: Json
+    archive: Archive
 
 
 def answer_build(body: Body, folders: bool = False) -> Archive:

@@ -219,12 +219,19 @@ class _Desk:
         self._pool.admit(client, long=True)
         await self._pool.ask(operations.check_job, *question, client=client)
         owner = self._owner(request)
-        job = self._jobs.begin(owner, client, operations.reply_to_job, *question)
+        job = self._jobs.begin(owner, client, operations.reply, *question, {})
         return _job_answer(request, job, 202)
 
     def find(self, request: Request, job_id: str) -> Response:
         """Return how far a job of the caller is."""
         return _job_answer(request, self._jobs.find(job_id, self._owner(request)))
+
+    def find_files(self, request: Request, job_id: str) -> Response:
+        """Return the zip that the answer of a job of the caller has beside it."""
+        job = self._jobs.find(job_id, self._owner(request))
+        if job is None or job.result is None or job.result.files is None:
+            raise HTTPException(404, "there is no such job of yours that is done and has files.")
+        return _response(job.result._replace(data=job.result.files))
 
     def cancel(self, request: Request, job_id: str) -> Response:
         """End a job of the caller."""
@@ -265,13 +272,15 @@ def _job_answer(request: Request, job: Job | None, status: int = 200) -> Respons
     state = {
         "job": job.id,
         "status": job.status,
-        "progress": {"done": job.done, "steps": job.steps},
+        "progress": {"done": job.done, "steps": job.steps, "stage": job.stage},
         "links": {"self": path},
         "error": job.error,
     }
+    if job.result is not None and job.result.files is not None:
+        state["links"] = {"self": path, "files": f"{path}/files"}
     text = to_json(state, indent=None).encode()
     if job.result is not None:
-        text = text[:-1] + b', "result": ' + job.result + b"}"
+        text = text[:-1] + b', "result": ' + job.result.data + b"}"
     headers = {"Location": path} if status == 202 else None
     return Response(text, status, headers, media_type="application/json")
 
@@ -299,11 +308,17 @@ def _add_route(api: APIRouter, operation: Operation, desk: _Desk) -> None:
     if operation.job:
         settings = {"status_code": 202, "responses": {202: {"model": JobAnswer}}}
     elif operation.answer is answers.answer_build:
-        content: dict[str, Any] = {"content": {"application/zip": {}}}
-        settings = {"response_class": Response, "responses": {200: content}}
+        settings = ZIPPED
     api.post(f"/{operation.name}", summary=operation.summary, response_model=None, **settings)(
         route
     )
+
+
+# Of a route that answers a zip.
+ZIPPED: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {200: {"content": {"application/zip": {}}}},
+}
 
 
 def _add_jobs(api: APIRouter, desk: _Desk) -> None:
@@ -312,6 +327,10 @@ def _add_jobs(api: APIRouter, desk: _Desk) -> None:
     @api.get("/jobs/{job_id}", summary="How far a job is, and its result", responses=answer)
     def job_route(request: Request, job_id: str) -> Response:
         return desk.find(request, job_id)
+
+    @api.get("/jobs/{job_id}/files", summary="The files of a job's answer as a zip", **ZIPPED)
+    def job_files_route(request: Request, job_id: str) -> Response:
+        return desk.find_files(request, job_id)
 
     @api.delete("/jobs/{job_id}", summary="End a job", responses=answer)
     def cancel_route(request: Request, job_id: str) -> Response:

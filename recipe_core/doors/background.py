@@ -36,7 +36,7 @@ class Background:
     ) -> None:
         self._clock, self._looked = clock, clock()
         self._cancelled = threading.Event()
-        self.share = 0.0
+        self.share, self.stage = 0.0, ""
         self.value: Any = None
         self.error: RecipeError | None = None
 
@@ -57,8 +57,8 @@ class Background:
         self._thread = threading.Thread(target=work, name="background", daemon=True)
         self._thread.start()
 
-    def _note(self, done: int, steps: int) -> None:
-        self.share = min(done / steps, 1.0) if steps else 0.0
+    def _note(self, done: int, steps: int, stage: str) -> None:
+        self.share, self.stage = min(done / steps, 1.0) if steps else 0.0, stage
 
     def _is_left(self) -> bool:
         return self._cancelled.is_set() or self._clock() - self._looked > LEFT_S

@@ -89,6 +89,9 @@ class FleetBody(DescribedModel):
     fleet: FleetRequest
     """Models and machines, as in a fleet.yaml."""
 
+    inventories: Annotated[tuple[TraceBody, ...], Field(max_length=16)] = ()
+    """Machines as kubectl, sinfo, SkyPilot, Kueue, OpenCost or a CSV list them; they are merged."""
+
     what_if: FleetChanges | None = None
     """Changes that are tried; the answer says what they change."""
 
@@ -97,6 +100,12 @@ class FleetBody(DescribedModel):
 
     seconds: Annotated[float, Field(gt=0, le=600)] = 60.0
     """Seconds after which the best so far is the answer."""
+
+    measured: list[dict[str, Any]] = []
+    """Runs of your own that correct the estimates, as for a plan (docs/method/own-runs.md)."""
+
+    files: bool = False
+    """Whether the job has files as well: bundles, and what joins them (``links.files``, a zip)."""
 
 
 class SimulateBody(DescribedModel):
@@ -211,6 +220,9 @@ class JobProgress(DescribedModel):
     steps: int
     """Steps in all."""
 
+    stage: str = ""
+    """What goes on once they are done: ``placing: gap 2.1 %, 3 s``."""
+
 
 class JobProblem(Problem):
     """The reason that a calculation failed, and the fix."""
@@ -221,6 +233,9 @@ class JobLinks(DescribedModel):
 
     self: str
     """Path of the job, for GET and DELETE."""
+
+    files: str | None = None
+    """Path of the zip of its files, for GET, once they are there."""
 
 
 class JobAnswer(DescribedModel):

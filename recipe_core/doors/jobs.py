@@ -42,7 +42,7 @@ class Job:
     Attributes:
         id: its name, which cannot be guessed.
         owner: who began it.
-        result: JSON as bytes, when it is done.
+        result: what its function gave, when it is done.
         error: why it failed, as the API says errors.
         ended_s: when it ended, by the clock of ``Jobs``.
     """
@@ -52,7 +52,8 @@ class Job:
     status: Status = "queued"
     done: int = 0
     steps: int = 0
-    result: bytes | None = None
+    stage: str = ""
+    result: Any = None
     error: dict[str, Any] | None = None
     ended_s: float | None = None
     departed: threading.Event = field(default_factory=threading.Event)
@@ -86,8 +87,8 @@ class Jobs:
         self._jobs: dict[str, Job] = {}
         self._change = threading.Lock()
 
-    def begin(self, owner: str, client: str, function: Callable[..., bytes], *args: Any) -> Job:
-        """Begin a job: ``function(*args)`` in a worker gives the bytes of its result.
+    def begin(self, owner: str, client: str, function: Callable[..., Any], *args: Any) -> Job:
+        """Begin a job: ``function(*args)`` in a worker gives its result.
 
         ``client``: for a fair share of the pool's queue.
 
@@ -127,10 +128,10 @@ class Jobs:
             self._end(job, "cancelled")
 
     def _run(
-        self, job: Job, client: str, function: Callable[..., bytes], args: tuple[Any, ...]
+        self, job: Job, client: str, function: Callable[..., Any], args: tuple[Any, ...]
     ) -> None:
-        def report(done: int, steps: int) -> None:
-            job.done, job.steps = done, steps
+        def report(done: int, steps: int, stage: str) -> None:
+            job.done, job.steps, job.stage = done, steps, stage
 
         def began() -> None:
             if not job.finished:
@@ -160,7 +161,7 @@ class Jobs:
         job: Job,
         status: Status,
         *,
-        result: bytes | None = None,
+        result: Any = None,
         error: dict[str, Any] | None = None,
     ) -> None:
         """Note how a job ended; the first end counts."""

@@ -9,12 +9,13 @@ import base64
 import binascii
 import inspect
 import io
+import itertools
 import zipfile
 import zlib
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from functools import partial, wraps
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from anyio import from_thread, to_thread
 from mcp.server.mcpserver import Context, MCPServer
@@ -31,6 +32,7 @@ from recipe_core.base.documented import SchemaOf
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.doors import catalog, operations
+from recipe_core.doors.answers import Archive
 from recipe_core.doors.catalog import Json
 from recipe_core.doors.guard import FaultsTold, tell_fault
 from recipe_core.doors.operations import CATALOG, OPERATIONS
@@ -210,20 +212,9 @@ class Tools:
     ) -> Json:
         """A runnable bundle: its files with sizes, the text of `files`, and the URI of its zip."""
         bundle: Any = await self._ask("build", recipe)
-        with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
-            sizes = {member.filename: member.file_size for member in archive.infolist()}
-            unknown = [path for path in files if path not in sizes]
-            if unknown:
-                raise InputError(
-                    f"{unknown[0]!r} is not in the bundle.",
-                    field="files",
-                    hint=f"Available: {', '.join(sizes)}.",
-                )
-            texts = {path: archive.read(path).decode() for path in files}
         return {
             "name": bundle.name,
-            "files": sizes,
-            "texts": texts,
+            **_list_files(bundle, files),
             "zip": BUNDLE.format(asked=pack_body(recipe)),
         }
 
@@ -290,10 +281,7 @@ class Tools:
         """
         body = _without_none(request=request, trace=trace, policies=policies, days=days)
 
-        def report(done: int, steps: int) -> None:
-            from_thread.run(context.report_progress, float(done), float(steps))
-
-        with budget.watched(report):
+        with budget.watched(_report_to(context)):
             return await self._ask("simulate", body, series=series)
 
     async def fleet(
@@ -315,19 +303,34 @@ class Tools:
         ] = None,
         month: Annotated[float, Field(ge=0, le=600)] = 0.0,
         seconds: Annotated[float, Field(gt=0, le=600)] = 30.0,
+        inventories: Annotated[
+            list[dict[str, str]],
+            Field(
+                description="Machines to merge into the pools, {name, text} each: of kubectl get "
+                "nodes -o json, sinfo, SkyPilot, a CSV, Kueue or OpenCost."
+            ),
+        ] = [],  # noqa: B006 - read only
+        measured: Annotated[
+            list[dict[str, Any]], Field(description="Measured runs that correct the estimates.")
+        ] = [],  # noqa: B006 - read only
+        files: Annotated[
+            list[str] | None,
+            Field(description="Paths of the fleet's folder whose text to return; [] lists all."),
+        ] = None,
     ) -> Json:
         """Place many models on owned and rented machines: who runs where, cost, joint probability.
 
         With replicas, layouts and router weights by pool, what is rented or reserved, what each
         team pays, and the smallest set of demands and bounds that conflict where not all fit.
+        `files`: bundles and what joins them, with their sizes, and `texts` of those that are named.
         """
         body = _without_none(fleet=fleet, what_if=what_if, month=month, seconds=seconds)
-
-        def report(done: int, steps: int) -> None:
-            from_thread.run(context.report_progress, float(done), float(steps))
-
-        with budget.watched(report):
-            return await self._ask("fleet", body)
+        body |= {"inventories": inventories, "measured": measured, "files": files is not None}
+        with budget.watched(_report_to(context)):
+            answer: Any = await self._ask("fleet", body)
+        if files is None:
+            return cast(Json, answer)
+        return {**answer.answer, **_list_files(answer.archive, files)}
 
     async def trace(
         self,
@@ -342,6 +345,31 @@ class Tools:
     ) -> Json:
         """Return what a trace of requests shows: rates, burstiness, lengths, reuse of prefixes."""
         return await self._ask("trace", {"name": name, "text": text})
+
+
+def _list_files(bundle: Archive, paths: Sequence[str]) -> Json:
+    """Sizes of the files of a bundle, and the texts of those at ``paths``."""
+    with zipfile.ZipFile(io.BytesIO(bundle.data)) as archive:
+        contents = {name: archive.read(name) for name in archive.namelist()}
+    if unknown := [path for path in paths if path not in contents]:
+        hint = f"Available: {', '.join(contents)}."
+        raise InputError(f"{unknown[0]!r} is not in the bundle.", field="files", hint=hint)
+    return {
+        "files": {path: len(content) for path, content in contents.items()},
+        "texts": {path: contents[path].decode() for path in paths},
+    }
+
+
+def _report_to(context: Context[Any, Any]) -> budget.Watcher:
+    """Tell an agent how far it is; stages are parts of one more step, as progress must grow."""
+    stages = itertools.count(2)
+
+    def report(done: int, steps: int, stage: str) -> None:
+        part = 1 - 1 / next(stages) if stage else 0.0
+        total = float(steps + bool(stage))
+        from_thread.run(context.report_progress, done + part, total, stage or None)
+
+    return report
 
 
 def _without_none(**arguments: Any) -> Json:

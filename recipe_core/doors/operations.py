@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from recipe_core.base.documents import MAX_DOCUMENT_BYTES, parse_json, to_json
 from recipe_core.base.errors import InputError
 from recipe_core.doors import answers, bodies, catalog
-from recipe_core.doors.answers import Archive
+from recipe_core.doors.answers import Archive, WithFiles
 from recipe_core.doors.catalog import Json
 
 # Candidates that one answer lists at most.
@@ -39,7 +39,7 @@ class Operation:
         most_bytes: of a body.
     """
 
-    answer: Callable[..., Json | Archive]
+    answer: Callable[..., Json | Archive | WithFiles]
     summary: str
     body: type[BaseModel]
     query: Mapping[str, Any] = field(default_factory=dict)
@@ -137,11 +137,15 @@ CATALOG: dict[str, Callable[[str | None], Json]] = {
 
 
 class Reply(NamedTuple):
-    """An answer as it is sent: its bytes, whether they say what is wrong, a bundle's name."""
+    """An answer as it is sent: its bytes, whether they can be read, a bundle's name.
+
+    ``files``: the zip that the answer of a job has beside it.
+    """
 
     data: bytes
     readable: bool = True
     bundle: str | None = None
+    files: bytes | None = None
 
 
 def answer_operation(operation: str, folders: bool, body: bytes, options: Mapping[str, Any]) -> Any:
@@ -163,13 +167,11 @@ def reply(operation: str, folders: bool, body: bytes, options: Mapping[str, Any]
     answer = answer_operation(operation, folders, body, options)
     if isinstance(answer, Archive):
         return Reply(answer.data, bundle=answer.name)
+    if isinstance(answer, WithFiles):
+        name, data = answer.archive
+        return Reply(to_json(answer.answer, indent=None).encode(), bundle=name, files=data)
     # A verdict on a command that could not be read says so in its ``error``.
     return Reply(to_json(answer, indent=None).encode(), "error" not in answer)
-
-
-def reply_to_job(operation: str, folders: bool, body: bytes) -> bytes:
-    """Answer the body of a job, in bytes."""
-    return reply(operation, folders, body, {}).data
 
 
 def check_job(operation: str, folders: bool, body: bytes) -> None:

@@ -117,7 +117,7 @@ class Worker:
                         return message
                     accepted = True
                     if isinstance(message, Progress):
-                        budget.report_steps(message.done, message.steps)
+                        budget.report_steps(message.done, message.steps, message.stage)
                 if abandoned():
                     raise Cancelled
                 if self._clock() > deadline:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipe_core.base.documents import read_document
+from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError
 from recipe_core.calibration.place import NONE, calibration_stamp
 from recipe_core.compression.required import add_compression, detail_row_estimate
@@ -113,6 +113,7 @@ def fleet(
     request: FleetRequest | Mapping[str, Any] | str | Path,
     *,
     what_if: FleetChanges | Mapping[str, Any] | None = None,
+    inventories: Sequence[str | Path] = (),
     month: float = 0.0,
     gap: float = 0.001,
     seconds: float = 60.0,
@@ -125,6 +126,7 @@ def fleet(
     Args:
         request: the fleet: plain values, the path of a `fleet.yaml`, or a ``FleetRequest``.
         what_if: changes that are tried: machines that are lost, prices, loads, models that come.
+        inventories: files that list machines: of kubectl, sinfo, SkyPilot, Kueue, OpenCost, a CSV.
         month: months of growth ahead of today for which it is placed.
         gap: relative distance of the objective to its bound with which the search ends.
         seconds: after which the best so far is the answer.
@@ -139,21 +141,17 @@ def fleet(
     Raises:
         InputError: for a fleet, changes or runs that cannot be read.
     """
+    from recipe_core.doors.fleets import read_fleet_question
     from recipe_core.fleets.columns import Sources
-    from recipe_core.fleets.place import place_fleet
     from recipe_core.fleets.request import FleetRequest
-    from recipe_core.fleets.what_if import FleetChanges
 
-    values = (
-        request
-        if isinstance(request, FleetRequest)
-        else FleetRequest.parse(_read_request_values(request))
-    )
-    if what_if is not None:
-        parsed = what_if if isinstance(what_if, FleetChanges) else FleetChanges.parse(what_if)
-        values, month = parsed.apply(values), month + parsed.months
+    parsed = request if isinstance(request, FleetRequest) else _read_request_values(request)
+    paths = [Path(path) for path in inventories]
+    texts = [(path.name, read_text(path, field="inventory")) for path in paths]
+    question = read_fleet_question(parsed, what_if, texts, folders=folders)
     sources = Sources(folders, _learn_corrections(measured, folders))
-    return place_fleet(values, month=month, gap=gap, seconds=seconds, watch=watch, sources=sources)
+    options: dict[str, Any] = {"month": month, "gap": gap, "seconds": seconds, "watch": watch}
+    return question.place(changed=True, sources=sources, **options)
 
 
 def compress(

@@ -189,6 +189,7 @@ class Progress:
 
     done: int
     steps: int
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +234,11 @@ def answer_call(
     """Make a call, and say how it ended; progress goes to the server on the way."""
     before, reported_s = process_resident_bytes(), float("-inf")
 
-    def report(done: int, steps: int) -> None:
+    def report(done: int, steps: int, stage: str) -> None:
         nonlocal reported_s
-        if clock() - reported_s >= SAID_EVERY_S:
+        if stage or clock() - reported_s >= SAID_EVERY_S:  # of stages few are told
             reported_s = clock()
-            connection.send_bytes(pickle_message(Progress(done, steps)))
+            connection.send_bytes(pickle_message(Progress(done, steps, stage)))
 
     account = Account(call.budget)
     try:

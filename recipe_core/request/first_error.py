@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from recipe_core.base.documented import description_of, models_at
 from recipe_core.base.errors import InputError
-from recipe_core.base.problems import Problem, first_problem
+from recipe_core.base.problems import Problem, first_problem, type_in_words
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -23,8 +23,9 @@ def validate_plain(
         InputError: for the first problem: the field, its value, what is wrong, and the fix.
     """
     if not isinstance(value, Mapping):
-        kind = type(value).__name__
-        message = f"a request is an object with model, hardware and workload, not {kind}."
+        needed = [name for name, field in model.model_fields.items() if field.is_required()]
+        names = f" with {', '.join(needed)}" if needed else ""
+        message = f"must be a mapping{names}; this is {type_in_words(value)}."
         raise InputError(message, hint=f"See {example} for an example.")
     try:
         return model.model_validate(value)

@@ -8,146 +8,79 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from pydantic import BaseModel
+
 from recipe_core.base.units import chance_text, usd
-from recipe_core.fleets.answer import FleetAnswer, PoolUse
+from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.request import FleetRequest
-from recipe_core.fleets.what_if import FleetChanges, compare_answers
-from recipe_core.views.fleets import PHRASES
+from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.views.fleets import RENTED
 
-# What suggested changes add to a load and to a price, and the months that they look ahead.
-MORE_LOAD, MORE_PRICE, AHEAD = 1.25, 1.2, 3
-# Kinds of a change of one's own, with what its number is: of a pool, or of a model.
-KINDS = {
-    "lose_nodes": ("Lose nodes", "pool"),
-    "lose_racks": ("Lose racks", "pool"),
-    "prices": ("Price of a device-hour ($)", "pool"),
-    "loads": ("Load, as a factor", "model"),
-}
+# Pools and models that changes of each kind are suggested for.
+MOST_EACH = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Suggestion:
-    """A change in a few words."""
-
-    label: str
-    changes: FleetChanges
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """A figure of a fleet before and after a change."""
-
-    title: str
-    before: str
-    after: str
-
-
-def suggest_changes(answer: FleetAnswer) -> list[Suggestion]:
-    """Return changes that most fleets are asked about, by what this one has."""
+def suggest_changes(answer: FleetAnswer) -> dict[str, FleetChanges]:
+    """Return changes that most fleets are asked about, by what this one has, in a few words."""
+    chips: dict[str, dict[str, Any]] = {}
     running = [use for use in answer.pools if max(use.used.values(), default=0.0) > 0]
-    values: list[tuple[str, dict[str, Any]]] = []
-    if running:
-        largest = max(running, key=_rank_for_loss)
-        values.append((f"Lose a node of {largest.name}", {"lose_nodes": {largest.name: 1}}))
-        if 1 < largest.racks < largest.nodes:
-            values.append((f"Lose a rack of {largest.name}", {"lose_racks": {largest.name: 1}}))
-    loaded = max(answer.models, key=lambda model: model.usd_per_hour)
-    more = f"+{MORE_LOAD - 1:.0%} load of {loaded.name}".replace("%", " %")
-    values.append((more, {"loads": {loaded.name: MORE_LOAD}}))
+    # machines of one's own before those that are rented: nobody replaces them
+    losses = sorted(running, key=lambda use: (use.term in RENTED, -use.devices))
+    for use in losses[:MOST_EACH]:
+        chips[f"Lose a node of {use.name}"] = {"lose_nodes": {use.name: 1}}
+        if 1 < use.racks < use.nodes:
+            chips[f"Lose a rack of {use.name}"] = {"lose_racks": {use.name: 1}}
+    dearest_models = sorted(answer.models, key=lambda model: -model.usd_per_hour)
+    for model in dearest_models[:MOST_EACH]:
+        chips[f"+25 % load of {model.name}"] = {"loads": {model.name: 1.25}}
     priced = [use for use in running if use.usd_per_device_hour > 0]
-    if priced:
-        dearest = max(priced, key=lambda use: use.usd_per_hour)
-        price = float(f"{dearest.usd_per_device_hour * MORE_PRICE:.6g}")
-        title = f"+{MORE_PRICE - 1:.0%} price of {dearest.name}".replace("%", " %")
-        values.append((title, {"prices": {dearest.name: price}}))
-    request = answer.request
-    if request.growth or any(model.growth for model in request.models):
-        values.append((f"{AHEAD} months of growth", {"months": AHEAD}))
-    return [Suggestion(label, FleetChanges.parse(changes)) for label, changes in values]
+    for use in sorted(priced, key=lambda use: -use.usd_per_hour)[:MOST_EACH]:
+        price = float(f"{use.usd_per_device_hour * 1.2:.6g}")
+        chips[f"+20 % price of {use.name}"] = {"prices": {use.name: price}}
+    if answer.request.growth or any(model.growth for model in answer.request.models):
+        chips["3 months of growth"] = {"months": 3}
+    return {label: FleetChanges.parse(changes) for label, changes in chips.items()}
 
 
-def _rank_for_loss(use: PoolUse) -> tuple[bool, int]:
-    """Machines of one's own before those that are rented: nobody replaces them."""
-    return (use.term in ("owned", "reserved"), use.devices)
-
-
-def suggest_own_change(kind: str, name: str, number: float) -> Suggestion:
-    """Return a change of one kind (``KINDS``) in a few words.
-
-    Raises:
-        InputError: for a number that it cannot have.
-    """
-    is_count = kind in ("lose_nodes", "lose_racks") and number == int(number)
-    changes = FleetChanges.parse({kind: {name: int(number) if is_count else number}})
-    title = {
-        "lose_nodes": f"Lose {number:g} nodes of {name}",
-        "lose_racks": f"Lose {number:g} racks of {name}",
-        "prices": f"{usd(number)} a device-hour of {name}",
-        "loads": f"{number:g} × load of {name}",
-    }[kind]
-    return Suggestion(title, changes)
-
-
-def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[Difference]:
+def difference_rows(before: FleetAnswer, after: FleetAnswer) -> list[dict[str, str]]:
     """Return the figures of two answers side by side; what nobody lacks is left out."""
-    rows = [
-        Difference("Per hour", usd(before.usd_per_hour), usd(after.usd_per_hour)),
-        Difference(
-            "All limits hold", chance_text(before.probability), chance_text(after.probability)
-        ),
-        Difference("Power", f"{before.watts / 1e3:.1f} kW", f"{after.watts / 1e3:.1f} kW"),
-    ]
+    rows = {
+        "Per hour": [usd(answer.usd_per_hour) for answer in (before, after)],
+        "All limits hold": [chance_text(answer.probability) for answer in (before, after)],
+        "Power": [f"{answer.watts / 1e3:.1f} kW" for answer in (before, after)],
+    }
     lacking = [{model.name: model.unmet for model in answer.models} for answer in (before, after)]
     for name in dict.fromkeys([*lacking[0], *lacking[1]]):
         shares = [values.get(name, 0.0) for values in lacking]
         if any(shares):
-            texts = [f"{share * 100:.3g} %" for share in shares]
-            rows.append(Difference(f"Not served of {name}", *texts))
-    return rows
-
-
-def change_sentence(before: FleetAnswer, after: FleetAnswer) -> str:
-    """Say what a change costs: ``$7.73 an hour more``."""
-    return PHRASES.sentence("more", after.usd_per_hour - before.usd_per_hour)
-
-
-def moved_lines(before: FleetAnswer, after: FleetAnswer) -> list[str]:
-    """Say who moves: a line for each layout with more or fewer replicas."""
-    return [*PHRASES.lines("replicas", compare_answers(before, after))]
+            rows[f"Not served of {name}"] = [f"{share * 100:.3g} %" for share in shares]
+    return [{"title": title, "now": now, "then": then} for title, (now, then) in rows.items()]
 
 
 def changed_document(values: Mapping[str, Any], changes: FleetChanges) -> dict[str, Any]:
-    """Return a fleet's plain values with changes made; ``months`` are for whoever places it.
+    """Return a fleet's plain values with numbers of its pools and loads changed.
 
     Raises:
         InputError: for values that are no fleet, and names that it does not have.
     """
     fleet = FleetRequest.parse(values)
     changed = changes.apply(fleet)
-    out = copy.deepcopy(dict(values))
-    for part in ("models", "pools"):
-        parts = {row.name: row for row in getattr(fleet, part)}
-        for row in getattr(changed, part):
-            place = next(plain for plain in out[part] if plain["name"] == row.name)
-            _write_changes(
-                place, parts[row.name].model_dump(mode="json"), row.model_dump(mode="json")
-            )
+    out: dict[str, Any] = copy.deepcopy(dict(values))
+    for plain, pool in zip(out["pools"], fleet.pools, strict=True):
+        _write_changes(plain, pool, changed.pool(pool.name))
+    changed_models = {model.name: model for model in changed.models}
+    for plain, model in zip(out["models"], fleet.models, strict=True):
+        _write_changes(plain["workload"], model.workload, changed_models[model.name].workload)
     return out
 
 
-def _write_changes(
-    place: dict[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
-) -> None:
-    """Write what differs between two documents into the plain values of the first."""
-    for name, value in after.items():
-        if before.get(name) == value:
-            continue
+def _write_changes(plain: dict[str, Any], before: BaseModel, after: BaseModel) -> None:
+    """Write the fields that differ; one that is no longer stated is taken out."""
+    for name in type(after).model_fields:
+        value = getattr(after, name)
         if value is None:
-            place.pop(name, None)
-        elif isinstance(value, dict) and isinstance(before.get(name), dict):
-            _write_changes(place.setdefault(name, {}), before[name], value)
-        else:
-            place[name] = value
+            plain.pop(name, None)
+        elif value != getattr(before, name):
+            plain[name] = value

@@ -18,11 +18,14 @@ from recipe_core.engines.frameworks import framework
 from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import ALL_DAY, ByPeriod, Charge, FleetAnswer, Placement, PoolUse
 from recipe_core.fleets.moves import Moves, Step
+from recipe_core.fleets.what_if import compare_answers
 from recipe_core.request.metrics import column_metric
 from recipe_core.views.columns import UNKNOWN, Column, terminal
 from recipe_core.views.texts import Phrases
 
 PHRASES = Phrases("fleets")
+RENTED = ("on-demand", "spot")
+"""Terms of machines that are there while they are paid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +135,11 @@ STEPS: tuple[Column[Step], ...] = (
 
 def cuts_text(pool: PoolUse) -> str:
     """The ways in which devices of a pool are cut: ``2 × (3g.40gb + 4 × 1g.10gb)``."""
-    return "; ".join(
-        f"{cut.devices} × ({' + '.join(_several(name, n) for name, n in cut.counts.items())})"
-        for cut in pool.cuts
-    )
-
-
-def _several(name: str, count: int) -> str:
-    return name if count == 1 else f"{count} × {name}"
+    texts = []
+    for cut in pool.cuts:
+        parts = [name if n == 1 else f"{n} × {name}" for name, n in cut.counts.items()]
+        texts.append(f"{cut.devices} × ({' + '.join(parts)})")
+    return "; ".join(texts)
 
 
 def fleet_text(answer: FleetAnswer) -> str:
@@ -163,17 +163,12 @@ def unmet_lines(answer: FleetAnswer) -> list[str]:
     return [*PHRASES.lines("lacking", answer)]
 
 
-def fleet_figures(answer: FleetAnswer) -> list[tuple[str, str, str]]:
-    """The figures of the whole fleet: title, value and help."""
-    rows = PHRASES.rows("figures", answer)
-    return [(title, value, about) for title, value, about in rows]
-
-
-def differences_text(differences: Mapping[str, Any]) -> str:
-    """Say what changes of a fleet change."""
-    return PHRASES.text("differences", differences)
-
-
-def moves_text(moves: Moves) -> str:
-    """The steps from today to an answer, as text."""
-    return PHRASES.text("moves", moves)
+def answered_text(answer: FleetAnswer, moves: Moves | None, changed: FleetAnswer | None) -> str:
+    """The answer as text, with the steps from today to it, and what tried changes change."""
+    texts = [fleet_text(answer)]
+    if moves is not None:
+        texts.append(PHRASES.text("moves", moves))
+    if changed is not None:
+        differences = PHRASES.text("differences", compare_answers(answer, changed))
+        texts += [f"what if: {differences}", fleet_text(changed)]
+    return "\n".join(texts)

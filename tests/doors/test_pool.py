@@ -107,6 +107,7 @@ def step(steps: int, *, on: bool = False) -> str:
         budget.count_step()
         while on:
             budget.spend()
+    budget.report_stage("at the end")
     return "done"
 
 
@@ -130,16 +131,16 @@ def test_a_process_goes_on_after_answers_errors_and_calls_that_were_ended(pool: 
     looks = iter([False, False])
     with pytest.raises(Cancelled):
         limited(pool).run(busy_for_ever, abandoned=lambda: next(looks, True))
-    steps: list[tuple[int, int]] = []
+    steps: list[tuple[int, int, str]] = []
     with budget.watched(lambda *step: steps.append(step)):
         assert pool.run(step, 3) == "done"
-    assert steps[0] == (0, 3)
-    assert {count for _, count in steps} == {3}
+    assert (steps[0], steps[-1][1:]) == ((0, 3, ""), (3, "at the end"))
+    assert {count for _, count, _ in steps} == {3}
 
     class Stopped(BaseException):
         pass
 
-    def stop(done: int, steps: int) -> None:
+    def stop(*_: object) -> None:
         raise Stopped
 
     with budget.watched(stop), pytest.raises(Stopped):

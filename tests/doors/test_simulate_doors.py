@@ -94,7 +94,10 @@ def test_a_job_is_begun_looked_at_and_fetched(desk: Desk, simulated: Simulation)
     job, seen = desk.begun(), list[dict[str, Any]]()
     simulated.meanwhile = lambda: seen.append(desk.look(job))
     desk.waiting.pop()()
-    assert (seen[0]["status"], seen[0]["progress"]) == ("running", {"done": 2, "steps": 4})
+    assert (seen[0]["status"], seen[0]["progress"]) == (
+        "running",
+        {"done": 2, "steps": 4, "stage": ""},
+    )
     assert "result" not in seen[0]
     state = desk.look(job)
     assert (state["status"], state["result"]) == ("done", json.loads(json.dumps(ANSWER.to_json())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import zipfile
 from typing import Any
 
@@ -14,14 +15,22 @@ import recipe_core as rb
 from recipe_core.base.documents import parse_yaml, to_yaml
 from recipe_core.base.errors import NoAnswer
 from recipe_core.base.resources import PACKAGE
-from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.doors.fleets import AnsweredFleet, FleetQuestion
 from recipe_core.request.shelf import keep_choice
 from tests.fixtures.opening import LLAMA_70B, TP8, chosen, figure, opened, press, put, shown, words
 from tests.pages.test_markdown import assert_verbatim
 from tests.pages.test_plain_words import cells_of, identifiers, texts_of
 
 EXAMPLE = (PACKAGE / "fleets" / "example.yaml").read_text(encoding="utf-8")
-CHIPS = ["Lose a node of own", "+25 % load of chat", "+20 % price of own", "3 months of growth"]
+CHIPS = [
+    "Lose a node of own",
+    "Lose a node of cloud",
+    "+25 % load of chat",
+    "+25 % load of search",
+    "+20 % price of own",
+    "+20 % price of cloud",
+    "3 months of growth",
+]
 OPEN = {"fleet-document": True}
 """Opens the document, as a click on it does."""
 
@@ -73,7 +82,7 @@ def test_an_example_is_placed_at_once_with_its_figures_racks_money_and_tables() 
 def test_a_chip_says_what_it_changes_and_is_taken_or_put_away() -> None:
     app = opened("fleet.py")
     assert list(app.get_by_key("fleet-what-if").options) == CHIPS
-    put(app, "fleet-what-if", CHIPS[:2])
+    put(app, "fleet-what-if", [CHIPS[0], CHIPS[2]])
     (first, _) = (table.value for table in app.table if "Figure" in table.value)
     assert [cell.replace("\\", "") for cell in first["Figure"]][:2] == [
         "Per hour",
@@ -81,34 +90,32 @@ def test_a_chip_says_what_it_changes_and_is_taken_or_put_away() -> None:
     ]
     assert "an hour more." in words(app)
     assert re.search(r"- \w+ on (own|cloud), TP \d: \d+ → \d+ replica", words(app))
-    press(app, f"fleet-away-{CHIPS[1]}")
-    assert app.get_by_key("fleet-what-if").value == CHIPS[:1]
+    put(app, "fleet-what-if", CHIPS[:1])
+    assert [button.key for button in app.button if "take-" in button.key] == [
+        f"fleet-take-{CHIPS[0]}"
+    ]
     then = first["Then"].iloc[0]
     press(app, f"fleet-take-{CHIPS[0]}")
     assert document(app)["pools"][0]["nodes"] == 1
     assert app.metric[0].value == then
     assert app.get_by_key("fleet-what-if").value == []
     press(app, "fleet-undo")
-    assert "fleet-text" not in app.session_state
     assert "This is an example." in words(app)
 
 
 @pytest.mark.nightly
-def test_growth_that_is_taken_moves_the_month_and_a_change_of_ones_own_is_tried() -> None:
-    app = put(opened("fleet.py"), "fleet-what-if", CHIPS[3:])
-    press(app, f"fleet-take-{CHIPS[3]}")
+def test_growth_that_is_taken_moves_the_month_and_what_a_change_leaves_unserved_is_said() -> None:
+    app = put(opened("fleet.py"), "fleet-what-if", CHIPS[-1:])
+    press(app, f"fleet-take-{CHIPS[-1]}")
     assert "Placed for the load in 3 months." in words(app)
     press(app, "fleet-undo")
     assert "Placed for the load" not in words(app)
-    shown(app, **{"fleet-own-change": True})
-    put(put(app, "fleet-change", "loads"), "fleet-change-number", "1e3")
-    press(app, "fleet-try")
-    label = "1000 × load of chat"
-    assert label in app.get_by_key("fleet-what-if").options
+    small = example(chat={"where": {"pools": ["own"]}}, own={"nodes": 1})
+    shown(app, **OPEN)
+    put(app, "fleet-editor", small.replace("failures: 1", "failures: 0"))
+    assert not app.error
+    put(app, "fleet-what-if", CHIPS[2:3])
     assert any("Not all of it can be served." in error for error in errors(app))
-    put(app, "fleet-change-number", "many")
-    assert "many" in errors(press(app, "fleet-try"))[0]
-    assert list(app.session_state["fleet-tried"]) == [label]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +126,7 @@ def test_growth_that_is_taken_moves_the_month_and_a_change_of_ones_own_is_tried(
         *(
             pytest.param(text, said, marks=pytest.mark.nightly)
             for text, said in (
-                ("- chat", "holds list, not a fleet"),
+                ("- chat", "this is a list"),
                 (EXAMPLE.replace("h100-sxm", "h100-smx"), "pools.0.device** unknown device"),
                 (EXAMPLE.replace("nodes: 2", "nodes: -2", 1), "pools.0.nodes** "),
                 (EXAMPLE.replace("usd_per_device_hour", "price"), "usd_per_device_hour"),
@@ -179,8 +186,8 @@ def test_a_fleet_starts_from_the_plan_and_takes_on_what_is_kept() -> None:
     names = [part["name"] for part in values["models"]]
     assert names == ["qwen3-8b", "llama-3-1-70b-instruct", "qwen3-8b-2"]
     assert [pool["device"] for pool in values["pools"]] == ["h100-sxm", "h200-sxm"]
-    press(app, "fleet-example")
-    assert "This is an example." in words(app)
+    press(app, "fleet-undo")
+    assert [part["name"] for part in document(app)["models"]] == names[:2]
 
 
 @pytest.mark.nightly
@@ -193,21 +200,43 @@ def test_a_run_that_ends_joins_a_fleet_as_a_job() -> None:
     assert job["name"] in list(app.dataframe[0].value["Model"])
 
 
+class Searching:
+    """A calculation that has found a first fleet, and goes on until it is cancelled."""
+
+    is_over, share, stage = False, 1.0, "placing: gap 2.1 %, 3 s"
+
+    def wait(self) -> None: ...
+
+    def cancel(self) -> None: ...
+
+
+def test_a_search_says_its_gap_and_can_be_cancelled(monkeypatch) -> None:
+    app = shown(opened("fleet.py"), **OPEN)
+    monkeypatch.setattr(sys.modules["_fleet_answer"], "_begin", lambda _: Searching())
+    put(app, "fleet-editor", example(own={"usd_per_device_hour": 3.21}))
+    (bar,) = app.get("progress")
+    assert bar.proto.text == "Placing the fleet: gap 2.1 %, 3 s; the page stays usable meanwhile"
+    assert not app.metric
+    press(app, "fleet-cancel-Placing the fleet")
+    assert not app.get("progress")
+    assert app.button(key="fleet-again-")
+
+
 @pytest.mark.nightly
 def test_what_ended_without_an_answer_says_why_and_is_placed_again(monkeypatch) -> None:
     text = example(own={"usd_per_device_hour": 3.21})
 
-    def end(*_: object, **__: object) -> FleetAnswer:
+    def end(*_: object, **__: object) -> AnsweredFleet:
         raise NoAnswer("ended while its page was away.", hint="Ask again.")
 
     app = shown(opened("fleet.py"), **OPEN)
     with monkeypatch.context() as patched:
-        patched.setattr(rb, "fleet", end)
+        patched.setattr(FleetQuestion, "answer", end)
         put(app, "fleet-editor", text)
         assert "ended while its page was away" in errors(app)[0]
         assert not app.metric
-        assert app.run().button(key="fleet-again-answer-")  # and not begun anew by every edit
-    press(app, "fleet-again-answer-")
+        assert app.run().button(key="fleet-again-")  # and not begun anew by every edit
+    press(app, "fleet-again-")
     assert not app.error
     assert app.metric
 
@@ -232,14 +261,14 @@ abacus,1,1,,
 
 def test_an_inventory_becomes_the_pools_and_another_file_says_what_is_read() -> None:
     app = shown(opened("fleet.py"), **OPEN)
-    put(app, "fleet-inventory", ("machines.csv", MACHINES.encode(), "text/csv"))
+    put(app, "fleet-upload", ("machines.csv", MACHINES.encode(), "text/csv"))
     assert {pool["device"]: pool["nodes"] for pool in document(app)["pools"]} == {
         "h100-sxm": 2,
         "l40s": 1,
     }
     assert "'abacus' is no known device" in words(app)
     assert "own" not in list(app.dataframe[1].value["Pool"])
-    put(app, "fleet-inventory", ("x.json", b"{}", "application/json"))
+    put(app, "fleet-upload", ("x.json", b"{}", "application/json"))
     assert "is no inventory that is known" in errors(app)[0]
     assert len(document(app)["pools"]) == 2
 
@@ -254,7 +283,8 @@ def test_moves_from_today_are_listed_and_all_files_are_made_when_asked() -> None
     assert moves["Move"].str.contains("search").any()
     assert not app.get("download_button")[-1].proto.label.startswith("Download all")
     press(app, "fleet-make")
-    with zipfile.ZipFile(io.BytesIO(app.session_state["fleet-zip"][1])) as archive:
+    made = sys.modules["_fleet_answer"].find_answer(app.session_state["fleet-folder-wanted"])
+    with zipfile.ZipFile(io.BytesIO(made)) as archive:
         assert {"fleet.yaml", "answer.json", "report.html"} <= set(archive.namelist())
         written = parse_yaml(archive.read("fleet.yaml").decode(), "fleet.yaml")
     assert written["today"] == [{**today["today"][0]}]

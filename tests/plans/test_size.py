@@ -101,7 +101,7 @@ P95 = {"objective": {"limits": {"percentile": 95, "tpot_ms": 60}}}
 
 def watched(**parts):
     seen = []
-    with budget.watched(lambda *step: seen.append(step)):
+    with budget.watched(lambda done, steps, _: seen.append((done, steps))):
         return plan_splits(make_request(**P95, **parts)), seen
 
 
@@ -118,7 +118,7 @@ def test_every_simulated_split_is_a_step_at_which_a_watcher_ends_the_work():
     assert seen[-1][0] <= seen[-1][1]
     seen = []
 
-    def enough(done, _):
+    def enough(done, *_):
         seen.append(done)
         if done == 2:
             raise Cancelled

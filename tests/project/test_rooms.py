@@ -16,7 +16,7 @@ from tests.fixtures.paths import ROOT
 from tests.fixtures.rows import over, table
 
 BUDGETS = {
-    "base": 2_260,
+    "base": 2_310,
     "payload": 16_280,
     "models": 5_420,
     "hardware": 5_260,
@@ -35,8 +35,8 @@ BUDGETS = {
     "bundle": 2_280,
     "calibration": 8_800,
     "fleets": 7_240,
-    "views": 12_380,
-    "doors": 7_060,
+    "views": 12_280,
+    "doors": 7_170,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
 

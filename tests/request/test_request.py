@@ -65,7 +65,7 @@ def test_a_request_is_an_object_of_serving_unless_it_says_otherwise_and_json_kee
     split = {"tp": 8, "pp": 1, "dp": 1}
     request = PlanRequest.parse(request_values(objective=objective, candidate=split))
     assert PlanRequest.parse(request.to_json()) == request
-    assert "object" in str(refusal(PlanRequest.parse, []))
+    assert "mapping" in str(refusal(PlanRequest.parse, []))
 
 
 def test_supervision_is_kept_by_training_without_replicas_and_by_a_recipe_but_changes_no_plan():

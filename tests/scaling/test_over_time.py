@@ -99,7 +99,7 @@ def test_policies_are_ordered_held_against_the_bounds_and_paid(answer):
 def test_a_higher_share_is_never_cheaper_progress_told_and_what_is_missing_named():
     costs, progressed = [], []
     for attainment in (0.9, 0.999):
-        with budget.watched(lambda done, steps: progressed.append((done, steps))):
+        with budget.watched(lambda done, steps, _: progressed.append((done, steps))):
             found = simulate_over_time(request(attainment=attainment), policies=["fixed"])
         costs.append(found.policies[0].replica_hours)
         assert progressed[-1][0] == progressed[-1][1] > 5
@@ -318,7 +318,7 @@ def test_points_are_spread_a_search_ended_and_controllers_decide_for_their_own()
     assert [set(column) for column in zip(*points, strict=True)] == [set(range(7))] * 4
     steps = []
     space = [space_of("keda", need())]
-    with budget.watched(lambda done, all_: steps.append((done, all_))), budget.track_task(2):
+    with budget.watched(lambda done, all_, _: steps.append((done, all_))), budget.track_task(2):
         search_policies(space, keda_outcomes, 0.99)
     assert steps[-1] == (2, 2)
     with budget.apply_budget(budget.Budget(), lambda: True), pytest.raises(Cancelled):

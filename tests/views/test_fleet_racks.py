@@ -16,6 +16,7 @@ from recipe_core.base.resources import PACKAGE
 from recipe_core.base.units import trimmed
 from recipe_core.fleets.answer import Charge, CutDevices, FleetAnswer, NodeShare, Placement
 from recipe_core.fleets.what_if import FleetChanges
+from recipe_core.hardware.slices import list_slices
 from recipe_core.views.charts.fleets import rack_picture, rack_style, team_costs
 from recipe_core.views.fleet_changes import changed_document, suggest_changes
 from recipe_core.views.fleet_racks import MOST_SINGLE, Racks, fill_racks
@@ -38,7 +39,7 @@ def cells(racks: Racks) -> list[str]:
     signs = {"idle": ".", "free": "-", "unrented": "-"}
     return [
         " ".join(
-            "".join("+".join(piece.owners) or signs[piece.state] for piece in device)
+            "".join(piece.owner or signs[piece.state] for piece in device)
             for device in node.devices
         )
         for node in racks.nodes
@@ -72,11 +73,11 @@ def test_every_period_is_drawn_as_the_answer_counts_it():
             drawn = fill_racks(answer, use, period)
             assert all(len(node.devices) == use.per_node for node in drawn.nodes)
             owners = Counter(
-                name
+                piece.owner
                 for node in drawn.nodes
                 for device in node.devices
                 for piece in device
-                for name in piece.owners
+                if piece.owner
             )
             expected: Counter[str] = Counter()
             for name, part in answer.placements():
@@ -89,8 +90,8 @@ def test_every_period_is_drawn_as_the_answer_counts_it():
 def test_fewer_replicas_of_another_period_are_spread_as_all_of_them():
     """Else one node that fails would take all of a model whose headroom spans nodes."""
     night = fill_racks(placed(), placed().pools[0], "night")
-    owners = [{piece.owners for device in node.devices for piece in device} for node in night.nodes]
-    assert all(("chat",) in names and ("search",) in names for names in owners)
+    owners = [{piece.owner for device in node.devices for piece in device} for node in night.nodes]
+    assert all({"chat", "search"} <= names for names in owners)
 
 
 def test_a_replica_keeps_its_node_and_one_that_the_period_adds_stands_where_there_is_room():
@@ -120,6 +121,13 @@ def test_slices_fill_devices_that_are_cut_and_the_rest_of_them_is_paid_for_and_i
     drawn = fill_racks(answer, answer.pools[0], "day")
     assert [text.split()[0] for text in cells(drawn)] == ["chatchat.", ".chatchat"]
     assert [text.split()[1:] for text in cells(drawn)] == [["-"] * 7] * 2
+    picture = rack_picture(answer, "day")
+    shares = {part.name: part.share for part in list_slices("h100-sxm")}
+    (width,) = set(re.findall(r'class="fleet-cut" style="width: (\d+)px"', picture))
+    drawn_shares = [float(text) for text in re.findall(r'<b style="flex-grow: ([\d.]+)"', picture)]
+    expected = [shares[name] for name in ("3g.40gb", "1g.10gb", "1g.10gb")] * 2
+    assert drawn_shares == pytest.approx(expected, abs=1e-4)
+    assert min(drawn_shares) * int(width) == pytest.approx(16, abs=0.1)  # room for a letter
 
 
 def test_models_that_sleep_share_a_device_and_padding_of_a_node_is_no_free_device():
@@ -137,13 +145,14 @@ def test_models_that_sleep_share_a_device_and_padding_of_a_node_is_no_free_devic
     )
     answer = replace(first, models=models)
     assert cells(fill_racks(answer, answer.pools[0], "day"))[0] == (
-        "chat chat chat chat+code . - - -"
+        "chat chat chat chatcode . - - -"
     )
     parts = re.findall(
-        r'<b class="fleet-m\d" title="([^"]*)">(\w)</b>', rack_picture(answer, "day")
+        r'<b style="flex-grow: ([\d.]+)" class="fleet-m\d" title="([^"]*)">(\w)</b>',
+        rack_picture(answer, "day"),
     )
     text = "own-0: chat, code: they sleep and wake in turn"
-    assert parts == [(text, "A"), (text, "B")]
+    assert parts == [("0.5000", text, "A"), ("0.5000", text, "B")]
 
 
 def test_large_pools_are_folded_and_no_text_of_a_user_is_markup():
@@ -160,7 +169,7 @@ def test_large_pools_are_folded_and_no_text_of_a_user_is_markup():
 
 def test_colours_of_cells_have_texts_that_are_read_and_letters_tell_models_apart():
     for dark in (False, True):
-        style = rack_style(placed(), dark=dark)
+        style = rack_style(dark=dark)
         pairs = re.findall(r"background: (#\w{6}); color: (#\w{6})", style)
         assert len(pairs) == 8
         for ground, ink in pairs:
@@ -208,17 +217,20 @@ def test_a_change_that_is_taken_touches_only_what_differs():
 
 
 def test_suggested_changes_are_of_what_the_fleet_has():
-    labels = [each.label for each in suggest_changes(placed())]
-    assert labels == [
+    chips = suggest_changes(placed())
+    assert list(chips) == [
         "Lose a node of own",
+        "Lose a node of cloud",
         "+25 % load of chat",
+        "+25 % load of search",
         "+20 % price of own",
+        "+20 % price of cloud",
         "3 months of growth",
     ]
-    for each in suggest_changes(placed()):
-        each.changes.apply(placed().request)
+    for changes in chips.values():
+        changes.apply(placed().request)
     no_growth = {name: part for name, part in example().items() if name != "growth"}
     racks = {**no_growth, "pools": [{**no_growth["pools"][0], "nodes": 4}]}
-    labels = [each.label for each in suggest_changes(rb.fleet(racks))]
+    labels = list(suggest_changes(rb.fleet(racks)))
     assert labels[1] == "Lose a rack of own"
     assert "3 months of growth" not in labels

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +47,7 @@ def simulate_command(
 
     corrections = learn_own_runs(measured, no_calibration)
     values = read_plan_request(request, corrections)
-    with _show_progress("Simulating …"):
+    with show_spinner("Simulating …"):
         answer = simulate(
             values,
             trace=trace,
@@ -83,25 +81,6 @@ def _write_request(values: Any, answer: Any, trace: Path | None, path: Path) -> 
     plain = request_with_policy(values, answer, trace=load).to_json()
     text = to_json(plain) + "\n" if path.suffix == ".json" else to_yaml(plain)
     write_whole(path, text.encode())
-
-
-@contextmanager
-def _show_progress(status: str) -> Iterator[None]:
-    """Show on a terminal's standard error how far a calculation is."""
-    if not sys.stderr.isatty():
-        yield
-        return
-    from rich.console import Console
-
-    from recipe_core.base.budget import watched
-
-    with Console(stderr=True).status(status) as shown:
-
-        def report(done: int, steps: int) -> None:
-            shown.update(f"{status} {share_text(done / max(steps, 1))}")
-
-        with watched(report):
-            yield
 
 
 @app.command("cold-start")

@@ -240,14 +240,22 @@ def apply_calibration(off: bool) -> Iterator[None]:
 
 @contextmanager
 def show_spinner(status: str) -> Iterator[None]:
-    """Show a spinner with ``status`` on standard error, if that is a terminal."""
+    """Show a spinner on standard error, if that is a terminal: ``status``, and how far it is."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(status):
-        yield
+    from recipe_core.base.budget import watched
+    from recipe_core.base.units import share_text
+
+    with Console(stderr=True).status(status) as shown:
+
+        def report(done: int, steps: int, stage: str) -> None:
+            shown.update(stage or f"{status} {share_text(done / max(steps, 1))}")
+
+        with watched(report):
+            yield
 
 
 def read_request(source: str) -> Any:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from recipe_core.base.documents import read_document, read_text
 from recipe_core.base.errors import InputError, unknown
+from recipe_core.base.problems import say_problem
 from recipe_core.base.types import (
     Count,
     Degree,
@@ -221,18 +222,13 @@ def _column_problem_text(problem: Mapping[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{columns}: is empty."
     value = f" (got {problem['input']!r:.80})" if columns else ""
-    return f"{columns}: {_problem_text(problem)}{value}."
-
-
-def _problem_text(problem: Mapping[str, Any]) -> str:
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    return message[0].lower() + message[1:]
+    return f"{columns}: {say_problem(problem)}{value}."
 
 
 def column_problem(error: ValidationError) -> tuple[str, str]:
     """The column of the first problem of a row ("" of the whole row), and what it is."""
     first = error.errors(include_url=False)[0]
-    return ".".join(map(str, first["loc"])), _problem_text(dict(first))
+    return ".".join(map(str, first["loc"])), say_problem(dict(first))
 
 
 TRAINING_RUNS = PUBLISHED.with_name("training.csv")

@@ -13,22 +13,17 @@ from recipe_core.fleets.answer import Charge, FleetAnswer
 from recipe_core.hardware.cluster import chip_title, device_profile
 from recipe_core.views.charts.style import LIGHT, PLAIN, Drawing, axis, categories, mix, palette
 from recipe_core.views.fleet_racks import Racks, fill_racks, letter_owners
+from recipe_core.views.fleets import RENTED
 from recipe_core.views.texts import read_html_template
 
 # Nodes, or rows of nodes that are filled alike, in a picture.
 MOST_ROWS = 240
-# Width of a device, large in fleets of up to so many.
-LARGE_PX, SMALL_PX, MOST_LARGE = 34, 24, 160
+# Widths of a device, and of a letter, which the smallest slice of a device has room for.
+DEVICE_PX, LETTER_PX = 34, 16
 # Colours of models, then again; letters tell all of them apart.
 HUES = len(LIGHT.groups)
 # Characters of a team, project and cost centre beside their bar.
 LONGEST_NAME = 48
-TERMS = {
-    "owned": "owned",
-    "reserved": "reserved",
-    "on-demand": "rented on demand",
-    "spot": "spot",
-}
 STATES = {
     "idle": "paid for, and idle",
     "free": "free",
@@ -64,14 +59,13 @@ def payer_name(charge: Charge) -> str:
 # --- racks
 
 
-def rack_style(answer: FleetAnswer, *, dark: bool = False) -> str:
+def rack_style(*, dark: bool = False) -> str:
     """The style of the picture of racks: a colour for each model, hatches for what is idle."""
     colours = palette(dark)
-    is_small = sum(use.devices for use in answer.pools) > MOST_LARGE
     return read_html_template("fleet_racks.css.j2").render(
         colours=colours,
         faint=mix(colours.paper, colours.muted, 0.55),
-        size=SMALL_PX if is_small else LARGE_PX,
+        size=DEVICE_PX,
         fills=[(colour, _readable_on(colour)) for colour in colours.groups],
     )
 
@@ -87,44 +81,43 @@ def _readable_on(colour: str) -> str:
 def rack_picture(answer: FleetAnswer, period: str) -> str:
     """Racks and nodes of every pool in a period, each device a cell with the letter of its model.
 
-    Cells that are joined are one replica. Every text is escaped.
+    Cells that are joined are one replica; slices have their shares of a cell. Every text is
+    escaped.
     """
-    marks, room, pools = letter_owners(answer), MOST_ROWS, []
-    racks = [fill_racks(answer, use, period) for use in answer.pools]
-    for pool in racks:
-        title = chip_title(device_profile(answer.request.pool(pool.use.name).device))
-        pools.append((pool.use, _pool_text(pool, title), pool.nodes[: max(room, 0)]))
-        room -= len(pool.nodes)
-    numbers = _count_devices(racks)
+    room, pools, numbers = MOST_ROWS, [], defaultdict[str, float](float)
+    for use in answer.pools:
+        racks = fill_racks(answer, use, period)
+        _count_devices(racks, numbers)
+        pools.append((use, _pool_text(racks, answer, period), racks.nodes[: max(room, 0)]))
+        room -= len(racks.nodes)
+    marks = letter_owners(answer)
     return read_html_template("fleet_racks.html.j2").render(
         pools=pools,
         marks=marks,
         hues=HUES,
+        size=DEVICE_PX,
+        letter=LETTER_PX,
         devices={name: trimmed(numbers[name]) for name in marks if numbers[name]},
         states={state: text for state, text in STATES.items() if numbers[f"-{state}"]},
         undrawn=-room,
     )
 
 
-def _count_devices(racks: Sequence[Racks]) -> dict[str, float]:
-    """Devices by owner; those that nobody has by a dash and their state, which is no name."""
-    out: defaultdict[str, float] = defaultdict(float)
-    for node in (node for pool in racks for node in pool.nodes):
-        for device in node.devices:
-            for piece in device:
-                names = piece.owners or (f"-{piece.state}",)
-                for name in names:
-                    out[name] += node.count / len(device) / len(names)
-    return out
+def _count_devices(racks: Racks, numbers: dict[str, float]) -> None:
+    """Add devices by owner; those that nobody has by a dash and their state, which is no name."""
+    for node in racks.nodes:
+        for piece in (piece for device in node.devices for piece in device):
+            numbers[piece.owner or f"-{piece.state}"] += node.count * piece.share
 
 
-def _pool_text(pool: Racks, title: str) -> str:
+def _pool_text(racks: Racks, answer: FleetAnswer, period: str) -> str:
     """A pool in a line: nodes, devices, term, and how many are in use."""
-    use, numbers = pool.use, _count_devices([pool])
-    used = sum(number for name, number in numbers.items() if not name.startswith("-"))
-    text = f"{use.nodes} × {use.per_node} {title}, {TERMS[use.term]}, {trimmed(used)} in use"
-    if not pool.undrawn:
+    use, term = racks.use, "rented on demand" if racks.use.term == "on-demand" else racks.use.term
+    title = chip_title(device_profile(answer.request.pool(use.name).device))
+    used = trimmed(use.used.get(period, 0.0))
+    text = f"{use.nodes} × {use.per_node} {title}, {term}, {used} in use"
+    if not racks.undrawn:
         return text
-    noun = "node is" if pool.undrawn == 1 else "nodes are"
-    rest = STATES["unrented" if use.term in ("on-demand", "spot") else "free"]
-    return f"{text}; {pool.undrawn:,} {'more ' if pool.nodes else ''}{noun} {rest}"
+    noun = "node is" if racks.undrawn == 1 else "nodes are"
+    rest = STATES["unrented" if use.term in RENTED else "free"]
+    return f"{text}; {racks.undrawn:,} {'more ' if racks.nodes else ''}{noun} {rest}"
