@@ -84,7 +84,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """What runs on a fleet, with who pays for it."""
+    """Models and jobs of a fleet alike, with who pays for them."""
 
     name: str
     team: str | None

@@ -60,7 +60,7 @@ def find_conflict(problem: FleetProblem, solution: Solution, seconds: float = SE
 
 
 def _list_groups(instance: Instance) -> list[Group]:
-    """What may conflict, as the program names it."""
+    """Groups of rows that may conflict, as the program names them."""
     parts = {
         "demand": [True for _ in instance.demands],
         "headroom": [demand.failures > 0 for demand in instance.demands],

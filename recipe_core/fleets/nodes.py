@@ -30,7 +30,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class _Stand:
-    """What stands on one node: a replica or a part of one, or a device that is cut.
+    """A stand on one node: a replica or a part of one, or a device that is cut.
 
     ``options``: whose replica it is, several of sleeping models. ``size``: of the node's devices or
     slices. ``opens``: slices of a device that is cut.
@@ -80,7 +80,7 @@ def fill_nodes(
 
 
 def _list_stands(problem: FleetProblem, solution: Solution, p: int, counts: Int) -> list[_Stand]:
-    """What is to stand on a pool's nodes: the largest first, and slices when devices are cut."""
+    """Stands of a pool's nodes: the largest first, and slices when devices are cut."""
     per_node, supply = problem.pools[p].per_node, problem.instance.supplies[p]
     stands = [
         (1.0, int(number), _Stand((), "", None, 1.0, 0.0, opens))

@@ -64,13 +64,12 @@ class Board:
             self._members["pool", spot.pool].append(k)
             self._members["model", spot.model].append(k)
         self.floors = {}
-        for model in {spot.model for spot in spots}:
+        for model in dict.fromkeys(spot.model for spot in spots):
             ends = (self.capacity(model, end) for end in (self.first, self.last))
             self.floors[model] = min(loads.get(model, 0.0), *ends)
         self.devices = {}
-        for pool in dict.fromkeys(
-            spot.pool for spot in spots
-        ):  # today fits, whatever an inventory says
+        # today fits, whatever an inventory says
+        for pool in dict.fromkeys(spot.pool for spot in spots):
             parts = self._parts(pool, self.first)
             packed = parts.pop(None, 0.0) + math.ceil(sum(parts.values()) - _EPSILON)
             self.devices[pool] = max(devices.get(pool, 0.0), packed)

@@ -80,7 +80,7 @@ def _hold_loads(column: Column, scores: Float) -> Float:
 
 
 class _Scenarios:
-    """What placements have in common in each scenario, drawn where it is first asked for."""
+    """Errors and failures that placements share, drawn where they are first asked for."""
 
     def __init__(self) -> None:
         self._generator = np.random.default_rng(SEED)

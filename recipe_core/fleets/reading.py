@@ -44,7 +44,7 @@ def read_solution(
 
 
 class _Reader:
-    """What each option of a program takes, costs and holds by period: arrays options × periods."""
+    """Devices, cost and load of each option of a program by period: arrays options × periods."""
 
     def __init__(self, problem: FleetProblem, solution: Solution) -> None:
         self.problem, self.solution = problem, solution
@@ -225,7 +225,7 @@ class _Reader:
         )
 
     def _tenant_fields(self, tenant: Tenant, lacks: bool) -> dict[str, Any]:
-        """What an answer says of a model and of a job alike; ``lacks``: whether not all is run."""
+        """Fields of an answer that a model and a job have alike; ``lacks``: whether not all is run."""
         placed = [self.placed[k] for k in self.members[tenant.name] if k in self.placed]
         reason = "the pools that may serve it have no more devices free for it"
         if not self.members[tenant.name]:

@@ -88,7 +88,7 @@ class Sleep(DescribedModel):
 
 
 class Tenant(DescribedModel):
-    """What runs on a fleet: a plan's request without hardware, and to whom it belongs."""
+    """A model or a job of a fleet: a plan's request without hardware, and to whom it belongs."""
 
     name: Label
     """Its name."""
@@ -179,7 +179,7 @@ class FleetModel(Tenant):
 
     @property
     def mode(self) -> str:
-        """How its load is stated: ``open`` (requests a second) or ``closed`` (users at once)."""
+        """Mode of its load: ``open`` (requests a second) or ``closed`` (users at once)."""
         return getattr(self.workload, "mode", "")
 
     @property

@@ -16,7 +16,7 @@ from tests.fixtures.paths import ROOT
 from tests.fixtures.rows import over, table
 
 BUDGETS = {
-    "base": 2_310,
+    "base": 2_320,
     "payload": 16_280,
     "models": 5_420,
     "hardware": 5_260,
@@ -34,9 +34,9 @@ BUDGETS = {
     "targets": 8_080,
     "bundle": 2_280,
     "calibration": 8_800,
-    "fleets": 7_240,
+    "fleets": 6_840,
     "views": 12_280,
-    "doors": 7_170,
+    "doors": 7_180,
 }
 """The rooms in the order of their imports, each with its most lines of Python.
 
