@@ -225,7 +225,7 @@ class _Reader:
         )
 
     def _tenant_fields(self, tenant: Tenant, lacks: bool) -> dict[str, Any]:
-        """Fields of an answer that a model and a job have alike; ``lacks``: whether not all is run."""
+        """Fields that a model and a job have alike; ``lacks``: whether not all of it is run."""
         placed = [self.placed[k] for k in self.members[tenant.name] if k in self.placed]
         reason = "the pools that may serve it have no more devices free for it"
         if not self.members[tenant.name]:
