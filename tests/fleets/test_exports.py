@@ -305,7 +305,7 @@ def test_bundles_have_the_replicas_queues_and_priorities_of_the_plan(folder):
 
 def test_quotas_add_up_to_the_devices(answer):
     flavors = {flavor.name: flavor for flavor in plan_flavors(answer, fleet_parts(answer))}
-    assert {name: flavor.count for name, flavor in flavors.items()} == {
+    assert {name: flavor.amount for name, flavor in flavors.items()} == {
         "prod-big": 16,
         "prod-amd": 8,
         "prod-cut": 6,  # two of eight are cut
@@ -332,7 +332,7 @@ def test_queues_hold_all_devices_of_the_plan_and_one_group_each(answer, joined):
                     for n, row in zip(names, flavor["resources"], strict=True)
                 }
                 totals[flavor["name"]] += sum(v for n, v in devices.items() if "/" in n)
-    assert totals == {f.name: f.count for f in plan_flavors(answer, fleet_parts(answer))}
+    assert totals == {f.name: f.amount for f in plan_flavors(answer, fleet_parts(answer))}
     flavors = [d for d in objects_in(joined).values() if d["kind"] == "ResourceFlavor"]
     assert all("topologyName" in flavor["spec"] for flavor in flavors)
     pools = [pool.model_copy(update={"racks": None}) for pool in answer.request.pools]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from recipe_core.fleets.answer import FleetAnswer
 from recipe_core.fleets.exports.labels import object_label, plugin_resource, scheduler_of
@@ -25,22 +25,21 @@ _CLUSTER = ("namespace.yaml", "priorities.yaml")
 _KUEUE = ("flavors.yaml", "queues.yaml", "priorities.yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class Flavor:
+class Flavor(NamedTuple):
     """Devices of a pool that are whole, or slices of one kind, with the quotas of teams.
 
-    ``count``: of them by the plan: of owned machines all there are, of rented ones those paid for.
+    ``amount``: of them by the plan: of owned machines all there are, of rented ones those paid for.
     """
 
     name: str
     pool: str
     resource: str
-    count: int
+    amount: int
     quotas: Mapping[str, int]
 
     @property
     def idle(self) -> int:
-        return max(self.count - sum(self.quotas.values()), 0)
+        return max(self.amount - sum(self.quotas.values()), 0)
 
 
 def plan_flavors(answer: FleetAnswer, parts: Sequence[Part]) -> list[Flavor]:

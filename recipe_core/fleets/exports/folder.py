@@ -15,7 +15,7 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.replace import exchange_paths
 from recipe_core.bundle.signing import MANIFEST
-from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.answer import FleetAnswer, PlacedJob, PlacedModel
 from recipe_core.fleets.exports.cluster import cluster_files
 from recipe_core.fleets.exports.parts import fleet_parts
 from recipe_core.fleets.exports.report import fleet_report
@@ -65,10 +65,8 @@ def charge_files(answer: FleetAnswer) -> dict[str, str]:
         cells = [f"'{text}" if text and text[0] in "=+-@" else text or "" for text in names]
         numbers = (f"{row.devices:.2f}", f"{row.usd_per_hour:.4f}", f"{row.usd_per_month:.2f}")
         writer.writerow([*cells, *numbers])
-    tags = {
-        owner.name: {name: getattr(owner, name) for name in ("team", "project", "cost_centre")}
-        for owner in [*answer.models, *answer.jobs]
-    }
+    owners: list[PlacedModel | PlacedJob] = [*answer.models, *answer.jobs]
+    tags = {owner.name: {name: getattr(owner, name) for name in _CHARGES[:3]} for owner in owners}
     return {
         "charges/charges.csv": table.getvalue(),
         "charges/tags.json": to_json(tags),

@@ -56,8 +56,7 @@ class PodTemplate(NamedTuple):
 class Part:
     """A placement, and whose it is.
 
-    ``name`` is that of its objects, ``folder`` of its bundle. ``team`` is the name of its queue and
-    account.
+    ``name`` is that of its objects, ``folder`` of its bundle.
     """
 
     answer: FleetAnswer
@@ -66,9 +65,17 @@ class Part:
     pool: Pool
     name: str
     folder: str
-    team: str
     level: PriorityLevel
-    trains: bool
+
+    @property
+    def team(self) -> str:
+        """The team as the name of its queue and account."""
+        return object_label(self.owner.team or NO_TEAM)
+
+    @property
+    def trains(self) -> bool:
+        """Return whether it is a training run, which ends and is not scaled."""
+        return bool(self.placement.request["workload"].get("kind") == "training")
 
     @property
     def scheduler(self) -> Scheduler:
@@ -130,10 +137,10 @@ class Part:
             raise NoAnswer(message, field=error.field, hint=error.hint) from None
 
     def _parameters(self) -> Parameters:
-        fleet, count = self.answer.request.name, self.replicas
-        changes: dict[str, Any] = {}
+        place = Parameters(namespace=self.answer.request.name)
+        changes: dict[str, Any] = {"min_replicas": self.replicas, "max_replicas": self.replicas}
         if self.scheduler == "kubernetes":
-            changes = {"queue": self.queue, "priority_class": self.level.name}
+            changes |= {"queue": self.queue, "priority_class": self.level.name}
             changes["node_selector"] = node_labels(self.answer, self.pool)
         else:
             changes["host"] = "0.0.0.0"  # noqa: S104 - routers reach it from other machines
@@ -141,7 +148,7 @@ class Part:
             partition = partition_name(self.pool) + ("-idle" if self.borrows else "")
             changes |= {"partition": partition, "queue": self.qos, "account": self.team}
             changes["gpu_type"] = self.placement.slice
-        return Parameters(namespace=fleet, min_replicas=count, max_replicas=count, **changes)
+        return place.model_copy(update=changes)
 
     @property
     def target_files(self) -> Mapping[str, str]:
@@ -184,7 +191,8 @@ def fleet_parts(answer: FleetAnswer) -> tuple[Part, ...]:
     fleet, stated_jobs = answer.request.name, {job.name: job for job in answer.request.jobs}
     parts: list[Part] = []
     names = set[str]()
-    for owner in [*answer.models, *answer.jobs]:
+    owners: list[PlacedModel | PlacedJob] = [*answer.models, *answer.jobs]
+    for owner in owners:
         if isinstance(owner, PlacedModel):
             kind, priority = "serving", owner.priority
         else:
@@ -195,19 +203,10 @@ def fleet_parts(answer: FleetAnswer) -> tuple[Part, ...]:
         pools = set[str]()
         for placement in owner.placements:
             if placement.most_replicas:
-                place = _unused(placement.pool, pools)
-                part = Part(
-                    answer=answer,
-                    owner=owner,
-                    placement=placement,
-                    pool=answer.request.pool(placement.pool),
-                    name=_unused(object_label(f"{owner.name}-{place}"), names),
-                    folder=f"{folder}/{owner.name}/{place}",
-                    team=object_label(owner.team) if owner.team else NO_TEAM,
-                    level=level,
-                    trains=placement.request["workload"].get("kind") == "training",
-                )
-                parts.append(part)
+                pool, place = answer.request.pool(placement.pool), _unused(placement.pool, pools)
+                name, path = f"{owner.name}-{place}", f"{folder}/{owner.name}/{place}"
+                name = _unused(object_label(name), names)
+                parts.append(Part(answer, owner, placement, pool, name, path, level))
     return tuple(parts)
 
 
