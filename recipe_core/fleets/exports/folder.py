@@ -15,10 +15,11 @@ from recipe_core.base.errors import InputError, RecipeError
 from recipe_core.bundle.contents import file_mode
 from recipe_core.bundle.replace import exchange_paths
 from recipe_core.bundle.signing import MANIFEST
+from recipe_core.engines.frameworks import framework
+from recipe_core.engines.spec import engine, engine_names
 from recipe_core.fleets.answer import FleetAnswer, PlacedJob, PlacedModel
 from recipe_core.fleets.exports.cluster import cluster_files
 from recipe_core.fleets.exports.parts import fleet_parts
-from recipe_core.fleets.exports.report import fleet_report
 from recipe_core.fleets.exports.router import router_files
 from recipe_core.fleets.exports.schedule import night_files, partition_files
 from recipe_core.fleets.exports.slices import slice_files
@@ -52,6 +53,14 @@ def fleet_folder(answer: FleetAnswer) -> dict[str, bytes]:
     digests = {path: hashlib.sha256(files[path]).hexdigest() for path in sorted(files)}
     listed = {"schema_version": 1, "fleet": answer.request.name, "files": digests}
     return {**dict(sorted(files.items())), MANIFEST: to_json(listed).encode()}
+
+
+def fleet_report(answer: FleetAnswer) -> str:
+    """The answer as one HTML file: it opens offline, runs nothing and requests nothing."""
+    engines = engine_names()
+    names = {placement.engine for _, placement in answer.placements()}
+    titles = {name: (engine if name in engines else framework)(name).title for name in names}
+    return render_export("report.html.j2", answer=answer, titles=titles)
 
 
 def charge_files(answer: FleetAnswer) -> dict[str, str]:

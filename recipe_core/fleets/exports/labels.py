@@ -19,9 +19,9 @@ POOL_LABEL, RACK_LABEL = "recipe-builder.io/pool", "recipe-builder.io/rack"
 SCHEDULER, PARTITION, NODES = "scheduler", "partition", "nodes"
 # Names of objects: controllers append characters, and 63 is the limit of a label.
 NAME_LENGTH = 40
-_LABEL = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
-_LABEL_KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_LABEL}", re.ASCII)
-_LABEL_VALUE = re.compile(_LABEL, re.ASCII)
+_VALUE = r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = re.compile(_VALUE, re.ASCII)
+_LABEL = re.compile(rf"([a-z0-9]([a-z0-9.-]{{0,251}}[a-z0-9])?/)?{_VALUE}={_VALUE}", re.ASCII)
 _SLURM_NAMES = re.compile(r"[A-Za-z0-9_][\w.,\[\]-]{0,250}", re.ASCII)
 
 
@@ -57,9 +57,8 @@ def owner_labels(owner: PlacedModel | PlacedJob) -> dict[str, str]:
 def scheduler_of(pool: Pool) -> Scheduler:
     """Kubernetes, unless the label ``scheduler`` says Slurm, or anything else, which is none."""
     word = pool.labels.get(SCHEDULER, "kubernetes").strip().casefold()
-    if word in ("kubernetes", "k8s", "kueue"):
-        return "kubernetes"
-    return "slurm" if word == "slurm" else "none"
+    schedulers: dict[str, Scheduler] = {"kubernetes": "kubernetes", "slurm": "slurm"}
+    return schedulers.get(word, "none")
 
 
 def node_labels(answer: FleetAnswer, pool: Pool) -> dict[str, str]:
@@ -70,8 +69,11 @@ def node_labels(answer: FleetAnswer, pool: Pool) -> dict[str, str]:
 
 
 def _kubernetes_labels(pool: Pool) -> dict[str, str]:
-    own = {k: v for k, v in pool.labels.items() if k not in (SCHEDULER, PARTITION, NODES)}
-    return {k: v for k, v in own.items() if _LABEL_KEY.fullmatch(k) and _LABEL_VALUE.fullmatch(v)}
+    return {
+        key: value
+        for key, value in pool.labels.items()
+        if key not in (SCHEDULER, PARTITION, NODES) and _LABEL.fullmatch(f"{key}={value}")
+    }
 
 
 def plugin_resource(pool: Pool, cut: str | None) -> str:

@@ -164,8 +164,8 @@ class Part:
             written = parse_yaml(text, path) if path.endswith(".yaml") else {}
             for place, containers in _find_containers(written):
                 amounts = [{**c.get("requests", {}), **c.get("limits", {})} for c in containers]
-                counts = {k: int(asked.get(self.resource, 0)) for k, asked in enumerate(amounts)}
-                devices = {k: count for k, count in counts.items() if count}
+                with_devices = [k for k, names in enumerate(amounts) if self.resource in names]
+                devices = {k: int(amounts[k][self.resource]) for k in with_devices}
                 host = frozenset[str]().union(*amounts) - {self.resource}
                 name = written["metadata"]["name"]
                 templates.append(PodTemplate(written["kind"], name, place, devices, host))

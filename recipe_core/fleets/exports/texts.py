@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from recipe_core.base.documents import to_json
 from recipe_core.base.texts import quote_markdown, quote_shell
@@ -26,10 +26,10 @@ def _quote_yaml(value: Any) -> str:
 
 
 @cache
-def _environment(*, escaped: bool) -> Environment:
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=escaped,  # noqa: S701 - formats other than HTML quote by filters
+        autoescape=select_autoescape(("html.j2",), default=False),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -46,4 +46,4 @@ def render_export(name: str, /, **values: Any) -> str:
     Raises:
         jinja2.UndefinedError: for a value that it needs.
     """
-    return _environment(escaped=".html." in name).get_template(name).render(**values)
+    return _environment().get_template(name).render(**values)
