@@ -89,7 +89,7 @@ class Part:
 
     @cached_property
     def resource(self) -> str:
-        """What its pods ask for."""
+        """Name of the devices that its pods ask for."""
         return plugin_resource(self.pool, self.placement.slice)
 
     @property
@@ -173,7 +173,7 @@ class Part:
 
 
 def _find_containers(place: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
-    """Where an object has templates of pods, and the resources of their containers."""
+    """Find the templates of pods in an object: their paths, and what each container asks for."""
     if isinstance(place, list):
         place = dict(enumerate(place))
     if not isinstance(place, dict):
