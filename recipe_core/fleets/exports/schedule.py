@@ -28,7 +28,7 @@ def partition_files(answer: FleetAnswer, parts: Sequence[Part]) -> dict[str, str
     Every replica has a job with a port of its own, beside what its processes read.
     """
     pools = [pool for pool in answer.request.pools if scheduler_of(pool) == "slurm"]
-    inside = [part for part in parts if part.scheduler == "slurm"]
+    inside = [part for part in parts if part.scheduler == "slurm" and part.target_files]
     devices = Counter[str]()
     for pool, cut in {(part.pool.name, part.placement.slice) for part in inside}:
         devices.update(team_quotas(inside, pool, cut))
@@ -37,7 +37,7 @@ def partition_files(answer: FleetAnswer, parts: Sequence[Part]) -> dict[str, str
     files = {f"slurm/{name}": render_export(f"slurm/{name}.j2", **values) for name in names}
     for part in inside:
         context = part.bundle.context
-        for k, (_, port) in enumerate(replica_addresses(part, parts) if part.target_files else ()):
+        for k, (_, port) in enumerate(replica_addresses(part, parts)):
             parameters = context.parameters.model_copy(update={"port": port})
             job = slurm_files(replace(context, parameters=parameters))
             folder = f"slurm/{part.name}/{k}"

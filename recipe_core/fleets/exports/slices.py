@@ -6,7 +6,7 @@ MIG manager to nodes with the label ``nvidia.com/mig.config=NODE``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
@@ -62,7 +62,7 @@ def mig_devices(cuts: Cuts, per_node: int) -> list[dict[str, Any]]:
     ]
 
 
-def amd_script(cuts: Sequence[Mapping[str, int]], per_node: int) -> str:
+def amd_script(cuts: Cuts, per_node: int) -> str:
     """A script for root that sets the modes of a node's devices, on which nothing may run.
 
     All of them share the memory mode. Beside NPS1 no device is whole, so that those without slices
