@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -23,11 +24,13 @@ from hypothesis import strategies as st
 from recipe_core.base.documents import parse_json, parse_yaml
 from recipe_core.base.errors import InputError
 from recipe_core.bundle.verify import read_bundle
-from recipe_core.fleets.exports.folder import fleet_folder, iter_files, write_fleet
-from recipe_core.fleets.exports.kueue import plan_flavors
-from recipe_core.fleets.exports.parts import fleet_parts, label_value, replicas_by_clock
-from recipe_core.fleets.exports.report import fleet_report, node_rows
-from recipe_core.fleets.exports.router import RouterPlace, integer_weights, router_files
+from recipe_core.fleets.exports import router
+from recipe_core.fleets.exports.cluster import plan_flavors
+from recipe_core.fleets.exports.folder import fleet_folder, fleet_report, write_fleet
+from recipe_core.fleets.exports.labels import label_value
+from recipe_core.fleets.exports.parts import fleet_parts
+from recipe_core.fleets.exports.router import integer_weights, router_files
+from recipe_core.fleets.exports.schedule import clock_replicas, period_hours
 from recipe_core.fleets.request import FleetRequest
 from tests.fixtures import slurm as slurm_fixture
 from tests.fixtures.cluster_schemas import custom, errors, key_of, validate
@@ -45,9 +48,21 @@ def answer():
     return placed_fleet()
 
 
+def joining_files(answer):
+    """What joins the bundles, as texts by path."""
+    inside = ("models/", "jobs/")
+    files = fleet_folder(answer).items()
+    return {path: data.decode() for path, data in files if not path.startswith(inside)}
+
+
+@cache
+def scheduled_files(scheduler):
+    return joining_files(on_scheduler(scheduler))
+
+
 @pytest.fixture(scope="module")
 def joined(answer):
-    return iter_files(answer)
+    return joining_files(answer)
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +119,9 @@ def test_weights_beyond_the_range_are_the_nearest():
 
 
 @needs("the configuration of HAProxy", "haproxy")
-@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm", "hand"])
+@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm", "none"])
 def test_haproxy_takes_the_configuration(tmp_path, scheduler):
-    files = iter_files(on_scheduler(scheduler))
+    files = scheduled_files(scheduler)
     (tmp_path / "haproxy.cfg").write_text(files["router/haproxy.cfg"])
     done = run("haproxy", "-c", "-f", tmp_path / "haproxy.cfg")
     assert done.returncode == 0, done.stderr
@@ -115,9 +130,10 @@ def test_haproxy_takes_the_configuration(tmp_path, scheduler):
 
 
 @needs("the configuration of HAProxy", "haproxy")
-def test_haproxy_takes_any_name_of_a_model(answer, tmp_path):
+def test_haproxy_takes_any_name_of_a_model(answer, tmp_path, monkeypatch):
     names = {"tiny-cut": """/models/it's "{x}" ${HOME} # \\""", "chat-amd": "a", "chat-big": "a"}
-    files = router_files(answer, fleet_parts(answer), RouterPlace("prod", served=names))
+    monkeypatch.setattr(router, "_served_name", lambda part: names[part.name])
+    files = router_files(answer, fleet_parts(answer))
     (tmp_path / "haproxy.cfg").write_text(files["router/haproxy.cfg"])
     done = run("haproxy", "-c", "-f", tmp_path / "haproxy.cfg")
     assert done.returncode == 0, done.stderr
@@ -190,15 +206,10 @@ def test_weights_follow_the_periods(joined):
     assert "set server model-chat/chat-amd weight 2" in night
 
 
-def test_models_under_one_name_are_routed_by_path_alone():
-    request = placed_fleet().request
-    twin = request.models[1].model_copy(update={"model": request.models[0].model})
-    answer = placed_fleet()
-    placements = tuple(
-        replace(p, request={**p.request, "model": twin.model}) for p in answer.models[1].placements
-    )
-    models = (answer.models[0], replace(answer.models[1], placements=placements))
-    config = iter_files(replace(answer, models=models))["router/haproxy.cfg"]
+def test_models_under_one_name_are_routed_by_path_alone(answer):
+    tiny = replace(answer.models[1], placements=answer.models[0].placements)
+    twins = replace(answer, models=(answer.models[0], tiny), jobs=())
+    config = router_files(twins, fleet_parts(twins))["router/haproxy.cfg"]
     assert "Qwen3-8B" not in config
     assert "path_beg /tiny/" in config
 
@@ -293,7 +304,7 @@ def test_bundles_have_the_replicas_queues_and_priorities_of_the_plan(folder):
 
 def test_quotas_add_up_to_the_devices(answer):
     flavors = {flavor.name: flavor for flavor in plan_flavors(answer, fleet_parts(answer))}
-    assert {name: flavor.count for name, flavor in flavors.items()} == {
+    assert {name: flavor.amount for name, flavor in flavors.items()} == {
         "prod-big": 16,
         "prod-amd": 8,
         "prod-cut": 6,  # two of eight are cut
@@ -320,12 +331,12 @@ def test_queues_hold_all_devices_of_the_plan_and_one_group_each(answer, joined):
                     for n, row in zip(names, flavor["resources"], strict=True)
                 }
                 totals[flavor["name"]] += sum(v for n, v in devices.items() if "/" in n)
-    assert totals == {f.name: f.count for f in plan_flavors(answer, fleet_parts(answer))}
+    assert totals == {f.name: f.amount for f in plan_flavors(answer, fleet_parts(answer))}
     flavors = [d for d in objects_in(joined).values() if d["kind"] == "ResourceFlavor"]
     assert all("topologyName" in flavor["spec"] for flavor in flavors)
     pools = [pool.model_copy(update={"racks": None}) for pool in answer.request.pools]
     flat = replace(answer, request=answer.request.model_copy(update={"pools": tuple(pools)}))
-    text = iter_files(flat)["kueue/flavors.yaml"]
+    text = joining_files(flat)["kueue/flavors.yaml"]
     assert "opology" not in text
 
 
@@ -333,7 +344,7 @@ def test_serving_goes_before_preemptible_jobs_and_not_before_fixed_ones(answer):
     fixed = replace(answer, jobs=(replace(answer.jobs[0], preemptible=False),))
 
     def values(placed):
-        found = objects_in({"p.yaml": iter_files(placed)["kubernetes/priorities.yaml"]}).values()
+        found = objects_in({"p.yaml": joining_files(placed)["kubernetes/priorities.yaml"]}).values()
         return {row["metadata"]["name"]: (row["value"], row["preemptionPolicy"]) for row in found}
 
     serving, job = values(answer)["prod-serving-100"], values(answer)["prod-jobs-10"]
@@ -347,7 +358,7 @@ def test_serving_goes_before_preemptible_jobs_and_not_before_fixed_ones(answer):
 
 def test_replicas_follow_the_clock(answer, joined):
     big = fleet_parts(answer)[0]
-    assert replicas_by_clock(big) == (*[1] * 7, *[3] * 14, *[1] * 3)
+    assert clock_replicas(big, period_hours(answer)) == [*[1] * 7, *[3] * 14, *[1] * 3]
     scaled = parse_yaml(joined["nights/scaledobjects.yaml"].split("---\n")[1])["spec"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (1, 3)
     assert scaled["triggers"][0]["metadata"]["start"].startswith("0 7 ")
@@ -358,7 +369,7 @@ def test_nothing_is_scheduled_where_periods_are_alike(answer):
         return tuple(replace(p, replicas={"day": 2, "night": 2}) for p in owner.placements)
 
     models = tuple(replace(model, placements=even(model)) for model in answer.models)
-    files = iter_files(replace(answer, models=models, jobs=()))
+    files = joining_files(replace(answer, models=models, jobs=()))
     assert not [path for path in files if path.startswith("nights/")]
 
 
@@ -374,9 +385,9 @@ def test_systemd_takes_the_timers(joined, tmp_path):
 
 
 @needs("scripts", "shellcheck")
-@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm", "hand"])
+@pytest.mark.parametrize("scheduler", ["kubernetes", "slurm", "none"])
 def test_scripts_are_sound(scheduler, tmp_path):
-    scripts = {p: t for p, t in iter_files(on_scheduler(scheduler)).items() if p.endswith(".sh")}
+    scripts = {p: t for p, t in scheduled_files(scheduler).items() if p.endswith(".sh")}
     assert "nights/period.sh" in scripts
     for path, text in scripts.items():
         place = tmp_path / path.replace("/", "-")
@@ -385,40 +396,7 @@ def test_scripts_are_sound(scheduler, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
-# --- machines without Kubernetes
-
-
-def test_a_machine_starts_and_stops_its_replicas(tmp_path):
-    script = iter_files(on_scheduler("by hand"))["hand/replicas.sh"]
-    fleet, home = tmp_path / "fleet", tmp_path / "home"
-    (fleet / "hand").mkdir(parents=True)
-    (fleet / "hand" / "replicas.sh").write_text(script)
-    told = tmp_path / "told"
-    launcher = (
-        "import os, sys\n"
-        "line = [os.environ.get('CUDA_VISIBLE_DEVICES', ''), *sys.argv[1:]]\n"
-        f"print(os.getcwd().split('/')[-1], *line, file=open({str(told)!r}, 'a'))\n"
-    )
-    for name in ("models/chat/big", "jobs/tune/big"):
-        (fleet / name).mkdir(parents=True)
-        (fleet / name / "launch.py").write_text(launcher)
-
-    def begin(node, period):
-        told.write_text("")
-        environment = os.environ | {"FLEET_HOME": str(home)}
-        done = run("bash", fleet / "hand" / "replicas.sh", node, period, env=environment)
-        return done.returncode, told.read_text().splitlines()
-
-    assert begin("big-0", "day") == (
-        0,
-        [
-            "chat-big-0 0,1 up --host 0.0.0.0 --port 8000",
-            "chat-big-1 2,3 up --host 0.0.0.0 --port 8001",
-        ],
-    )
-    assert begin("big-0", "night")[1][0] == "chat-big-1  down"
-    assert begin("big-1", "night")[1] == ["tune-big-0 2,3,4,5 up"]
-    assert begin("big-7", "night")[0] == 2
+# --- Slurm
 
 
 @pytest.mark.nightly
@@ -467,7 +445,7 @@ def test_slurm_takes_partitions_and_keeps_replicas(tmp_path, monkeypatch):
 
 
 def test_slurm_has_an_account_and_a_class_a_team(tmp_path):
-    script = iter_files(on_scheduler("slurm"))["slurm/accounts.sh"]
+    script = scheduled_files("slurm")["slurm/accounts.sh"]
     told = tmp_path / "told"
     fake = tmp_path / "sacctmgr"
     fake.write_text(f'#!/bin/bash\nprintf "%s\\0" "$@" >>{told}\nprintf "\\n" >>{told}\n')
@@ -496,7 +474,8 @@ def test_charges_come_back_as_they_were(joined):
 
 
 def test_what_a_user_wrote_stands_in_no_configuration(joined):
-    quoted = ("charges/charges.csv", "charges/tags.json")
+    documents = ("fleet.yaml", "answer.json", "report.html")
+    quoted = (*documents, "charges/charges.csv", "charges/tags.json")
     assert [path for path, text in joined.items() if "pwned)" in text and path not in quoted] == []
 
 
@@ -522,23 +501,13 @@ def test_the_report_is_one_file_that_runs_nothing(answer):
     assert not [name for name, _ in read.attributes if name.startswith("on") or name == "src"]
     assert "<script>alert(1)</script>" in read.texts  # as text
     assert any(HOSTILE in text for text in read.texts)
-    labels = [text for name, text in read.attributes if name == "aria-label"]
-    assert labels.count("A") == 8  # six devices of h100, two of mi300x
-    assert (labels.count("B×7"), labels.count("B×2"), labels.count("C")) == (1, 1, 4)
+    assert "big-0 ×2, big-1" in read.texts  # chat's nodes with their replicas
+    assert "cut-0 ×9" in read.texts
     assert "All of the load is served" in page
 
 
-def test_jobs_without_room_beside_serving_have_a_row_of_their_own(answer):
-    nodes = tuple(replace(share, devices=8.0) for share in answer.models[0].placements[0].nodes)
-    chat = replace(answer.models[0].placements[0], nodes=nodes)
-    model = replace(answer.models[0], placements=(chat,))
-    parts = fleet_parts(replace(answer, models=(model,)))
-    rows = [(row.nodes, len(row.cells), row.later) for row in node_rows(parts, "big", 8)]
-    assert rows == [(("big-0",), 8, False), (("big-1",), 8, False), (("big-1",), 8, True)]
-
-
 def test_the_report_of_a_large_fleet_stays_small(answer):
-    """Fifty models with four placements each, and nodes that are all filled otherwise."""
+    """Fifty models with four placements each, on forty nodes each."""
     part = answer.models[0].placements[0]
 
     def spread(k):
@@ -556,7 +525,8 @@ def test_the_report_of_a_large_fleet_stays_small(answer):
     page = fleet_report(replace(answer, models=models, pools=pools))
     assert all(name in page for name in names)
     assert 100_000 < len(page.encode()) < 300_000
-    assert "nodes more are not drawn" in page
+    assert "big-0 ×2, big-50 ×2, " in page
+    assert "and 32 more" in page
 
 
 def test_the_report_says_what_is_not_served(answer):

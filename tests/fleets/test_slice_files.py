@@ -1,60 +1,78 @@
 """Files that cut devices: keys and values as mig-parted's specification and amd-smi have them."""
 
+import subprocess
+from dataclasses import replace
+
 import pytest
 
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import HardwareError
-from recipe_core.fleets.slice_files import (
-    NodeCuts,
-    amd_partition_commands,
-    mig_parted_config,
-    nodes_cuts,
-)
+from recipe_core.fleets.answer import CutDevices
+from recipe_core.fleets.exports.slices import amd_script, node_cuts, slice_files
+from tests.fixtures.needs import needs
+from tests.fleets.placed import placed_fleet
 
 # api/spec/v1/spec.go of NVIDIA/mig-parted: the keys of an entry; the others are optional.
 KEYS = {"devices", "mig-enabled", "mig-devices"}
 SEVEN, MIXED = {"1g.10gb": 7}, {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
 
 
+def cut_fleet(pool, *cuts):
+    """The answer with devices of one pool cut, of which each of ``cuts`` has how many and how."""
+    answer = placed_fleet()
+    devices = tuple(CutDevices(number, counts, {}) for number, counts in cuts)
+    pools = [replace(use, cuts=devices if use.name == pool else ()) for use in answer.pools]
+    return replace(answer, pools=tuple(pools))
+
+
 def test_a_pool_becomes_configurations_of_its_nodes():
-    first, last = nodes_cuts("h100-sxm", 8, [(7, SEVEN), (3, MIXED)])
-    assert (len(first.cuts), len(last.cuts)) == (8, 8)
-    assert nodes_cuts("h100-sxm", 8, []) == ()
-    whole = NodeCuts("a100-sxm-80gb", ({},) * 4)
-    document = parse_yaml(mig_parted_config({"pool-1": first, "pool-2": last, "whole": whole}))
+    answer = cut_fleet("big", (7, SEVEN), (3, MIXED))
+    document = parse_yaml(slice_files(answer)["slices/mig-parted.yaml"])
     assert list(document) == ["version", "mig-configs"]
     assert document["version"] == "v1"
     entries = document["mig-configs"]
     assert {key for config in entries.values() for entry in config for key in entry} == KEYS
-    assert entries["pool-1"] == [
-        {"devices": [0, 1, 2, 3, 4, 5, 6], "mig-enabled": True, "mig-devices": SEVEN},
-        {"devices": [7], "mig-enabled": True, "mig-devices": dict(sorted(MIXED.items()))},
+    # spread over both nodes, as the plan spreads them
+    assert entries["big-0"] == [
+        {"devices": [0, 1, 2, 3], "mig-enabled": True, "mig-devices": SEVEN},
+        {"devices": [4], "mig-enabled": True, "mig-devices": dict(sorted(MIXED.items()))},
+        {"devices": [5, 6, 7], "mig-enabled": False},
     ]
-    assert [entry["devices"] for entry in entries["pool-2"]] == [[0, 1], [2, 3, 4, 5, 6, 7]]
-    assert entries["pool-2"][1]["mig-enabled"] is False
-    assert entries["whole"] == [{"devices": "all", "mig-enabled": False}]
+    assert [entry["devices"] for entry in entries["big-1"]] == [[0, 1, 2], [3, 4], [5, 6, 7]]
+    assert slice_files(cut_fleet("big")) == {}
 
 
-def test_partitions_are_set_after_the_memory_they_share():
-    text = amd_partition_commands(NodeCuts("mi300x", ({"cpx-nps4": 8},) * 8))
-    commands = [line.split("  #")[0] for line in text.splitlines()[2:]]
+def test_machines_that_are_not_rented_are_not_cut():
+    use = replace(cut_fleet("big", (4, SEVEN)).pools[0], nodes=50, paid={"day": 16.0, "night": 8.0})
+    pool = placed_fleet().request.pools[0].model_copy(update={"term": "on-demand"})
+    assert {node: len(cuts) for node, cuts in node_cuts(pool, use).items()} == {
+        "big-0": 2,
+        "big-1": 2,
+    }
+
+
+@needs("scripts", "shellcheck")
+def test_partitions_are_set_after_the_memory_they_share(tmp_path):
+    script = slice_files(cut_fleet("amd", (2, {"cpx-nps4": 8})))["slices/amd-0.sh"]
+    (tmp_path / "amd.sh").write_text(script)
+    done = subprocess.run(["shellcheck", tmp_path / "amd.sh"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    commands = [line.split("  #")[0] for line in script.splitlines()[2:] if line[0] != "#"]
     assert commands == [
         "echo y | amd-smi set --gpu all --memory-partition NPS4",
         "modprobe -r amdgpu",
         "modprobe amdgpu",
-        "amd-smi set --gpu all --compute-partition CPX",
+        "amd-smi set --gpu all --compute-partition CPX",  # also of those that the plan leaves idle
     ]
     # amd-smi numbers the partitions of a device too, so that the last device goes first.
-    mixed = amd_partition_commands(NodeCuts("mi300x", ({"cpx-nps1": 8}, {}, {"dpx-nps1": 2})))
+    mixed = amd_script([{"cpx-nps1": 8}, {"dpx-nps1": 2}], 4)
     assert mixed.splitlines()[-3:] == [
         "amd-smi set --gpu all --compute-partition SPX",
-        "amd-smi set --gpu 2 --compute-partition DPX",
+        "amd-smi set --gpu 1 --compute-partition DPX",
         "amd-smi set --gpu 0 --compute-partition CPX",
     ]
 
 
-def test_a_cut_that_no_device_allows_is_refused():
-    with pytest.raises(HardwareError, match=r"3g\.40gb"):
-        mig_parted_config({"n": NodeCuts("h100-sxm", ({"3g.40gb": 2, "1g.10gb": 1},))})
-    with pytest.raises(HardwareError, match="at once"):  # one memory mode a node
-        amd_partition_commands(NodeCuts("mi300x", ({"cpx-nps4": 8}, {})))
+def test_modes_that_no_node_has_at_once_are_refused():
+    with pytest.raises(HardwareError, match="CPX and DPX under NPS2"):
+        amd_script([{"cpx-nps2": 8}, {"dpx-nps2": 2}], 8)

@@ -1,144 +1,109 @@
-"""Kubernetes: overlays over the bundles' objects, and claims of devices by DRA.
+"""Kubernetes: overlays over the bundles' objects, claims of devices by DRA, and Kueue's queues.
 
 An overlay gives a placement its team's labels and spreads its replicas over racks. A second one
-over it claims devices in place of a plugin's resource; a cluster takes one of them.
+over it claims devices in place of a plugin's resource; a cluster takes one of them. A team's queue
+has what the plan gives its models and its jobs that may not be preempted, in the busiest period of
+each pool. What is idle then belongs to the cohort; preemptible jobs borrow that, and what serving
+leaves unused, and give it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
-from recipe_core.base.documents import parse_yaml
-from recipe_core.fleets.exports.kueue import priority_levels, priority_of
-from recipe_core.fleets.exports.parts import Part, pool_vendor
+from recipe_core.fleets.answer import FleetAnswer
+from recipe_core.fleets.exports.labels import object_label, plugin_resource, scheduler_of
+from recipe_core.fleets.exports.parts import Part
 from recipe_core.fleets.exports.texts import render_export
-from recipe_core.targets.names import cluster_names
 
-Files = Mapping[str, bytes]
-# Folders of bundles with objects for Kubernetes, by what is run.
-TARGETS = ("kubernetes", "jobset")
-# Vendors with a driver of DRA.
-CLAIMED_VENDORS = ("nvidia", "amd")
-# Where an object's pod templates are.
-_TEMPLATES = {
-    "Deployment": ("/spec/template",),
-    "LeaderWorkerSet": (
-        "/spec/leaderWorkerTemplate/leaderTemplate",
-        "/spec/leaderWorkerTemplate/workerTemplate",
-    ),
-    "JobSet": ("/spec/replicatedJobs/0/template/spec/template",),
-}
+# Resources of vendors with a driver of DRA.
+CLAIMED = ("nvidia.com/", "amd.com/")
+_CLUSTER = ("namespace.yaml", "priorities.yaml")
+_KUEUE = ("flavors.yaml", "queues.yaml", "priorities.yaml")
 
 
-@dataclass(frozen=True, slots=True)
-class PodTemplate:
-    """A template of pods in an object of a bundle: where it is, and what its containers ask for.
+class Flavor(NamedTuple):
+    """Devices of a pool that are whole, or slices of one kind, with the quotas of teams.
 
-    ``devices``: by the number of a container that has some the resource, and how many of it.
-    ``host``: names of what else they ask for. ``annotated``: whether it has annotations.
+    ``amount``: of them by the plan: of owned machines all there are, of rented ones those paid for.
     """
 
-    kind: str
     name: str
-    path: str
-    devices: Mapping[int, tuple[str, int]]
-    host: frozenset[str]
-    annotated: bool
+    pool: str
+    resource: str
+    amount: int
+    quotas: Mapping[str, int]
+
+    @property
+    def idle(self) -> int:
+        return max(self.amount - sum(self.quotas.values()), 0)
 
 
-def bundle_target(files: Files) -> str | None:
-    """The bundle's target for Kubernetes; None where it has none."""
-    return next((t for t in TARGETS if f"targets/{t}/kustomization.yaml" in files), None)
+def plan_flavors(answer: FleetAnswer, parts: Sequence[Part]) -> list[Flavor]:
+    """Every kind of device in pools that Kubernetes schedules, in the plan's order."""
+    flavors = []
+    for use in answer.pools:
+        pool = answer.request.pool(use.name)
+        if scheduler_of(pool) != "kubernetes":
+            continue
+        devices = max(use.paid.values(), default=0.0) if pool.is_rented else use.devices
+        counts = Counter[str | None]({None: math.ceil(devices)})
+        for cut in use.cuts:
+            counts[None] -= cut.devices
+            counts.update({kind: cut.devices * count for kind, count in cut.counts.items()})
+        for kind, count in counts.items():
+            if count > 0:
+                name = object_label("-".join(filter(None, [answer.request.name, use.name, kind])))
+                quotas = team_quotas(parts, use.name, kind)
+                resource = plugin_resource(pool, kind)
+                flavors.append(Flavor(name, use.name, resource, count, quotas))
+    return flavors
 
 
-def pod_templates(files: Files) -> list[PodTemplate]:
-    """The templates of pods in a bundle's objects for Kubernetes."""
-    folder = f"targets/{bundle_target(files)}/"
-    documents = [
-        parse_yaml(text.decode(), path)
-        for path, text in sorted(files.items())
-        if path.startswith(folder) and path.endswith(".yaml")
-    ]
-    return [template for document in documents for template in _templates_in(document)]
+def team_quotas(parts: Iterable[Part], pool: str, cut: str | None) -> Counter[str]:
+    """Devices or slices of a pool by team, in the period in which they are most together.
 
-
-def _templates_in(document: Any) -> Iterator[PodTemplate]:
-    kind = document.get("kind") if isinstance(document, dict) else None
-    vendors = {str(names.resource).partition("/")[0] for names in cluster_names().vendors.values()}
-    for path in _TEMPLATES.get(str(kind), ()):
-        place: Any = document
-        for step in path.strip("/").split("/"):
-            place = place[int(step)] if isinstance(place, list) else place.get(step, {})
-        devices, host = dict[int, tuple[str, int]](), set[str]()
-        for k, container in enumerate(place.get("spec", {}).get("containers", ())):
-            resources = container.get("resources", {})
-            amounts = {**resources.get("requests", {}), **resources.get("limits", {})}
-            for name, amount in amounts.items():
-                if name.partition("/")[0] in vendors and "rdma" not in name:
-                    devices[k] = (name, int(amount))
-                else:
-                    host.add(name)
-        if place:
-            name = document["metadata"]["name"]
-            annotated = bool(place.get("metadata", {}).get("annotations"))
-            yield PodTemplate(str(kind), name, path, devices, frozenset(host), annotated)
-
-
-def cluster_files(
-    parts: Sequence[Part], bundles: Mapping[str, Files], namespace: str
-) -> dict[str, str]:
-    """The namespace, priorities and overlays, for ``kubectl apply -k kubernetes``.
-
-    ``bundles``: files of a placement's bundle by its name; overlays are of those that are given.
+    A team that only borrows has none of its own.
     """
+    by_period: dict[str, Counter[str]] = {}
+    for part in parts:
+        for period, replicas in part.placement.replicas.items():
+            if (part.pool.name, part.placement.slice) == (pool, cut):
+                count = 0 if part.borrows else replicas * part.devices_each
+                by_period.setdefault(period, Counter())[part.team] += count
+    return max(by_period.values(), key=Counter.total, default=Counter())
+
+
+def cluster_files(answer: FleetAnswer, parts: Sequence[Part]) -> dict[str, str]:
+    """The folders ``kubernetes`` and ``kueue`` for ``kubectl apply -k``, and claims in ``dra``."""
     inside = [part for part in parts if part.scheduler == "kubernetes"]
     if not inside:
         return {}
-    values = {"levels": priority_levels(inside), "namespace": namespace}
-    names = ("namespace.yaml", "priorities.yaml")
-    files = {
-        f"kubernetes/{name}": render_export(f"kubernetes/{name}.j2", **values) for name in names
+    started = [part for part in inside if part.pod_templates]
+    teams = {part.team: part.owner.team for part in inside}
+    values = {
+        "answer": answer,
+        "fleet": answer.request.name,
+        "levels": sorted({part.level for part in inside}, reverse=True),
+        "flavors": plan_flavors(answer, inside),
+        # what pods ask for beside devices: a queue admits nothing that it does not cover
+        "host_resources": sorted({r for p in started for t in p.pod_templates for r in t.host}),
+        "teams": teams,
+        "hourly": [part for part in inside if part.queue not in teams],
+        "racked": any((part.pool.racks or 1) > 1 for part in inside),
     }
-    resources = [*names]
-    for part in inside:
-        bundle = bundles.get(part.name, {})
-        if target := bundle_target(bundle):
-            resources.append(part.name)
-            files[f"kubernetes/{part.name}/kustomization.yaml"] = render_export(
-                "kubernetes/overlay.yaml.j2",
-                part=part,
-                bundle=f"../../{part.folder}/targets/{target}",
-                level=priority_of(part),
-                templates=pod_templates(bundle),
-            )
-    listed = render_export("kustomization.yaml.j2", resources=resources)
-    return {**files, "kubernetes/kustomization.yaml": listed}
-
-
-def claim_files(
-    parts: Sequence[Part], bundles: Mapping[str, Files], namespace: str
-) -> dict[str, str]:
-    """Claims a placement, with the overlay that has its pods take them, below ``dra/``.
-
-    Without a bundle there is the claim alone, of the devices that a replica has on a node.
-    """
-    files: dict[str, str] = {}
-    for part in parts:
-        vendor = pool_vendor(part.pool)
-        if part.scheduler != "kubernetes" or vendor not in CLAIMED_VENDORS:
-            continue
-        templates = [t for t in pod_templates(bundles.get(part.name, {})) if t.devices]
-        per_node = min(part.devices_each, part.pool.per_node or part.devices_each)
-        values = {
-            "part": part,
-            "namespace": namespace,
-            "vendor": vendor,
-            "templates": templates,
-            "requests": [[n for _, n in t.devices.values()] for t in templates] or [[per_node]],
-        }
-        names = ("claims.yaml", "kustomization.yaml") if templates else ("claims.yaml",)
-        for name in names:
-            files[f"dra/{part.name}/{name}"] = render_export(f"dra/{name}.j2", **values)
+    paths = [f"kubernetes/{name}" for name in _CLUSTER] + [f"kueue/{name}" for name in _KUEUE]
+    files = {path: render_export(f"{path}.j2", **values) for path in paths}
+    listed = {"kubernetes": [*_CLUSTER, *(part.name for part in started)], "kueue": _KUEUE}
+    for part in started:
+        overlay = render_export("kubernetes/overlay.yaml.j2", part=part)
+        files[f"kubernetes/{part.name}/kustomization.yaml"] = overlay
+        for name in ("claims", "kustomization") if part.resource.startswith(CLAIMED) else ():
+            files[f"dra/{part.name}/{name}.yaml"] = render_export(f"dra/{name}.yaml.j2", part=part)
+    for folder, names in listed.items():
+        text = render_export("kustomization.yaml.j2", resources=names)
+        files[f"{folder}/kustomization.yaml"] = text
     return files

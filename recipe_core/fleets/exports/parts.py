@@ -1,82 +1,110 @@
-"""Placements of a fleet as things with names: objects, folders, labels, resources, hours."""
+"""Placements of a fleet as things with a name, a team, a priority and a bundle."""
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, NamedTuple
 
-from recipe_core.base.errors import HardwareError
-from recipe_core.fleets.answer import ALL_DAY, FleetAnswer, PlacedJob, PlacedModel, Placement
-from recipe_core.fleets.request import Pool
-from recipe_core.hardware.cluster import device_profile
-from recipe_core.targets.names import cluster_names
-
-Scheduler = Literal["kubernetes", "slurm", "hand"]
-# Labels of nodes that this package gives, where a pool states none that tell it from others.
-POOL_LABEL, RACK_LABEL = "recipe-builder.io/pool", "recipe-builder.io/rack"
-# What a pool's labels say of its scheduler; ``partition`` and ``nodes`` are Slurm's names.
-SCHEDULER, PARTITION, NODES = "scheduler", "partition", "nodes"
-# Names of objects: controllers append characters, and 63 is the limit of a label.
-NAME_LENGTH = 40
-NO_TEAM = "no-team"
-DAY = 24
-_LABEL_KEY = re.compile(
-    r"([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII
+from recipe_core.base.documents import parse_yaml
+from recipe_core.base.errors import NoAnswer, RecipeError
+from recipe_core.bundle.write import Bundle, bundle_of
+from recipe_core.fleets.answer import FleetAnswer, PlacedJob, PlacedModel, Placement
+from recipe_core.fleets.exports.labels import (
+    NAME_LENGTH,
+    Scheduler,
+    node_labels,
+    object_label,
+    partition_name,
+    plugin_resource,
+    scheduler_of,
 )
-_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", re.ASCII)
+from recipe_core.fleets.request import Pool
+from recipe_core.recipe.build import Additions, make_recipe
+from recipe_core.recipe.place import Parameters
+from recipe_core.request.schema import PlanRequest
+
+NO_TEAM = "no-team"
+# Values of priorities by what is run: Kubernetes takes up to 10^9 from users, and a fleet's own
+# priorities are up to 1,000. Nobody preempts a job that may not be, and it preempts nobody.
+_BASES = {"jobs": 0, "serving": 100_000, "fixed-jobs": 200_000}
 
 
-@dataclass(frozen=True)
+class PriorityLevel(NamedTuple):
+    """A class of priority, by its name in the cluster; ``kind`` is what is run."""
+
+    value: int
+    name: str
+    kind: str
+
+
+class PodTemplate(NamedTuple):
+    """A template of pods in an object of a bundle, and what its containers ask for.
+
+    ``devices``: how many a container has, by its number. ``host``: names of what else they ask for.
+    """
+
+    kind: str
+    name: str
+    path: str
+    devices: Mapping[int, int]
+    host: frozenset[str]
+
+
+@dataclass(frozen=True, eq=False)
 class Part:
-    """A placement, and whose it is; ``name`` is that of its objects, ``folder`` of its bundle."""
+    """A placement, and whose it is.
+
+    ``name`` is that of its objects, ``folder`` of its bundle.
+    """
 
     answer: FleetAnswer
     owner: PlacedModel | PlacedJob
     placement: Placement
+    pool: Pool
     name: str
     folder: str
-
-    @cached_property
-    def pool(self) -> Pool:
-        return self.answer.request.pool(self.placement.pool)
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """Kubernetes, unless the pool's label ``scheduler`` says Slurm or anything else."""
-        return scheduler_of(self.pool)
+    level: PriorityLevel
 
     @property
     def team(self) -> str:
         """The team as the name of its queue and account."""
-        return object_label(self.owner.team) if self.owner.team else NO_TEAM
-
-    @property
-    def is_job(self) -> bool:
-        return isinstance(self.owner, PlacedJob)
-
-    @property
-    def borrows(self) -> bool:
-        """Return whether serving may take its devices back."""
-        return isinstance(self.owner, PlacedJob) and self.owner.preemptible
+        return object_label(self.owner.team or NO_TEAM)
 
     @property
     def trains(self) -> bool:
         """Return whether it is a training run, which ends and is not scaled."""
-        workload = self.placement.request.get("workload")
-        return isinstance(workload, Mapping) and workload.get("kind") == "training"
+        return bool(self.placement.request["workload"].get("kind") == "training")
 
     @property
-    def priority(self) -> int:
-        jobs = {job.name: job.priority for job in self.answer.request.jobs}
-        return self.owner.priority if isinstance(self.owner, PlacedModel) else jobs[self.owner.name]
+    def scheduler(self) -> Scheduler:
+        return scheduler_of(self.pool)
+
+    @property
+    def target(self) -> str | None:
+        """The bundle's target for its scheduler."""
+        kubernetes = "jobset" if self.trains else "kubernetes"
+        return {"kubernetes": kubernetes, "slurm": "slurm"}.get(self.scheduler)
+
+    @cached_property
+    def resource(self) -> str:
+        """Name of the devices that its pods ask for."""
+        return plugin_resource(self.pool, self.placement.slice)
+
+    @property
+    def borrows(self) -> bool:
+        """Return whether serving may take its devices back."""
+        return self.level.kind == "jobs"
 
     @property
     def replicas(self) -> int:
         return self.placement.most_replicas
+
+    @property
+    def changes(self) -> bool:
+        """Return whether its replicas differ between periods."""
+        return len(set(self.placement.replicas.values())) > 1
 
     @property
     def devices_each(self) -> int:
@@ -84,39 +112,101 @@ class Part:
         return 1 if self.placement.slice else max(1, round(self.placement.devices_each))
 
     @property
-    def devices_on_node(self) -> int:
-        """Devices of a replica on one node."""
-        return min(self.devices_each, self.pool.per_node or self.devices_each)
+    def queue(self) -> str:
+        """The LocalQueue: its team's, or its own where hours bound a training run."""
+        return self.name if self.trains and self.changes else self.team
 
     @property
-    def changes(self) -> bool:
-        """Return whether its replicas differ between periods."""
-        return len({self.replicas_in(period) for period in self.answer.periods}) > 1
+    def qos(self) -> str:
+        """The class of service of Slurm."""
+        return f"{self.team}-jobs" if self.borrows else self.team
 
-    def replicas_in(self, period: str) -> int:
-        replicas = self.placement.replicas
-        return int(replicas.get(period, replicas.get(ALL_DAY, 0)))
+    @cached_property
+    def bundle(self) -> Bundle:
+        """The bundle of one replica, for every target that can start it.
 
-    def load_in(self, period: str) -> float:
-        """Load that all its replicas have in a period."""
-        loads = self.placement.load_each
-        return float(loads.get(period, loads.get(ALL_DAY, 0.0))) * self.replicas_in(period)
+        Raises:
+            NoAnswer: where it cannot be read or started, naming the placement.
+        """
+        try:
+            request = PlanRequest.parse(dict(self.placement.request))
+            recipe = make_recipe(request, Additions(parameters=self._parameters()), folders=False)
+            return bundle_of(recipe.model_copy(update={"name": self.name}).locked())
+        except RecipeError as error:
+            message = f"no bundle of {self.name}: {error.message}"
+            raise NoAnswer(message, field=error.field, hint=error.hint) from None
+
+    def _parameters(self) -> Parameters:
+        place = Parameters(namespace=self.answer.request.name)
+        changes: dict[str, Any] = {"min_replicas": self.replicas, "max_replicas": self.replicas}
+        if self.scheduler == "kubernetes":
+            changes |= {"queue": self.queue, "priority_class": self.level.name}
+            changes["node_selector"] = node_labels(self.answer, self.pool)
+        else:
+            changes["host"] = "0.0.0.0"  # noqa: S104 - routers reach it from other machines
+        if self.scheduler == "slurm":
+            partition = partition_name(self.pool) + ("-idle" if self.borrows else "")
+            changes |= {"partition": partition, "queue": self.qos, "account": self.team}
+            changes["gpu_type"] = self.placement.slice
+        return place.model_copy(update=changes)
+
+    @property
+    def target_files(self) -> Mapping[str, str]:
+        """Files of the bundle for its scheduler; none where that cannot start it."""
+        files = self.bundle.targets.get(self.target or "", "")
+        return {} if isinstance(files, str) else files
+
+    @cached_property
+    def pod_templates(self) -> list[PodTemplate]:
+        """The templates of pods in its objects for Kubernetes."""
+        templates = []
+        for path, text in self.target_files.items():
+            written = parse_yaml(text, path) if path.endswith(".yaml") else {}
+            for place, containers in _find_containers(written):
+                amounts = [{**c.get("requests", {}), **c.get("limits", {})} for c in containers]
+                with_devices = [k for k, names in enumerate(amounts) if self.resource in names]
+                devices = {k: int(amounts[k][self.resource]) for k in with_devices}
+                host = frozenset[str]().union(*amounts) - {self.resource}
+                name = written["metadata"]["name"]
+                templates.append(PodTemplate(written["kind"], name, place, devices, host))
+        return templates
+
+
+def _find_containers(place: Any, path: str = "") -> Iterator[tuple[str, list[Any]]]:
+    """Find the templates of pods in an object: their paths, and what each container asks for."""
+    if isinstance(place, list):
+        place = dict(enumerate(place))
+    if not isinstance(place, dict):
+        return
+    spec = place.get("spec")
+    if path and isinstance(spec, dict) and "containers" in spec:
+        yield path, [container.get("resources", {}) for container in spec["containers"]]
+        return
+    for key, value in place.items():
+        yield from _find_containers(value, f"{path}/{key}")
 
 
 def fleet_parts(answer: FleetAnswer) -> tuple[Part, ...]:
     """Every placement that has replicas, models before jobs, each with a name of its own."""
+    fleet, stated_jobs = answer.request.name, {job.name: job for job in answer.request.jobs}
     parts: list[Part] = []
     names = set[str]()
     owners: list[PlacedModel | PlacedJob] = [*answer.models, *answer.jobs]
     for owner in owners:
-        folders = set[str]()
+        if isinstance(owner, PlacedModel):
+            kind, priority = "serving", owner.priority
+        else:
+            kind = "jobs" if owner.preemptible else "fixed-jobs"
+            priority = stated_jobs[owner.name].priority
+        level = PriorityLevel(_BASES[kind] + priority, f"{fleet}-{kind}-{priority}", kind)
+        folder = "models" if kind == "serving" else "jobs"
+        pools = set[str]()
         for placement in owner.placements:
             if placement.most_replicas:
-                folder = _unused(placement.pool, folders)
-                name = _unused(object_label(f"{owner.name}-{folder}"), names)
-                kind = "jobs" if isinstance(owner, PlacedJob) else "models"
-                path = f"{kind}/{owner.name}/{folder}"
-                parts.append(Part(answer, owner, placement, name, path))
+                pool, place = answer.request.pool(placement.pool), _unused(placement.pool, pools)
+                name, path = f"{owner.name}-{place}", f"{folder}/{owner.name}/{place}"
+                name = _unused(object_label(name), names)
+                parts.append(Part(answer, owner, placement, pool, name, path, level))
     return tuple(parts)
 
 
@@ -127,107 +217,3 @@ def _unused(name: str, names: set[str]) -> str:
         free, number = f"{name[: NAME_LENGTH - 4].rstrip('-')}-{number}", number + 1
     names.add(free)
     return free
-
-
-def object_label(text: str) -> str:
-    """A text as the name of an object; a digest tells one apart that is changed for it."""
-    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
-    if label == text and len(label) <= NAME_LENGTH:
-        return label
-    mark = hashlib.sha256(text.encode()).hexdigest()[:6]
-    return f"{label[: NAME_LENGTH - 7].strip('-')}-{mark}".strip("-")
-
-
-def label_value(text: str) -> str:
-    """A text as a label's value; a digest tells one apart that is changed for it."""
-    if _LABEL_VALUE.fullmatch(text):
-        return text
-    mark = hashlib.sha256(text.encode()).hexdigest()[:6]
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-._")
-    return f"{plain[:50].rstrip('-._')}-{mark}".lstrip("-")
-
-
-def scheduler_of(pool: Pool) -> Scheduler:
-    """Kubernetes, unless the label ``scheduler`` says Slurm or anything else."""
-    word = pool.labels.get(SCHEDULER, "kubernetes").strip().casefold()
-    if word in ("kubernetes", "k8s", "kueue"):
-        return "kubernetes"
-    return "slurm" if word == "slurm" else "hand"
-
-
-def node_labels(answer: FleetAnswer, pool: Pool) -> dict[str, str]:
-    """Labels that select a pool's nodes: its own where they tell it apart, else one of its name."""
-    labels = _kubernetes_labels(pool)
-    pools = answer.request.pools
-    labels_beside = [_kubernetes_labels(part) for part in pools if part.name != pool.name]
-    unique = labels and labels not in labels_beside
-    return labels if unique else {**labels, POOL_LABEL: pool.name}
-
-
-def _kubernetes_labels(pool: Pool) -> dict[str, str]:
-    """Labels of the pool, as Kubernetes takes them."""
-    return {
-        key: value
-        for key, value in pool.labels.items()
-        if key not in (SCHEDULER, PARTITION, NODES)
-        and _LABEL_KEY.fullmatch(key)
-        and _LABEL_VALUE.fullmatch(value)
-    }
-
-
-def pool_vendor(pool: Pool) -> str:
-    """Vendor of a pool's devices; of a profile that cannot be read, NVIDIA."""
-    try:
-        return device_profile(pool.device).vendor
-    except HardwareError:
-        return "nvidia"
-
-
-def plugin_resource(pool: Pool, cut: str | None) -> str:
-    """The resource that pods ask for: whole devices, or slices by the plugins' mixed names.
-
-    Sources: NVIDIA k8s-device-plugin (``mig.strategy: mixed``), ROCm k8s-device-plugin
-    (``resource_naming_strategy: mixed``).
-    """
-    vendor = pool_vendor(pool)
-    if cut and vendor == "amd":
-        return f"amd.com/{re.sub(r'[^a-z0-9]+', '_', cut.lower())}"
-    if cut:
-        return f"nvidia.com/mig-{re.sub(r'[^A-Za-z0-9_.-]+', '.', cut)}"
-    return cluster_names().vendors[vendor].resource or "nvidia.com/gpu"
-
-
-def owner_labels(owner: PlacedModel | PlacedJob) -> dict[str, str]:
-    """Labels of its objects, by which costs are told apart; what is not stated is left out."""
-    texts = {
-        "app.kubernetes.io/part-of": owner.name,
-        "app.kubernetes.io/managed-by": "recipe-builder",
-        "team": owner.team,
-        "project": owner.project,
-        "cost-centre": owner.cost_centre,
-    }
-    return {key: label_value(text) for key, text in texts.items() if text}
-
-
-def hours_of(answer: FleetAnswer) -> Mapping[str, tuple[float, float]]:
-    """Each period as hours of the day from and to, which may be past 24.
-
-    A period without a start begins where the one before ends, the first at midnight.
-    """
-    spans: dict[str, tuple[float, float]] = {}
-    clock = 0.0
-    starts = {period.name: period.start for period in answer.request.periods}
-    for name, hours in answer.periods.items():
-        start = starts.get(name)
-        clock = clock % DAY if start is None else float(start)
-        spans[name] = (clock, clock := clock + hours)
-    return spans
-
-
-def replicas_by_clock(part: Part) -> tuple[int, ...]:
-    """Replicas at each hour of a day; in an hour of two periods the more."""
-    counts = [0] * DAY
-    for period, (begin, end) in hours_of(part.answer).items():
-        for hour in range(int(begin), int(-(-end // 1))):
-            counts[hour % DAY] = max(counts[hour % DAY], part.replicas_in(period))
-    return tuple(counts)

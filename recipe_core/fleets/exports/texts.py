@@ -5,49 +5,38 @@ In YAML every value is written by ``quoted``, in scripts by ``shell``; HTML esca
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from recipe_core.base.documents import to_json
 from recipe_core.base.texts import quote_markdown, quote_shell
-from recipe_core.fleets.exports import parts
+from recipe_core.fleets.exports import labels
 
-# What templates name of module ``parts``.
-_FROM_PARTS = (
-    "RACK_LABEL",
-    "node_labels",
-    "object_label",
-    "label_value",
-    "owner_labels",
-    "plugin_resource",
-)
 # Ends of lines of YAML 1.1, and controls, which its quoted texts hold as escapes alone.
 _BREAKS = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
 def _quote_yaml(value: Any) -> str:
     """A value as JSON, which YAML 1.1 and 1.2 read alike."""
-    text = json.dumps(value, ensure_ascii=False)
-    return _BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    return _BREAKS.sub(lambda match: f"\\u{ord(match[0]):04x}", to_json(value, indent=None))
 
 
 @cache
-def _environment(*, escaped: bool) -> Environment:
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
-        autoescape=escaped,  # noqa: S701 - formats other than HTML quote by filters
+        autoescape=select_autoescape(("html.j2",), default=False),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        extensions=["jinja2.ext.loopcontrols"],
     )
     environment.filters |= {"quoted": _quote_yaml, "shell": quote_shell, "markdown": quote_markdown}
-    environment.globals |= {name: getattr(parts, name) for name in _FROM_PARTS}
+    environment.globals["labels"] = labels
     return environment
 
 
@@ -57,4 +46,4 @@ def render_export(name: str, /, **values: Any) -> str:
     Raises:
         jinja2.UndefinedError: for a value that it needs.
     """
-    return _environment(escaped=".html." in name).get_template(name).render(**values)
+    return _environment().get_template(name).render(**values)
