@@ -1,0 +1,117 @@
+"""Tables of machines: Slurm's ``sinfo``, SkyPilot's ``sky gpus list``, and a CSV of one's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from recipe_core.base.errors import InputError
+from recipe_core.fleets.inventory.machines import (
+    FIELD,
+    MAX_ENTRIES,
+    Machines,
+    Remarks,
+    list_rows,
+    make_label,
+    match_device,
+    read_count,
+)
+from recipe_core.hardware.offer_tables import read_csv_rows
+from recipe_core.targets.names import cluster_names
+
+SINFO = 'sinfo -N -o "%N|%P|%G|%t"'
+# States of nodes that run nothing (sinfo(1), node state codes); * is for no response. One that is
+# powered down is started as a job needs it.
+_AWAY = re.compile(r"(?i)down|drain|drng|fail|maint|inval|unk|fut|error|reboot|not_resp|\*$")
+_POWER = re.compile(r"(?i)power(ed|ing)_(down|up)")
+_GRES = re.compile(r"(?:^|,)gpu(?::([a-z][\w.+-]{0,60}))?(?::(\d{1,5}))?(?=[,(]|$)", re.A | re.I)
+_USE = re.compile(r"\d{1,6} of (\d{1,6}) free")
+_WHOLE, _PRICE = r"[0-9]{1,9}", r"[0-9]{1,9}(\.[0-9]{0,9})?"
+_NUMBERS = {"nodes": _WHOLE, "per_node": _WHOLE, "price": _PRICE}
+_COLUMNS = ("name", "device", "region", "rack", "term", *_NUMBERS)
+
+
+def _read_rows(text: str, needed: set[str], gap: str, remarks: Remarks) -> list[dict[str, str]]:
+    """Rows below each line with the needed headings, up to an empty line; ``gap``: of columns."""
+    rows: list[dict[str, str]] = []
+    columns: list[str] = []
+    for line in map(str.strip, text.splitlines()):
+        cells = re.split(gap, line)
+        if not line or needed <= {*cells}:
+            columns = cells if line else []
+        elif len(cells) == len(columns):
+            rows.append(dict(zip(columns, cells, strict=True)))
+        elif columns:
+            remarks.add("lines with other columns than the headings are left out", line)
+    return list_rows({"the table": rows}, "the table")
+
+
+def read_sinfo_table(text: str, name: str, remarks: Remarks) -> Iterator[Machines]:
+    """Machines of a table with a line for each node in each partition, ``|`` or spaces between.
+
+    Raises InputError for a table without devices (GRES), of groups of nodes, or of too many lines.
+    """
+    rows = _read_rows(text, {"PARTITION", "STATE"}, r"\s*\|\s*|\s+", remarks)
+    if any("[" in row.get("NODELIST", "[") or "GRES" not in row for row in rows):
+        message = f"{name} does not list each node with its devices (GRES)."
+        raise InputError(message, field=FIELD, hint=f"Export it by {SINFO}.")
+    counted: set[str] = set()
+    for row in rows:
+        host, partition = row["NODELIST"], row["PARTITION"].rstrip("*~#!%$@^-")
+        devices = _GRES.findall(row["GRES"])
+        if host in counted:
+            remarks.add("nodes of several partitions count for the first", host)
+        elif _AWAY.search(_POWER.sub("", row["STATE"])):
+            remarks.add("nodes that are down, drained or in maintenance are left out", host)
+        elif not devices:
+            remarks.add("nodes that offer no devices are left out", host)
+        else:
+            labels = {"scheduler": "slurm", "partition": partition}
+            for word, count in devices:
+                word = word or "a gpu without a type"
+                if device := match_device(word, host, remarks, cluster_names().slurm.names):
+                    node = {"device": device, "per_node": int(count or 1), "hosts": host}
+                    yield node | {"name": make_label(partition), "labels": labels}
+        counted.add(host)
+
+
+def read_sky_tables(text: str, _name: str, remarks: Remarks) -> Iterator[Machines]:
+    """Machines of every table in a text; nodes by name come before totals of the same devices.
+
+    A total has machines as large as its largest request. Formats: SkyPilot 0.14, ``sky gpus list``
+    (https://docs.skypilot.co).
+    """
+    rows = _read_rows(text, {"GPU"}, r"\s{2,}", remarks)
+    for row in [row for row in rows if "NODE" in row] or rows:
+        use = _USE.search(row.get("GPU UTILIZATION") or row.get("UTILIZATION", ""))
+        where, total = row.get("NODE", row["GPU"]), int(use[1]) if use else 0
+        sizes = map(read_count, row.get("REQUESTABLE_QTY_PER_NODE", "").split(", "))
+        per_node = min(max(sizes), total) or total
+        if re.search(r"NotReady|Cordoned", row.get("NODE STATUS", "")):
+            remarks.add("nodes that are cordoned or not ready are left out", where)
+        elif not total:
+            remarks.add("nodes that offer no devices are left out", where)
+        elif device := match_device(row["GPU"], where, remarks, cluster_names().sky.names):
+            nodes = total // per_node
+            if "NODE" not in row:
+                remarks.add(f"{total} devices are counted as {nodes} machines of {per_node}", where)
+            name = make_label(row.get("NODE_POOL") or row.get("CONTEXT", ""))
+            yield {"device": device, "per_node": per_node, "nodes": nodes, "name": name}
+
+
+def read_csv_machines(text: str, name: str, remarks: Remarks) -> Iterator[Machines]:
+    """Machines of a table with a line for ``nodes`` that are alike, of ``per_node`` devices each.
+
+    ``price`` is in US dollars per device-hour. Raises InputError, which names line and column.
+    """
+    for line, row in read_csv_rows(text, name, _COLUMNS, ("device",), FIELD, MAX_ENTRIES):
+        machines: Machines = {**row, "region": make_label(row.get("region", ""))}
+        for column in filter(row.__contains__, _NUMBERS):
+            if not re.fullmatch(_NUMBERS[column], row[column]):
+                message = f"{name}, line {line}, {column}: {row[column]!r:.80} is no such number."
+                raise InputError(message, field=FIELD, hint="Give 8, or of a price 2.49.")
+            machines[column] = float(row[column]) if column == "price" else int(row[column])
+        machines["usd_per_device_hour"] = machines.pop("price", None)
+        machines["device"] = match_device(row.get("device", ""), f"line {line}", remarks)
+        if machines["device"]:
+            yield machines
