@@ -199,6 +199,11 @@ def test_a_fleet_keeps_what_its_owner_stated():
     text = " ".join(notes)
     assert "2 machines are now 6" in text
     assert "not in rows.csv: far" in text
+    slurm = "NODELIST PARTITION GRES STATE\nn1 gpu gpu:mi300x:8 idle\n"
+    fleet["pools"][1]["labels"] = {"scheduler": "hand", "owner": "ml"}
+    merged, _ = merge_inventories({"pools": fleet["pools"]}, [read_inventory(slurm, "sinfo")])
+    labels = {"scheduler": "hand", "owner": "ml", "partition": "gpu", "nodes": "n1"}
+    assert merged["pools"][1]["labels"] == labels
     with pytest.raises(InputError, match="pools"):
         merge_inventories({"pools": "many"}, [])
     with pytest.raises(InputError) as error:

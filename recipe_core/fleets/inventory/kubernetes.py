@@ -33,6 +33,7 @@ from recipe_core.targets.deployments.deployment import (
 )
 from recipe_core.targets.names import cluster_names
 
+Usd = dict[str, float]
 _LABELS = Path(__file__).with_name("labels.yaml")
 _read_labels = cache(read_shipped)
 _CUT = re.compile(r"nvidia\.com/mig-(\dg\.\d{1,3}gb)|amd\.com/([a-z]px_nps\d)")
@@ -87,7 +88,7 @@ def _read_node(device: str, counts: Mapping[str, int], labels: Mapping[str, str]
 
 
 def _texts_at(value: Any, path: str) -> dict[str, str]:
-    return {key: str(text) for key, text in dig(value, path, dict).items()}
+    return {str(key): str(text) for key, text in dig(value, path, dict).items()}
 
 
 def _count_by_slice(node: Mapping[str, Any], word: str, labels: Mapping[str, str]) -> Counter[str]:
@@ -97,9 +98,9 @@ def _count_by_slice(node: Mapping[str, Any], word: str, labels: Mapping[str, str
     """
     mode = word.partition("-MIG-")[2] or labels.get("amd.com/gpu.compute-memory-partition", "")
     counts = Counter[str]()
-    for resource, count in dig(node, "status.allocatable", dict).items():
-        match = _CUT.match(str(resource))
-        if match or str(resource).removesuffix(".shared") in device_resources():
+    for resource, count in _texts_at(node, "status.allocatable").items():
+        match = _CUT.match(resource)
+        if match or resource.removesuffix(".shared") in device_resources():
             cut = (match[1] or match[2]) if match else mode.removesuffix("-SHARED").casefold()
             counts["" if cut.startswith("spx") else cut.replace("_", "-")] += read_count(count)
     return +counts
@@ -160,9 +161,7 @@ def read_queues(items: Iterable[Mapping[str, Any]], remarks: Remarks) -> Iterato
                     remarks.add("quotas of flavours without a device do not count", flavor)
 
 
-def read_costs(
-    document: Mapping[str, Any], name: str, remarks: Remarks
-) -> tuple[dict[str, float], dict[str, float]]:
+def read_costs(document: Mapping[str, Any], name: str, remarks: Remarks) -> tuple[Usd, Usd]:
     """Payments of teams in US dollars an hour, and prices of devices per device-hour.
 
     A team is a label such as ``team``, else the namespace, else the allocation's name; costs of

@@ -62,10 +62,7 @@ class Quota:
 
 @dataclass(frozen=True)
 class Inventory:
-    """Pools (as ``fleet.yaml`` has them), quotas, and what is paid today.
-
-    Payments are by team, in US dollars an hour; prices by device, in US dollars per device-hour.
-    """
+    """Pools (as ``fleet.yaml`` has them), quotas, and US dollars an hour by team and by device."""
 
     kind: Kind
     name: str
@@ -85,17 +82,13 @@ def make_label(text: str) -> str:
 def match_device(
     name: str, where: str, remarks: Remarks, tool_names: Mapping[str, str] | None = None
 ) -> str | None:
-    """The profile of a device by any of its names; None, with a remark, where none fits.
-
-    ``tool_names``: those that the inventory's tool has for devices, by profile.
-    """
+    """The profile of a device by any name, also of its tool; None, with a remark, for no device."""
     device = device_called(name, tool_names)
     if device is None or split_slice(device):
         text = "is a slice; state the pool of its device" if device else "is no known device"
         remarks.add(f"{name[:80]!r} {text}", where)
         return None
-    words = (tool_names or {}).items()
-    alike = [profile for profile, word in words if word.casefold() == name.casefold()]
+    alike = [key for key, word in (tool_names or {}).items() if word.casefold() == name.casefold()]
     if len(alike) > 1:
         remarks.add(f"{name!r} may be {', '.join(alike)}, and is read as {device}", where)
     return device

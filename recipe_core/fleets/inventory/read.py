@@ -126,8 +126,7 @@ def _merge_pools(merged: list[dict[str, Any]], inventory: Inventory, remarks: Re
             merged.append(dict(pool))
             remarks.add(f"added from {inventory.name}", pool["name"])
             continue
-        old = alike[0]
-        unmatched.remove(old)
+        old = unmatched.pop(unmatched.index(alike[0]))
         if old["nodes"] != pool["nodes"]:
             text = f"{old['nodes']} machines are now {pool['nodes']}, by {inventory.name}"
             remarks.add(text, old["name"])

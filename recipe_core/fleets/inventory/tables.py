@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from recipe_core.base.errors import InputError
@@ -26,8 +27,7 @@ _AWAY = re.compile(r"(?i)down|drain|drng|fail|maint|inval|unk|fut|error|reboot|n
 _POWER = re.compile(r"(?i)power(ed|ing)_(down|up)")
 _GRES = re.compile(r"(?:^|,)gpu(?::([a-z][\w.+-]{0,60}))?(?::(\d{1,5}))?(?=[,(]|$)", re.A | re.I)
 _USE = re.compile(r"\d{1,6} of (\d{1,6}) free")
-_WHOLE, _PRICE = r"[0-9]{1,9}", r"[0-9]{1,9}(\.[0-9]{0,9})?"
-_NUMBERS = {"nodes": _WHOLE, "per_node": _WHOLE, "price": _PRICE}
+_NUMBERS = {"nodes": r"\d{1,9}", "per_node": r"\d{1,9}", "price": r"\d{1,9}(\.\d{0,9})?"}
 _COLUMNS = ("name", "device", "region", "rack", "term", *_NUMBERS)
 
 
@@ -58,28 +58,28 @@ def read_sinfo_table(text: str, name: str, remarks: Remarks) -> Iterator[Machine
     counted: set[str] = set()
     for row in rows:
         host, partition = row["NODELIST"], row["PARTITION"].rstrip("*~#!%$@^-")
-        devices = _GRES.findall(row["GRES"])
+        counts = Counter[str]()
+        for word, number in _GRES.findall(row["GRES"]):
+            counts[word or "a gpu without a type"] += int(number or 1)
         if host in counted:
             remarks.add("nodes of several partitions count for the first", host)
         elif _AWAY.search(_POWER.sub("", row["STATE"])):
             remarks.add("nodes that are down, drained or in maintenance are left out", host)
-        elif not devices:
+        elif not counts:
             remarks.add("nodes that offer no devices are left out", host)
         else:
             labels = {"scheduler": "slurm", "partition": partition}
-            for word, count in devices:
-                word = word or "a gpu without a type"
+            for word, count in counts.items():
                 if device := match_device(word, host, remarks, cluster_names().slurm.names):
-                    node = {"device": device, "per_node": int(count or 1), "hosts": host}
+                    node = {"device": device, "per_node": count, "hosts": host}
                     yield node | {"name": make_label(partition), "labels": labels}
         counted.add(host)
 
 
 def read_sky_tables(text: str, _name: str, remarks: Remarks) -> Iterator[Machines]:
-    """Machines of every table in a text; nodes by name come before totals of the same devices.
+    """Machines of the tables of ``sky gpus list`` in SkyPilot 0.14 (https://docs.skypilot.co).
 
-    A total has machines as large as its largest request. Formats: SkyPilot 0.14, ``sky gpus list``
-    (https://docs.skypilot.co).
+    Nodes come before totals of the same devices, whose machines are as large as a request may be.
     """
     rows = _read_rows(text, {"GPU"}, r"\s{2,}", remarks)
     for row in [row for row in rows if "NODE" in row] or rows:
