@@ -32,7 +32,8 @@ _TABLES: tuple[tuple[Kind, re.Pattern[str], Any], ...] = (
 )
 _KINDS = (
     "Give `kubectl get nodes,clusterqueues,cohorts,resourceflavors -o json` or some of it, "
-    f"`{tables.SINFO}`, `sky gpus list`, a CSV with a column device, or OpenCost's /allocation."
+    f"`{tables.SINFO}`, `sky gpus list`, a SkyPilot task, a CSV with a column "
+    "device, or OpenCost's /allocation."
 )
 # Fields of a pool that its machines decide; people state the others.
 _COUNTED = ("nodes", "per_node", "racks", "region")
@@ -68,11 +69,14 @@ def _read_document(document: Any, name: str, remarks: Remarks) -> Inventory:
     if {"code", "data"} <= keys:
         payments, prices = read_costs(document, name, remarks)
         return Inventory("opencost", name, (), (), payments, prices, remarks.lines())
+    if "resources" in keys:
+        pools = group_machines(tables.read_sky_task(document, remarks), remarks)
+        return Inventory("skypilot", name, pools, notes=remarks.lines())
     items = list_rows(document if "items" in keys else {"items": [document]}, "items")
     nodes = [item for item in items if item.get("kind") == "Node"]
     quotas = tuple(read_queues(items, remarks))
     if not nodes and not any(item.get("kind") == "ClusterQueue" for item in items):
-        raise InputError(f"{name} is no known inventory.", field=FIELD, hint=_KINDS)
+        raise InputError(f"{name} is no inventory that is known.", field=FIELD, hint=_KINDS)
     pools = group_machines(read_nodes(nodes, remarks), remarks)
     return Inventory("kubernetes" if nodes else "kueue", name, pools, quotas, notes=remarks.lines())
 

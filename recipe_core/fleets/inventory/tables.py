@@ -1,10 +1,11 @@
-"""Tables of machines: Slurm's ``sinfo``, SkyPilot's ``sky gpus list``, and a CSV of one's own."""
+"""Lists of machines: Slurm's ``sinfo``, SkyPilot's tables and tasks, and a CSV of one's own."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from recipe_core.base.errors import InputError
 from recipe_core.fleets.inventory.machines import (
@@ -12,6 +13,7 @@ from recipe_core.fleets.inventory.machines import (
     MAX_ENTRIES,
     Machines,
     Remarks,
+    dig,
     list_rows,
     make_label,
     match_device,
@@ -97,6 +99,26 @@ def read_sky_tables(text: str, _name: str, remarks: Remarks) -> Iterator[Machine
                 remarks.add(f"{total} devices are counted as {nodes} machines of {per_node}", where)
             name = make_label(row.get("NODE_POOL") or row.get("CONTEXT", ""))
             yield {"device": device, "per_node": per_node, "nodes": nodes, "name": name}
+
+
+def read_sky_task(task: Mapping[str, Any], remarks: Remarks) -> Iterator[Machines]:
+    """Machines that a task of SkyPilot asks for; each alternative is a pool."""
+    stated_resources = dig(task, "resources", dict)
+    choices = list_rows(stated_resources, "any_of") or list_rows(stated_resources, "ordered")
+    for resources in (stated_resources | choice for choice in choices or [{}]):
+        words = resources.get("accelerators")
+        if isinstance(words, Mapping):
+            words = [f"{word}:{number}" for word, number in words.items()]
+        region = "".join(dig(resources, "infra", str).split("/")[1:2])
+        machines: Machines = {
+            "nodes": read_count(task.get("num_nodes")) or 1,
+            "region": make_label(dig(resources, "region", str) or region),
+            "term": "spot" if resources.get("use_spot") is True else "on-demand",
+        }
+        for text in words if isinstance(words, list) else [words]:
+            word, _, number = str(text).partition(":")
+            if device := match_device(word, "resources", remarks, cluster_names().sky.names):
+                yield {**machines, "device": device, "per_node": read_count(number) or 1}
 
 
 def read_csv_machines(text: str, name: str, remarks: Remarks) -> Iterator[Machines]:
