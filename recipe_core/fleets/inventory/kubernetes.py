@@ -38,8 +38,7 @@ _LABELS = Path(__file__).with_name("labels.yaml")
 _read_labels = cache(read_shipped)
 _CUT = re.compile(r"nvidia\.com/mig-(\dg\.\d{1,3}gb)|amd\.com/([a-z]px_nps\d)")
 _TEAM_LABELS = ("team", "owner", "cost-center", "cost_center", "costcenter", "department")
-_COSTS = ("gpuCost", "cpuCost", "ramCost")
-_MACHINE_COSTS = (*_COSTS, *(f"{cost}Adjustment" for cost in _COSTS))
+_MACHINE_COSTS = [f"{of}Cost{end}" for of in ("gpu", "cpu", "ram") for end in ("", "Adjustment")]
 
 
 def read_nodes(items: Iterable[Mapping[str, Any]], remarks: Remarks) -> Iterator[Machines]:
@@ -50,10 +49,9 @@ def read_nodes(items: Iterable[Mapping[str, Any]], remarks: Remarks) -> Iterator
         states = {str(row.get("type")): row for row in list_rows(node, "status.conditions")}
         word = find_device_label(labels)
         counts = _count_by_slice(node, word, labels)
-        if dig(node, "spec.unschedulable", bool):
-            remarks.add("cordoned nodes are left out", name)
-        elif dig(states, "Ready.status", str) not in ("", "True"):
-            remarks.add("nodes that are not ready are left out", name)
+        is_ready = dig(states, "Ready.status", str) in ("", "True")
+        if dig(node, "spec.unschedulable", bool) or not is_ready:
+            remarks.add("nodes that are cordoned or not ready are left out", name)
         elif not counts:
             remarks.add("nodes that offer no devices are left out", name)
         elif not word:
@@ -92,10 +90,7 @@ def _texts_at(value: Any, path: str) -> dict[str, str]:
 
 
 def _count_by_slice(node: Mapping[str, Any], word: str, labels: Mapping[str, str]) -> Counter[str]:
-    """Devices that a node offers, by the slices that they are cut into ("": whole ones).
-
-    Slices are named in labels where all devices are cut alike, and in resources where not.
-    """
+    """Devices of a node by the slices that labels (cut alike) or resources name; "": whole ones."""
     mode = word.partition("-MIG-")[2] or labels.get("amd.com/gpu.compute-memory-partition", "")
     counts = Counter[str]()
     for resource, count in _texts_at(node, "status.allocatable").items():
@@ -107,10 +102,7 @@ def _count_by_slice(node: Mapping[str, Any], word: str, labels: Mapping[str, str
 
 
 def find_device_label(labels: Mapping[str, str]) -> str:
-    """The label that names a node's device: of what made it, before that of the whole machine.
-
-    One that names a known device comes before those that do not; empty where there is none.
-    """
+    """The label that names a device, a known one and its maker's own first; empty for none."""
     keys = device_labels() & labels.keys()
     by_maker = sorted(keys, key=lambda key: ("gpu.product" not in key, "instance" in key, key))
     words = [labels[key] for key in by_maker]
@@ -183,8 +175,7 @@ def read_costs(document: Mapping[str, Any], name: str, remarks: Remarks) -> tupl
             used_hours[device] += row_hours
     for team in sorted(payments, key=lambda team: -payments[team]):
         remarks.add("paid in a month", f"{team} ${price_month(payments[team]):,.0f}")
-    prices = {device: cost / used_hours[device] for device, cost in usd.items() if cost > 0}
-    return payments, prices
+    return payments, {device: cost / used_hours[device] for device, cost in usd.items() if cost > 0}
 
 
 def _window_hours(rows: Iterable[Mapping[str, Any]], name: str) -> float:

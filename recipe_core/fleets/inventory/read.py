@@ -41,11 +41,7 @@ _SMALLER = "Leave images out: jq 'del(.items[].status.images)'."
 
 
 def read_inventory(text: str, name: str = "the inventory") -> Inventory:
-    """Read an inventory, whatever program or person wrote it.
-
-    Args:
-        text: its content.
-        name: how errors and notes call it.
+    """Read an inventory, whatever wrote it; ``name`` is what errors and notes call it.
 
     Raises:
         InputError: for a kind that is not known, a malformed or too large document, and a wrong
@@ -61,14 +57,10 @@ def read_inventory(text: str, name: str = "the inventory") -> Inventory:
         document = parse_json(text, name) if is_json else parse_yaml(text, name)
     except InputError as error:
         raise InputError(error.message, field=FIELD, hint=error.hint or _SMALLER) from None
-    return _read_document(document, name, remarks)
-
-
-def _read_document(document: Any, name: str, remarks: Remarks) -> Inventory:
     keys = document.keys() if isinstance(document, Mapping) else set()
     if {"code", "data"} <= keys:
-        payments, prices = read_costs(document, name, remarks)
-        return Inventory("opencost", name, (), (), payments, prices, remarks.lines())
+        paid = read_costs(document, name, remarks)
+        return Inventory("opencost", name, (), (), *paid, remarks.lines())
     if "resources" in keys:
         pools = group_machines(tables.read_sky_task(document, remarks), remarks)
         return Inventory("skypilot", name, pools, notes=remarks.lines())
@@ -88,10 +80,6 @@ def merge_inventories(
 
     A pool of the fleet keeps what its owner stated (price, term, slices, names); its machines are
     counted anew. Quotas bound the machines of a device; prices fill pools that state none.
-
-    Args:
-        fleet: the document as plain values; may be empty.
-        inventories: in the order in which they are merged.
 
     Raises:
         InputError: for a document that is no fleet once pools are merged; names the field.

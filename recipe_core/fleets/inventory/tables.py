@@ -89,10 +89,8 @@ def read_sky_tables(text: str, _name: str, remarks: Remarks) -> Iterator[Machine
         where, total = row.get("NODE", row["GPU"]), int(use[1]) if use else 0
         sizes = map(read_count, row.get("REQUESTABLE_QTY_PER_NODE", "").split(", "))
         per_node = min(max(sizes), total) or total
-        if re.search(r"NotReady|Cordoned", row.get("NODE STATUS", "")):
-            remarks.add("nodes that are cordoned or not ready are left out", where)
-        elif not total:
-            remarks.add("nodes that offer no devices are left out", where)
+        if not total or re.search(r"NotReady|Cordoned", row.get("NODE STATUS", "")):
+            remarks.add("nodes without devices, cordoned or not ready, are left out", where)
         elif device := match_device(row["GPU"], where, remarks, cluster_names().sky.names):
             nodes = total // per_node
             if "NODE" not in row:
@@ -133,7 +131,5 @@ def read_csv_machines(text: str, name: str, remarks: Remarks) -> Iterator[Machin
                 message = f"{name}, line {line}, {column}: {row[column]!r:.80} is no such number."
                 raise InputError(message, field=FIELD, hint="Give 8, or of a price 2.49.")
             machines[column] = float(row[column]) if column == "price" else int(row[column])
-        machines["usd_per_device_hour"] = machines.pop("price", None)
-        machines["device"] = match_device(row.get("device", ""), f"line {line}", remarks)
-        if machines["device"]:
-            yield machines
+        if device := match_device(row.get("device", ""), f"line {line}", remarks):
+            yield machines | {"device": device, "usd_per_device_hour": machines.get("price")}
