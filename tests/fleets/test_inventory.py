@@ -204,6 +204,8 @@ def test_a_fleet_keeps_what_its_owner_stated():
     merged, _ = merge_inventories({"pools": fleet["pools"]}, [read_inventory(slurm, "sinfo")])
     labels = {"scheduler": "hand", "owner": "ml", "partition": "gpu", "nodes": "n1"}
     assert merged["pools"][1]["labels"] == labels
+    with pytest.raises(InputError, match=r"the fleet is \[\]\. It is an object"):
+        merge_inventories([], [])
     with pytest.raises(InputError, match="pools"):
         merge_inventories({"pools": "many"}, [])
     with pytest.raises(InputError) as error:

@@ -84,6 +84,7 @@ def merge_inventories(
     Raises:
         InputError: for a document that is no fleet once pools are merged; names the field.
     """
+    fleet = dig({"the fleet": fleet}, "the fleet", dict)
     merged = [check_pool(pool) for pool in dig(fleet, "pools", list)]
     remarks = Remarks()
     for inventory in inventories:
