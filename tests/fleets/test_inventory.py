@@ -1,12 +1,16 @@
 """Inventories of programs and people as pools, quotas, payments and prices."""
 
 import json
+import shlex
 
 import pytest
 
 from recipe_core.base.errors import InputError
+from recipe_core.fleets.exports.parts import scheduler_of
+from recipe_core.fleets.exports.schedule import node_list, partition_name
 from recipe_core.fleets.inventory.read import merge_inventories, read_inventory
-from recipe_core.fleets.request import FleetRequest
+from recipe_core.fleets.inventory.tables import SINFO
+from recipe_core.fleets.request import FleetRequest, Pool
 from tests.fixtures import slurm as slurms
 from tests.fixtures.rows import over, table
 
@@ -103,6 +107,10 @@ def queue(name, cohort, **quotas):
     return {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec}
 
 
+def over_spec(item, **fields):
+    return item | {"spec": item["spec"] | fields}
+
+
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
 
 
@@ -115,20 +123,26 @@ def kueue(*nodes):
 
 def test_queues_are_quotas_and_bound_pools():
     inventory = kueue()
-    assert inventory.kind == "kueue"
-    quotas = [(q.queue, q.cohort, q.device, q.devices, q.borrows) for q in inventory.quotas]
-    assert quotas == [("chat", "ml", "h100-sxm", 20, 4), ("batch", "ml", "h100-sxm", 12, None)]
-    (pool,) = inventory.pools
-    assert (pool["device"], pool["nodes"], pool["per_node"]) == ("h100-sxm", 4, 8)
+    assert (inventory.kind, inventory.pools) == ("kueue", ())
+    quotas = [(q.queue, q.cohort, q.flavor, q.device, q.devices) for q in inventory.quotas]
+    rows = [("chat", "ml", "big", "h100-sxm", 20), ("batch", "ml", "big", "h100-sxm", 12)]
+    assert quotas == rows
     fleet = {"pools": [{"name": "mine", "device": "h100-sxm", "nodes": 6, "term": "reserved"}]}
     merged, notes = merge_inventories(fleet, [inventory])
     assert merged["pools"] == [fleet["pools"][0] | {"nodes": 4}]
     assert "6 machines are 4 by the quotas" in notes[0]
     assert fleet["pools"][0]["nodes"] == 6
+    cohort = {**queue("ml", "org", big=(8, None), lost=(9, None)), "kind": "Cohort"}
+    shared = kueue(cohort)
+    assert [q.devices for q in shared.quotas] == [20, 12, 8]
+    says(shared, ["flavours without a device do not count: lost"])
     both = kueue(*(node(f"n{k}", H100, {"nvidia.com/gpu": "8"}) for k in range(5)))
     assert (both.kind, both.pools[0]["nodes"], len(both.quotas)) == ("kubernetes", 5, 2)
     merged, _ = merge_inventories({}, [both])
     assert [pool["nodes"] for pool in merged["pools"]] == [4]
+    stopped = kueue(over_spec(queue("old", "ml", big=(64, None)), stopPolicy="Hold"))
+    assert len(stopped.quotas) == 2
+    says(stopped, ["queues that are stopped are left out: old"])
 
 
 def allocation(hours, gpu_hours, model=None, labels=None, namespace=None, **costs):
@@ -154,14 +168,15 @@ def test_an_allocation_tells_what_teams_pay_and_devices_cost():
         "__idle__": allocation(10, 0, gpuCost=50.0),
     }
     inventory = read_inventory(json.dumps({"code": 200, "data": [costs]}), "opencost")
-    paid = {p.team: (p.usd_per_hour, p.devices) for p in inventory.payments}
-    assert paid == {"search": (15.0, 5.0), "idle": (5.0, 0.0), "web": (1.0, 0.0)}
-    assert inventory.payments[0].usd_per_month == pytest.approx(15.0 * 730)
-    assert inventory.usd_per_device_hour == {"h100-sxm": pytest.approx(3.0)}
+    assert inventory.payments == pytest.approx({"search": 15.0, "idle": 5.0, "web": 1.0})
+    says(inventory, ["paid in a month: search $10,950, idle $3,650, web $730."])
+    assert inventory.prices == {"h100-sxm": pytest.approx(3.0)}
     fleet = {"pools": [{"name": "a", "device": "h100-sxm", "nodes": 1}]}
     fleet["pools"] += [{"name": "b", "device": "h100-sxm", "nodes": 1, "usd_per_device_hour": 2.0}]
+    offered = {"name": "c", "device": "h100-sxm", "nodes": 1, "term": "spot", "offer": "x"}
+    fleet["pools"] += [offered]
     merged, _ = merge_inventories(fleet, [inventory])
-    assert [pool["usd_per_device_hour"] for pool in merged["pools"]] == [3.0, 2.0]
+    assert [pool.get("usd_per_device_hour") for pool in merged["pools"]] == [3.0, 2.0, None]
 
 
 def test_a_fleet_keeps_what_its_owner_stated():
@@ -184,6 +199,13 @@ def test_a_fleet_keeps_what_its_owner_stated():
     text = " ".join(notes)
     assert "2 machines are now 6" in text
     assert "not in rows.csv: far" in text
+    slurm = "NODELIST PARTITION GRES STATE\nn1 gpu gpu:mi300x:8 idle\n"
+    fleet["pools"][1]["labels"] = {"scheduler": "hand", "owner": "ml"}
+    merged, _ = merge_inventories({"pools": fleet["pools"]}, [read_inventory(slurm, "sinfo")])
+    labels = {"scheduler": "hand", "owner": "ml", "partition": "gpu", "nodes": "n1"}
+    assert merged["pools"][1]["labels"] == labels
+    with pytest.raises(InputError, match=r"the fleet is \[\]\. It is an object"):
+        merge_inventories([], [])
     with pytest.raises(InputError, match="pools"):
         merge_inventories({"pools": "many"}, [])
     with pytest.raises(InputError) as error:
@@ -202,33 +224,26 @@ def test_what_is_no_inventory_is_refused(text, words):
 
 
 @pytest.mark.parametrize("value", [None, 3, "x", [], {}, [None, {"spec": 5}], {"labels": []}])
-def test_odd_values_in_objects_break_nothing(value):
+def test_odd_values_in_objects_are_refused_or_count_for_nothing(value):
     for key in ("metadata", "spec", "status"):
         for kind in ("Node", "ClusterQueue"):
-            item = {"kind": kind, "metadata": {"name": "n"}, "spec": {}, "status": {}} | {
-                key: value
-            }
-            assert read_inventory(listed(item), "it").pools == ()
+            item = {"kind": kind, "metadata": {"name": "n"}, "spec": {}, "status": {}}
+            counts_for_nothing(item | {key: value})
     labels = {"nvidia.com/gpu.product": value}
-    items = [node("n", labels, {"nvidia.com/gpu": value, "amd.com/gpu": "8"}), queue("q", value)]
-    items[1]["spec"]["resourceGroups"] = [{"flavors": [{"resources": [{"name": value}]}, value]}]
-    assert read_inventory(listed(*items), "it").pools == ()
-    machines = {"nodes": [{"name": value, "gres": value, "state": value, "partitions": value}]}
-    assert read_inventory(json.dumps(machines | {"meta": {}}), "it").pools == ()
-    groups = {"sinfo": [{"node": value, "nodes": value, "gres": value, "partition": value}]}
-    assert read_inventory(json.dumps(groups), "it").pools == ()
+    counts_for_nothing(node("n", labels, {"nvidia.com/gpu": value, "amd.com/gpu": "8"}))
+    counts_for_nothing(queue("q", value))
+    queues = queue("q", "ml")
+    queues["spec"]["resourceGroups"] = [{"flavors": [{"resources": [{"name": value}]}, value]}]
+    counts_for_nothing(queues)
 
 
-def test_the_newer_json_of_sinfo_counts_groups():
-    group = {
-        "node": {"state": ["MIXED"]},
-        "nodes": {"total": 2, "nodes": ["g1", "g2"]},
-        "gres": {"total": "gpu:h200:8(S:0-1)"},
-        "partition": {"name": "gpu"},
-    }
-    away = group | {"node": {"state": ["IDLE", "DRAIN"]}, "nodes": {"total": 1, "nodes": ["g3"]}}
-    (pool,) = read_inventory(json.dumps({"sinfo": [group, away], "meta": {}}), "it").pools
-    assert (pool["device"], pool["nodes"], pool["per_node"]) == ("h200-sxm", 2, 8)
+def counts_for_nothing(item):
+    try:
+        inventory = read_inventory(listed(item), "it")
+        outcome = (inventory.pools, inventory.quotas)
+    except InputError as error:
+        outcome = (error.field, bool(error.hint))
+    assert outcome in (((), ()), ("inventory", True))
 
 
 @pytest.mark.skipif(
@@ -239,11 +254,19 @@ def test_a_real_sinfo_is_read(tmp_path):
         slurm.run("scontrol", "update", "nodename=n1", "state=drain", "reason=fan")
         texts = [
             slurm.run("sinfo", *words).stdout
-            for words in (["-o", "%P|%D|%G|%N|%t"], ["-N", "-o", "%N %P %G %t"], ["--json"])
+            for words in (
+                shlex.split(SINFO)[1:],
+                ["-N", "-o", "%N %P %G %t"],
+                ["-N", "-O", "partition,gres,nodelist,statelong"],
+            )
         ]
-        texts.append(slurm.run("sinfo", "-O", "partition,nodes,gres,nodelist,statelong").stdout)
     for text in texts:
         inventory = read_inventory(text, "sinfo")
         rows = {p["name"]: (p["device"], p["nodes"], p["per_node"]) for p in inventory.pools}
         assert rows == {"h100-sxm-big": ("h100-sxm", 2, 8), "mi300x-amd": ("mi300x", 1, 8)}, text
         says(inventory, ["n1"])
+        for values in inventory.pools:
+            pool = Pool.model_validate(values)
+            assert scheduler_of(pool) == "slurm"
+            assert f"h100-sxm-{partition_name(pool)}" == pool.name or pool.device == "mi300x"
+            assert len(node_list(pool).split(",")) == pool.nodes

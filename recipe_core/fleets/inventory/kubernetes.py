@@ -1,31 +1,30 @@
-"""Nodes of Kubernetes as machines, by the labels of GPU operators, and Kueue's queues as quotas."""
+"""Clusters of Kubernetes: machines of nodes, quotas of Kueue, payments and prices of OpenCost."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recipe_core.base.data_files import DataFile
-from recipe_core.base.provenance import Sourced
+from recipe_core.base.documents import read_shipped
+from recipe_core.base.errors import InputError
 from recipe_core.fleets.inventory.machines import (
     FIELD,
-    Machine,
+    Machines,
     Quota,
     Remarks,
-    check_entries,
     dig,
+    list_rows,
     make_label,
     match_device,
-    read_quantity,
-    read_whole,
+    read_count,
 )
-from recipe_core.fleets.request import Term
-from recipe_core.hardware.cluster import device_profile
+from recipe_core.hardware.prices import price_month
 from recipe_core.hardware.slices import list_geometries
 from recipe_core.targets.deployments.deployment import (
     device_called,
@@ -34,222 +33,170 @@ from recipe_core.targets.deployments.deployment import (
 )
 from recipe_core.targets.names import cluster_names
 
-_LABELS = DataFile(Path(__file__).with_name("labels.yaml"), FIELD)
-_MIG = re.compile(r"nvidia\.com/mig-(\dg\.\d{1,3}gb)")
-_CUT = re.compile(r"(?i)-MIG-(\dg\.\d{1,3}gb)")
-_SHARED = ("mps", "time-slicing")
-_PARTITION = re.compile(r"(?:amd\.com/)?(spx|dpx|tpx|qpx|cpx)_(nps\d)")
+Usd = dict[str, float]
+_LABELS = Path(__file__).with_name("labels.yaml")
+_read_labels = cache(read_shipped)
+_CUT = re.compile(r"nvidia\.com/mig-(\dg\.\d{1,3}gb)|amd\.com/([a-z]px_nps\d)")
+_TEAM_LABELS = ("team", "owner", "cost-center", "cost_center", "costcenter", "department")
+_MACHINE_COSTS = [f"{of}Cost{end}" for of in ("gpu", "cpu", "ram") for end in ("", "Adjustment")]
 
 
-class _Places(Sourced):
-    """The content of ``labels.yaml``."""
-
-    regions: dict[str, str]
-    zones: dict[str, str]
-    racks: dict[str, str]
-    groups: dict[str, str]
-    terms: dict[str, str]
-    rented: tuple[str, ...]
-
-
-@cache
-def _place_labels() -> _Places:
-    return _LABELS.read_as(_Places)
-
-
-def read_nodes(items: list[Mapping[str, Any]], remarks: Remarks) -> Iterator[Machine]:
+def read_nodes(items: Iterable[Mapping[str, Any]], remarks: Remarks) -> Iterator[Machines]:
     """Machines of nodes that may run pods; the others are remarked on."""
     for node in items:
-        name = str(dig(node, "metadata").get("name") or "a node without a name")
-        if reason := _idle_reason(node):
-            remarks.add(reason, name)
-            continue
-        labels = {k: v for k, v in dig(node, "metadata", "labels").items() if isinstance(v, str)}
-        yield from _read_node(node, name, labels, remarks)
+        name = dig(node, "metadata.name", str)
+        labels = _texts_at(node, "metadata.labels")
+        states = {str(row.get("type")): row for row in list_rows(node, "status.conditions")}
+        word = find_device_label(labels)
+        counts = _count_by_slice(node, word, labels)
+        is_ready = dig(states, "Ready.status", str) in ("", "True")
+        if dig(node, "spec.unschedulable", bool) or not is_ready:
+            remarks.add("nodes that are cordoned or not ready are left out", name)
+        elif not counts:
+            remarks.add("nodes that offer no devices are left out", name)
+        elif not word:
+            remarks.add("nodes offer devices, but no label names the device", name)
+        elif device := match_device(word.partition("-MIG-")[0], name, remarks):
+            for taint in list_rows(node, "spec.taints"):
+                key = dig(taint, "key", str)
+                if key not in device_resources() and ".kubernetes.io/" not in key:
+                    remarks.add(f"pods may need a toleration of the taint {key[:120]}", name)
+            if any(counts):
+                remarks.add("devices are cut today; slices: [any] lets a plan cut them anew", name)
+            yield _read_node(device, counts, labels) | {"term": _read_term(node, labels)}
 
 
-def _idle_reason(node: Mapping[str, Any]) -> str | None:
-    """Say why a node is left out; None for one that may run pods."""
-    if dig(node, "spec").get("unschedulable") is True:
-        return "cordoned nodes are left out"
-    conditions = dig(node, "status").get("conditions")
-    for condition in conditions if isinstance(conditions, list) else ():
-        ready = isinstance(condition, Mapping) and condition.get("type") == "Ready"
-        if ready and condition.get("status") != "True":
-            return "nodes that are not ready are left out"
-    return None
-
-
-def _read_node(
-    node: Mapping[str, Any], name: str, labels: Mapping[str, str], remarks: Remarks
-) -> Iterator[Machine]:
-    offered = dig(node, "status", "allocatable").items()
-    resources = {resource: read_whole(count) for resource, count in offered}
-    word = find_device_label(labels)
-    counts = {
-        resource: count
-        for resource, count in resources.items()
-        if resource.removesuffix(".shared") in device_resources()
-        or _MIG.match(resource)
-        or _PARTITION.match(resource)
+def _read_node(device: str, counts: Mapping[str, int], labels: Mapping[str, str]) -> Machines:
+    ways = [way.counts for way in list_geometries(device)]
+    # What is cut is counted in slices, and what is shared as often as it may be.
+    slices_each = {cut: max((way.get(cut, 0) for way in ways), default=0) or 1 for cut in counts}
+    total = math.ceil(sum(count / slices_each[cut] for cut, count in counts.items()) - 1e-9)
+    strategy = labels.get("nvidia.com/gpu.sharing-strategy")
+    is_shared = strategy in ("mps", "time-slicing")
+    return {
+        "device": device,
+        "per_node": (read_count(labels.get("nvidia.com/gpu.count")) if is_shared else 0) or total,
+        "slices": sorted(filter(None, counts)),
+        "sharing": [strategy] if is_shared else [],
+        "labels": {key: labels[key] for key in device_labels() & labels.keys()},
+        "region": make_label(_first_label("regions", labels)),
+        "rack": f"{_first_label('zones', labels)}/{_first_label('racks', labels)}",
+        "name": make_label(_first_label("groups", labels)),
     }
-    if not sum(counts.values()):
-        remarks.add("nodes that offer no devices are left out", name)
-        return
-    if not word:
-        resource = max(counts, key=lambda key: counts[key])
-        remarks.add(f"nodes offer {resource}, but no label names the device", name)
-        return
-    memory_mib = read_quantity(labels.get("nvidia.com/gpu.memory"))
-    is_cut = _CUT.search(word) or any(_MIG.match(key) for key in counts)
-    whole_word = _CUT.sub("", word)
-    device = match_device(whole_word, name, remarks, memory_mib=None if is_cut else memory_mib)
-    if device is None:
-        return
-    per_node, slices = _whole_devices(device, word, labels, counts)
-    strategy = labels.get("nvidia.com/gpu.sharing-strategy", "")
-    if strategy in _SHARED:
-        per_node = read_whole(labels.get("nvidia.com/gpu.count")) or per_node
-    if slices:
-        remarks.add("devices are cut today; slices: [any] lets a plan cut them anew", name)
-    _remark_taints(node, name, remarks)
-    of = _place_labels()
-    yield Machine(
-        device=device,
-        per_node=per_node,
-        slices=slices,
-        sharing=(strategy,) if strategy in _SHARED else (),
-        labels=tuple(sorted((k, v) for k, v in labels.items() if k in device_labels())),
-        term=_read_term(node, name, labels, remarks),
-        region=make_label(_first_label(of.regions, labels)),
-        zone=_first_label(of.zones, labels) or None,
-        rack=_first_label(of.racks, labels) or None,
-        group=make_label(_first_label(of.groups, labels)),
-    )
+
+
+def _texts_at(value: Any, path: str) -> dict[str, str]:
+    return {str(key): str(text) for key, text in dig(value, path, dict).items()}
+
+
+def _count_by_slice(node: Mapping[str, Any], word: str, labels: Mapping[str, str]) -> Counter[str]:
+    """Devices of a node by the slices that labels (cut alike) or resources name; "": whole ones."""
+    mode = word.partition("-MIG-")[2] or labels.get("amd.com/gpu.compute-memory-partition", "")
+    counts = Counter[str]()
+    for resource, count in _texts_at(node, "status.allocatable").items():
+        match = _CUT.match(resource)
+        if match or resource.removesuffix(".shared") in device_resources():
+            cut = (match[1] or match[2]) if match else mode.removesuffix("-SHARED").casefold()
+            counts["" if cut.startswith("spx") else cut.replace("_", "-")] += read_count(count)
+    return +counts
 
 
 def find_device_label(labels: Mapping[str, str]) -> str:
-    """The label that names a node's device: a vendor's, else a cloud's, else that of the machine.
-
-    One that names a known device comes before those that do not; empty where there is none.
-    """
-    vendors = [vendor.label or "" for vendor in cluster_names().vendors.values()]
-    clouds = sorted(device_labels(), key=lambda key: ("instance" in key, key))
-    words = [labels[key] for key in (*vendors, *clouds) if key in labels]
-    return next((word for word in words if device_called(word)), next(iter(words), ""))
+    """The label that names a device, a known one and its maker's own first; empty for none."""
+    keys = device_labels() & labels.keys()
+    by_maker = sorted(keys, key=lambda key: ("gpu.product" not in key, "instance" in key, key))
+    words = [labels[key] for key in by_maker]
+    return next(filter(device_called, words), next(iter(words), ""))
 
 
-def _first_label(keys: Iterable[str], labels: Mapping[str, str]) -> str:
+def _first_label(kind: str, labels: Mapping[str, str]) -> str:
+    keys = _read_labels(_LABELS)["labels"][kind]
     return next((labels[key] for key in keys if labels.get(key)), "")
 
 
-def _read_term(
-    node: Mapping[str, Any], name: str, labels: Mapping[str, str], remarks: Remarks
-) -> Term:
+def _read_term(node: Mapping[str, Any], labels: Mapping[str, str]) -> str:
     """Return how a node is paid: by its labels, else by whose machine it is."""
-    words = {labels.get(key, "").casefold() for key in _place_labels().terms}
-    spots = cluster_names().spot.values()
-    if "spot" in words or any(labels.get(spot.label) == spot.value for spot in spots):
+    if any(labels.get(spot.label) == spot.value for spot in cluster_names().spot.values()):
         return "spot"
-    if "reserved" in words:
-        return "reserved"
-    provider = str(dig(node, "spec").get("providerID") or "").partition("://")[0]
-    if provider in _place_labels().rented or "on-demand" in words:
-        remarks.add("rented nodes are taken as on-demand", name)
-        return "on-demand"
-    return "owned"
+    term = _first_label("terms", labels).casefold()
+    if term in ("spot", "reserved", "on-demand"):
+        return term
+    provider = dig(node, "spec.providerID", str).partition("://")[0]
+    return "on-demand" if provider in _read_labels(_LABELS)["rented"] else "owned"
 
 
-def _remark_taints(node: Mapping[str, Any], name: str, remarks: Remarks) -> None:
-    taints = dig(node, "spec").get("taints")
-    for taint in taints if isinstance(taints, list) else ():
-        key = str(taint.get("key") or "") if isinstance(taint, Mapping) else ""
-        blocks = key and taint.get("effect") in ("NoSchedule", "NoExecute")
-        if blocks and key not in device_resources() and ".kubernetes.io/" not in key:
-            remarks.add(f"pods need a toleration of the taint {key[:120]}", name)
-
-
-def _whole_devices(
-    device: str, word: str, labels: Mapping[str, str], counts: Mapping[str, int]
-) -> tuple[int, tuple[str, ...]]:
-    """Whole devices of a node and the slices that they are cut into.
-
-    GPU feature discovery counts slices in place of devices where all are cut alike
-    (``strategy: single``), and slices beside devices where they are not.
-    """
-    if cut := _CUT.search(word):
-        return math.ceil(max(counts.values()) / _slices_each(device, cut[1])), (cut[1],)
-    mode = _PARTITION.fullmatch(labels.get("amd.com/gpu.compute-memory-partition", "").casefold())
-    parts: set[str] = set()
-    total = 0.0
-    for resource, count in counts.items():
-        mig, cell = _MIG.match(resource), _PARTITION.match(resource) or mode
-        name = mig[1] if mig else f"{cell[1]}-{cell[2]}" if cell and cell[1] != "spx" else ""
-        total += count / _slices_each(device, name)
-        if name and count:
-            parts.add(name)
-    return max(math.ceil(total - 1e-9), 1), tuple(sorted(parts))
-
-
-def _slices_each(device: str, name: str) -> int:
-    """Slices of one kind on a device; 1 for one that the device is not known to have."""
-    return max((cut.counts.get(name, 0) for cut in list_geometries(device)), default=0) or 1
-
-
-def read_queues(items: list[Mapping[str, Any]], remarks: Remarks) -> Iterator[Quota]:
-    """Quotas of devices in ClusterQueues, with the devices that ResourceFlavors name."""
+def read_queues(items: Iterable[Mapping[str, Any]], remarks: Remarks) -> Iterator[Quota]:
+    """Quotas of devices in ClusterQueues and Cohorts, with the devices that flavours name."""
     devices: dict[str, str | None] = {}
     for item in items:
         if item.get("kind") == "ResourceFlavor":
-            name = str(dig(item, "metadata").get("name"))
-            labels = dig(item, "spec", "nodeLabels").items()
-            word = find_device_label(
-                {key: value for key, value in labels if isinstance(value, str)}
-            )
-            devices[name] = match_device(word or name, f"flavour {name}", remarks)
+            flavor = dig(item, "metadata.name", str)
+            word = find_device_label(_texts_at(item, "spec.nodeLabels"))
+            devices[flavor] = match_device(word or flavor, f"flavour {flavor}", remarks)
     for item in items:
-        name, spec = str(dig(item, "metadata").get("name")), dig(item, "spec")
-        if spec.get("stopPolicy") in ("Hold", "HoldAndDrain"):
-            remarks.add("queues that are stopped are left out", name)
-        elif item.get("kind") == "ClusterQueue":
-            yield from _queue_quotas(name, spec, devices, remarks)
+        queue = dig(item, "metadata.name", str)
+        if item.get("kind") not in ("ClusterQueue", "Cohort"):
+            continue
+        if dig(item, "spec.stopPolicy", str) not in ("", "None"):
+            remarks.add("queues that are stopped are left out", queue)
+            continue
+        cohort = dig(item, "spec.cohortName", str) or dig(item, "spec.cohort", str)
+        groups = list_rows(item, "spec.resourceGroups")
+        for row in (row for group in groups for row in list_rows(group, "flavors")):
+            flavor = dig(row, "name", str)
+            parts = list_rows(row, "resources")
+            for part in (row for row in parts if dig(row, "name", str) in device_resources()):
+                if device := devices.get(flavor):
+                    count = read_count(part.get("nominalQuota"))
+                    yield Quota(queue, cohort, flavor, device, count)
+                else:
+                    remarks.add("quotas of flavours without a device do not count", flavor)
 
 
-def _queue_quotas(
-    name: str, spec: Mapping[str, Any], devices: Mapping[str, str | None], remarks: Remarks
-) -> Iterator[Quota]:
-    cohort = spec.get("cohortName") or spec.get("cohort")
-    groups = check_entries(spec.get("resourceGroups") or [], name)
-    flavors = [row for group in groups for row in check_entries(group.get("flavors") or [], name)]
-    for flavor in flavors:
-        flavor_name = str(flavor.get("name"))
-        for row in check_entries(flavor.get("resources") or [], name):
-            resource = str(row.get("name"))
-            if resource not in device_resources():
-                continue
-            if devices.get(flavor_name) is None:
-                remarks.add("no label of these flavours names a device", flavor_name)
-            limit = row.get("borrowingLimit")
-            yield Quota(
-                queue=name,
-                cohort=str(cohort) if cohort else None,
-                flavor=flavor_name,
-                resource=resource,
-                device=devices.get(flavor_name),
-                devices=read_whole(row.get("nominalQuota")),
-                borrows=None if cohort and read_quantity(limit) is None else read_whole(limit),
-            )
+def read_costs(document: Mapping[str, Any], name: str, remarks: Remarks) -> tuple[Usd, Usd]:
+    """Payments of teams in US dollars an hour, and prices of devices per device-hour.
+
+    A team is a label such as ``team``, else the namespace, else the allocation's name; costs of
+    nobody (``__idle__``) are called so. A device-hour has the processors and memory of what ran on
+    the device. Fields: core/pkg/opencost/allocation_json.go of https://github.com/opencost/opencost.
+    Raises InputError where no allocation or no time is stated.
+    """
+    pairs = [pair for step in list_rows(document, "data") for pair in step.items()]
+    rows = [(str(key), row) for key, row in pairs if isinstance(row, Mapping)]
+    hours = _window_hours([row for _, row in rows], name)
+    payments, usd, used_hours = (defaultdict[str, float](float) for _ in range(3))
+    for key, row in rows:
+        payments[_team_of(key, row)] += dig(row, "totalCost", float) / hours
+        row_hours, model = dig(row, "gpuHours", float), dig(row, "gpuAllocation.gpuModel", str)
+        if row_hours > 0 and not model:
+            remarks.add("allocations that name no device set no price", key)
+        elif row_hours > 0 and (device := match_device(model, key, remarks)):
+            usd[device] += sum(dig(row, cost, float) for cost in _MACHINE_COSTS)
+            used_hours[device] += row_hours
+    for team in sorted(payments, key=lambda team: -payments[team]):
+        remarks.add("paid in a month", f"{team} ${price_month(payments[team]):,.0f}")
+    return payments, {device: cost / used_hours[device] for device, cost in usd.items() if cost > 0}
 
 
-def quota_machines(quotas: tuple[Quota, ...], remarks: Remarks) -> Iterator[Machine]:
-    """Machines that the quotas of each flavour add up to, in nodes of the usual size."""
-    totals = Counter[tuple[str, str]]()
-    for quota in quotas:
-        if quota.device:
-            totals[quota.flavor, quota.device] += quota.devices
-    for (flavor, device), total in totals.items():
-        per_node = device_profile(device).node.devices
-        text = f"quotas of {total:,} devices are counted as machines of {per_node}"
-        remarks.add(text, flavor)
-        if total >= per_node:
-            yield Machine(device, per_node, total // per_node, group=flavor)
+def _window_hours(rows: Iterable[Mapping[str, Any]], name: str) -> float:
+    """Hours from the first start of a window to the last end."""
+    try:
+        ends = [dig(row, f"window.{end}", str) for row in rows for end in ("start", "end")]
+        times = [datetime.fromisoformat(end) for end in ends]
+        hours = (max(times) - min(times)).total_seconds() / 3600
+    except (ValueError, TypeError):  # no allocation, no time, or some times without a zone
+        hours = 0.0
+    if hours <= 0:
+        message = f"{name} has no allocation with a window of time."
+        hint = "Ask OpenCost's /allocation with window=7d and aggregate=namespace or label:team."
+        raise InputError(message, field=FIELD, hint=hint)
+    return hours
+
+
+def _team_of(key: str, row: Mapping[str, Any]) -> str:
+    if key.startswith("__"):
+        return key.strip("_")
+    properties = dig(row, "properties", dict)
+    labels = dig(properties, "namespaceLabels", dict) | dig(properties, "labels", dict)
+    words = (*(labels.get(label) for label in _TEAM_LABELS), properties.get("namespace"), key)
+    return str(next(filter(None, words), "nobody"))[:120]

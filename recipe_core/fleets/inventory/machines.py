@@ -1,30 +1,34 @@
-"""Machines of an inventory as pools of a fleet."""
+"""Machines of an inventory as pools of a fleet, and the quotas and costs beside them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal, TypeVar
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleets.request import Pool, Term
-from recipe_core.hardware.cluster import device_profile
+from recipe_core.fleets.request import Pool
 from recipe_core.hardware.slices import split_slice
 from recipe_core.request.first_error import validate_plain
 from recipe_core.targets.deployments.deployment import device_called
-from recipe_core.targets.names import DeviceNames
 
-FIELD = "inventory"
+Value = TypeVar("Value")
+# Machines that are alike: the fields of a pool as ``fleet.yaml`` has them, but ``name`` is of their
+# partition or node pool, and ``rack`` and ``hosts`` say which they are. None is for not stated.
+Machines = dict[str, Any]
 Kind = Literal["kubernetes", "slurm", "skypilot", "csv", "kueue", "opencost"]
+FIELD = "inventory"
 # Machines, rows and allocations that one inventory may have.
 MAX_ENTRIES = 20_000
-MAX_NOTES = 200
+_KINDS: dict[Any, str] = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+_MAX_POOLS = 256
+_MAX_NOTES = 200
 _LISTED = 6  # names in a note
-# Error correction in GDDR takes a sixteenth; a larger deviation is another card.
-_MEMORY_TOLERANCE = 0.08
+_LONGEST_HOSTS = 250  # characters of a label
+_APART = dict.fromkeys(("nodes", "rack", "hosts", "labels"))
 
 
 class Remarks:
@@ -37,206 +41,124 @@ class Remarks:
         self._names[text][name[:80]] = None
 
     def lines(self) -> tuple[str, ...]:
-        lines = [f"{text}: {_list_names([*names])}." for text, names in self._names.items()]
-        more = [f"{len(lines) - MAX_NOTES:,} more notes."] if len(lines) > MAX_NOTES else []
-        return (*lines[:MAX_NOTES], *more)
-
-
-def _list_names(names: list[str]) -> str:
-    more = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """Machines that are alike; ``group``: a partition or a node pool that they are called by."""
-
-    device: str
-    per_node: int
-    count: int = 1
-    region: str | None = None
-    zone: str | None = None
-    rack: str | None = None
-    term: Term = "owned"
-    usd_per_device_hour: float | None = None
-    slices: tuple[str, ...] = ()
-    sharing: tuple[str, ...] = ()
-    group: str | None = None
-    labels: tuple[tuple[str, str], ...] = ()
+        lines = []
+        for text, names in self._names.items():
+            rest = f" and {len(names) - _LISTED:,} more" if len(names) > _LISTED else ""
+            lines.append(f"{text}: {', '.join([*names][:_LISTED])}{rest}.")
+        rest = f"{len(lines) - _MAX_NOTES:,} more notes."
+        return (*lines[:_MAX_NOTES], rest) if len(lines) > _MAX_NOTES else tuple(lines)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Devices that a queue of Kueue grants of one flavour."""
+    """Devices that a queue of Kueue, or a cohort of queues, grants of one flavour."""
 
     queue: str
-    cohort: str | None
+    cohort: str
     flavor: str
-    resource: str
-    device: str | None
+    device: str
     devices: int
-    borrows: int | None = None
-    """Devices that it may borrow of its cohort; None: as many as there are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Payment:
-    """The cost of a team today, and the devices that it has on average."""
-
-    team: str
-    usd_per_hour: float
-    usd_per_month: float
-    devices: float
 
 
 @dataclass(frozen=True)
 class Inventory:
-    """Pools, quotas, payments and prices of one inventory."""
+    """Pools (as ``fleet.yaml`` has them), quotas, and US dollars an hour by team and by device."""
 
     kind: Kind
     name: str
-    pools: tuple[Mapping[str, Any], ...] = ()
-    """As ``fleet.yaml`` has them."""
+    pools: tuple[dict[str, Any], ...] = ()
     quotas: tuple[Quota, ...] = ()
-    payments: tuple[Payment, ...] = ()
-    usd_per_device_hour: Mapping[str, float] = field(default_factory=dict)
-    """Prices that are paid today, by device."""
+    payments: Mapping[str, float] = field(default_factory=dict)
+    prices: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
 
-
-def make_label(text: str) -> str | None:
-    """A text as a name of ``fleet.yaml``: lower-case letters, digits and dashes; None for none."""
+def make_label(text: str) -> str:
+    """A text as a name of ``fleet.yaml``: lower-case letters, digits and dashes."""
     slug = re.sub(r"[^a-z0-9]+", "-", text[:200].casefold().encode("ascii", "ignore").decode())
-    return slug.strip("-")[:40].strip("-") or None
+    return slug.strip("-")[:40].strip("-")
 
 
 def match_device(
-    name: str,
-    machine_name: str,
-    remarks: Remarks,
-    *,
-    names: DeviceNames | None = None,
-    memory_mib: float | None = None,
+    name: str, where: str, remarks: Remarks, tool_names: Mapping[str, str] | None = None
 ) -> str | None:
-    """The profile of a device by any of its names; None, with a remark, where none fits.
-
-    ``names``: those that the inventory's tool has for devices; ``memory_mib``: of one device.
-    """
-    by_tool = names.names if names else {}
-    device = device_called(name, by_tool)
-    if device is None:
-        remarks.add(f"{name[:80]!r} is no known device, so state its profile", machine_name)
+    """The profile of a device by any name, also of its tool; None, with a remark, for no device."""
+    device = device_called(name, tool_names)
+    if device is None or split_slice(device):
+        text = "is a slice; state the pool of its device" if device else "is no known device"
+        remarks.add(f"{name[:80]!r} {text}", where)
         return None
-    if split_slice(device):
-        remarks.add(f"{name[:80]!r} is a slice; state the pool of its device", machine_name)
-        return None
-    profile_mib = device_profile(device).memory_bytes.value / 2**20
-    if memory_mib and abs(memory_mib / profile_mib - 1) > _MEMORY_TOLERANCE:
-        text = f"{name[:80]!r} is {device}, but has {memory_mib:,.0f} MiB, so state its profile"
-        remarks.add(text, machine_name)
-        return None
-    alike = [key for key, word in by_tool.items() if word.casefold() == name.casefold()]
+    alike = [key for key, word in (tool_names or {}).items() if word.casefold() == name.casefold()]
     if len(alike) > 1:
-        text = f"{name[:80]!r} may be {', '.join(alike)}, and is read as {device}"
-        remarks.add(text, machine_name)
+        remarks.add(f"{name!r} may be {', '.join(alike)}, and is read as {device}", where)
     return device
 
 
-def group_machines(machines: Iterable[Machine], remarks: Remarks) -> tuple[dict[str, Any], ...]:
-    """Machines as pools: alike in device, number, region, term, price, cut and group.
-
-    Zones stand in for racks where machines name none. Raises InputError for values that no pool
-    may have.
-    """
-    groups: dict[Machine, list[Machine]] = {}
-    for machine in machines:
-        alike = replace(machine, count=1, zone=None, rack=None, labels=())
-        groups.setdefault(alike, []).append(machine)
-    names: set[str] = set()
-    return tuple(_make_pool(alike, names, remarks) for alike in groups.values())
-
-
-def _make_pool(alike: list[Machine], names: set[str], remarks: Remarks) -> dict[str, Any]:
-    first = alike[0]
-    term = None if first.term == "owned" else first.term
-    parts = (first.device, first.region, first.group, term)
-    name = _unused_pool_name("-".join(filter(None, parts)), names)
-    racks, zones = Counter[str](), Counter[str]()
-    for machine in alike:
-        zones[machine.zone or ""] += machine.count
-        if machine.rack:
-            racks[f"{machine.zone}/{machine.rack}"] += machine.count
-    if not racks and len(zones) > 1:
-        racks = zones
-        remarks.add("no racks are named, so each zone counts as one", name)
-    nodes = zones.total()
-    if racks and (racks.total() < nodes or max(racks.values()) - min(racks.values()) > 1):
-        remarks.add("machines are not even over racks, as a pool takes them", name)
-    labels = set.intersection(*(set(machine.labels) for machine in alike))
-    pool = asdict(replace(first, labels=())) | {
-        "name": name,
-        "nodes": nodes,
-        "racks": len(racks) or None,
-        "slices": list(first.slices),
-        "sharing": list(first.sharing),
-        "labels": dict(sorted(labels)),
-    }
-    pool = {key: pool[key] for key in Pool.model_fields if pool.get(key) not in (None, [], {})}
-    return check_pool(pool)
+def group_machines(rows: Iterable[Machines], remarks: Remarks) -> tuple[dict[str, Any], ...]:
+    """Machines as pools; raises InputError for too many, or values that no pool may have."""
+    groups: dict[str, list[Machines]] = defaultdict(list)
+    for row in rows:
+        groups[repr(sorted((row | _APART).items()))].append(row)
+    if len(groups) > _MAX_POOLS:
+        message = f"its machines make {len(groups):,} pools; a fleet has at most {_MAX_POOLS}."
+        raise InputError(message, field=FIELD, hint="Leave out what tells machines apart.")
+    pools: dict[str, dict[str, Any]] = {}
+    for alike in groups.values():
+        values = {"term": "owned", **alike[0]}
+        words = (values.get(field) for field in ("device", "region", "name", "term"))
+        base = name = make_label("-".join(word for word in words if word and word != "owned"))
+        numbers = count(2)
+        while name in pools:
+            name = f"{base[:35]}-{next(numbers)}"
+        racks = Counter[str]()
+        for row in alike:
+            racks[row.get("rack") or ""] += row.get("nodes", 1)
+        if max(racks.values()) - min(racks.values()) > 1:
+            remarks.add("machines are not even over racks (or zones), as a pool takes them", name)
+        labels = dict(set.intersection(*({*row.get("labels", {}).items()} for row in alike)))
+        hosts = ",".join(row["hosts"] for row in alike if "hosts" in row)
+        if 0 < len(hosts) <= _LONGEST_HOSTS:
+            labels["nodes"] = hosts
+        values |= {"name": name, "nodes": racks.total(), "labels": dict(sorted(labels.items()))}
+        values["racks"] = len(racks) if len(racks) > 1 else None
+        fields = {field: values.get(field) for field in Pool.model_fields}
+        pools[name] = check_pool({k: v for k, v in fields.items() if v not in (None, "", [], {})})
+    return tuple(pools.values())
 
 
-def check_pool(values: Mapping[str, Any]) -> dict[str, Any]:
+def check_pool(values: Any) -> dict[str, Any]:
     """The plain values of a pool, checked; raises InputError for the first wrong one."""
-    name = values.get("name") if isinstance(values, Mapping) else None
     try:
         for flaw, message, hint in validate_plain(values, Pool, "docs/guide/fleet.md").flaws():
             raise InputError(message, field=flaw, hint=hint)
     except InputError as error:
-        field_name = f"pools.{name}.{error.field}"
-        raise InputError(error.message, field=field_name, hint=error.hint) from None
+        name = values.get("name") if isinstance(values, Mapping) else None
+        place = f"pools.{name}.{error.field}"
+        raise InputError(error.message, field=place, hint=error.hint) from None
     return dict(values)
 
 
-def _unused_pool_name(text: str, names: set[str]) -> str:
-    """A label that no other pool has."""
-    base = make_label(text) or "pool"
-    numbered = (f"{base[:35].strip('-')}-{number}" for number in range(2, MAX_ENTRIES + 2))
-    name = next(name for name in chain([base], numbered) if name not in names)
-    names.add(name)
-    return name
-
-
-def check_entries(entries: Any, name: str) -> list[Mapping[str, Any]]:
-    """The objects of a list; raises InputError for no list, or more than ``MAX_ENTRIES``."""
-    if not isinstance(entries, list):
-        raise InputError(f"{name} has no list of entries.", field=FIELD, hint="Export it anew.")
-    if len(entries) > MAX_ENTRIES:
-        message = f"{name} has {len(entries):,} entries; the limit is {MAX_ENTRIES:,}."
-        raise InputError(message, field=FIELD, hint="Divide it, and merge the parts.")
-    return [entry for entry in entries if isinstance(entry, Mapping)]
-
-
-def dig(value: Any, *path: str) -> Mapping[str, Any]:
-    """Return the mapping at a path of keys; an empty one where there is none."""
-    for key in path:
+def dig(value: Any, path: str, kind: type[Value]) -> Value:
+    """Return the value at a path of keys, or an empty value; raises InputError for another kind."""
+    for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else {}
+    value = float(value) if kind is float and type(value) is int else value
+    if value is not None and not isinstance(value, kind):
+        hint = f"It is {_KINDS.get(kind, 'a number')} there; export the inventory anew."
+        raise InputError(f"{path} is {value!r:.80}.", field=FIELD, hint=hint)
+    return kind() if value is None else value
 
 
-def read_quantity(value: Any) -> float | None:
-    """A number that is not negative and below a billion, or a text of one with k or M after it."""
-    factor = 1.0
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,12})?[kM]?", value):
-        factor = {"k": 1e3, "M": 1e6}.get(value[-1], 1.0)
-        value = float(value.rstrip("kM"))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) * factor if is_number and 0 <= value * factor < 1e9 else None
+def list_rows(value: Any, path: str) -> list[dict[str, Any]]:
+    """The objects of a list at a path of keys; raises InputError for more than MAX_ENTRIES."""
+    rows = dig(value, path, list)
+    if len(rows) > MAX_ENTRIES:
+        message = f"{path} has {len(rows):,} entries; the limit is {MAX_ENTRIES:,}."
+        raise InputError(message, field=FIELD, hint="Divide it, and merge the parts.")
+    return [row for row in rows if isinstance(row, dict)]
 
 
-def read_whole(value: Any) -> int:
-    """A whole number as above; 0 for anything else."""
-    return int(read_quantity(value) or 0)
+def read_count(value: Any) -> int:
+    """A whole number below a billion, also as text with k or M after it; 0 for anything else."""
+    match = re.fullmatch(r"([0-9]{1,9})([kM]?)", str(value))
+    return int(match[1]) * {"": 1, "k": 1_000, "M": 1_000_000}[match[2]] if match else 0
