@@ -141,6 +141,8 @@ class CutDevices:
     """Slices of each device, by name."""
     used: Mapping[str, int]
     """Slices in use over all of them."""
+    nodes: Mapping[str, int] = field(default_factory=dict)
+    """How many of them each node has, ``POOL-K``; they come before its whole devices."""
 
 
 @dataclass(frozen=True, slots=True)

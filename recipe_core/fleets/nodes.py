@@ -44,11 +44,19 @@ class _Stand:
     opens: Mapping[str, int] = field(default_factory=dict)
 
 
+# Devices that a node has cut in one way, by the number of their pool, the way and the node's name.
+Cuts = Mapping[tuple[int, int], Mapping[str, int]]
+
+
 def fill_nodes(
     problem: FleetProblem, solution: Solution, periods: int
-) -> dict[int, list[NodeShare]]:
-    """Return where the replicas of each option stand in the busiest period, spread by owner."""
+) -> tuple[Mapping[int, list[NodeShare]], Cuts]:
+    """Return where the replicas of each option stand in the busiest period, spread by owner.
+
+    And the nodes whose devices are cut, by pool and number of the cut.
+    """
     out: defaultdict[int, list[NodeShare]] = defaultdict(list)
+    cuts: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     options = problem.instance.options
     for p, (pool, supply) in enumerate(zip(problem.pools, problem.instance.supplies, strict=True)):
         devices = [
@@ -69,6 +77,8 @@ def fill_nodes(
             fills.append((crowds, not packs, placed))
         footprints: defaultdict[tuple[int, int, int], list[float]] = defaultdict(list)
         for stand, node in min(fills)[-1]:
+            if stand.opens:
+                cuts[p, supply.cuts.index(stand.opens)][f"{pool.pool.name}-{node.number}"] += 1
             for k in stand.options:
                 footprints[k, node.number, node.rack].append(stand.devices)
         for (k, number, rack), devices in footprints.items():
@@ -76,7 +86,7 @@ def fill_nodes(
             out[k].append(
                 NodeShare(f"{name}-{number}", f"{name}-r{rack}", len(devices), sum(devices))
             )
-    return out
+    return out, cuts
 
 
 def _list_stands(problem: FleetProblem, solution: Solution, p: int, counts: Int) -> list[_Stand]:

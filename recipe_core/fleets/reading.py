@@ -54,7 +54,7 @@ class _Reader:
         self.share = np.array([*problem.periods.values()]) / sum(problem.periods.values())
         # later slots are months ahead
         self.replicas = solution.replicas[:, : len(self.periods)]
-        self.nodes = fill_nodes(problem, solution, len(self.periods))
+        self.nodes, self.cut_nodes = fill_nodes(problem, solution, len(self.periods))
         self.members: defaultdict[str, list[int]] = defaultdict(list)
         for k, choice in enumerate(problem.choices):
             self.members[choice.owner].append(k)
@@ -285,11 +285,13 @@ class _Reader:
         for option, count in zip(self.options, self.replicas, strict=True):
             if option.pool == p and option.slice is not None:
                 used[option.slice] += int(count.max())
-        for number, counts in zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True):
+        cuts = zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True)
+        for k, (number, counts) in enumerate(cuts):
             if number:
                 in_use = {name: min(used[name], n * int(number)) for name, n in counts.items()}
                 used.subtract(in_use)
-                yield CutDevices(int(number), dict(counts), in_use)
+                nodes = dict(self.cut_nodes.get((p, k), {}))
+                yield CutDevices(int(number), dict(counts), in_use, nodes)
 
     def _charges(self, total: float) -> Iterator[Charge]:
         """Costs by team, project and cost centre; what nothing uses is nobody's."""

@@ -7,7 +7,7 @@ replicas, and those that only they have stand where there is room, the largest f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby, repeat
 from math import ceil
@@ -94,7 +94,7 @@ class _Unit:
 def fill_racks(answer: FleetAnswer, use: PoolUse, period: str) -> Racks:
     """Return the nodes of a pool with what runs on each device in a period."""
     spots = {k: _Spot(k, float(use.per_node)) for k in _node_numbers(answer, use, period)}
-    _cut_into_slices([*spots.values()], use)
+    _cut_into_slices(spots, use)
     units = sorted(_units(answer, use, period), key=lambda unit: -unit.size)
     for unit in units:
         if unit.node in spots and unit.pieces[0].slice is None:
@@ -134,16 +134,16 @@ def _stated_nodes(placed: Placement) -> list[int]:
     return [node for _, node in sorted(turns)]
 
 
-def _cut_into_slices(spots: list[_Spot], use: PoolUse) -> None:
-    """Cut devices, evenly over nodes, as the answer does."""
+def _cut_into_slices(spots: Mapping[int, _Spot], use: PoolUse) -> None:
+    """Cut devices of nodes as the answer does."""
     shares = {part.name: part.share for part in list_slices(use.device)} if use.cuts else {}
     for cut in use.cuts:
         names = [name for name, number in cut.counts.items() for _ in range(number)]
         pieces = [Piece("idle", "", f"{name}: free", name, shares[name]) for name in names]
-        for _ in range(cut.devices if spots else 0):
-            spot = max(spots, key=lambda spot: spot.free)
-            spot.free -= 1.0
-            spot.cut.append([*pieces])
+        for node, count in cut.nodes.items():
+            if spot := spots.get(int(node.rpartition("-")[2])):
+                spot.free -= count
+                spot.cut += [[*pieces] for _ in range(count)]
 
 
 def _units(answer: FleetAnswer, use: PoolUse, period: str) -> Iterator[_Unit]:

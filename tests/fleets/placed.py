@@ -166,7 +166,7 @@ def placed_fleet(**changes):
         for m, p in zip(request.models, (chat, tiny), strict=True)
     ]
     job = PlacedJob("tune", "search", None, None, 24.0, 8.0, True, (job_placement(),), 2.0)
-    cuts = (CutDevices(2, {"1g.10gb": 7}, {"1g.10gb": 9}),)
+    cuts = (CutDevices(2, {"1g.10gb": 7}, {"1g.10gb": 9}, {"cut-0": 2}),)
     used = {"day": 6.0, "night": 6.0}
     pools = [
         pool_use(pool, used, cuts=cuts if pool.name == "cut" else ()) for pool in request.pools

@@ -6,8 +6,7 @@ import shlex
 import pytest
 
 from recipe_core.base.errors import InputError
-from recipe_core.fleets.exports.parts import scheduler_of
-from recipe_core.fleets.exports.schedule import node_list, partition_name
+from recipe_core.fleets.exports.labels import node_list, partition_name, scheduler_of
 from recipe_core.fleets.inventory.read import merge_inventories, read_inventory
 from recipe_core.fleets.inventory.tables import SINFO
 from recipe_core.fleets.request import FleetRequest, Pool

@@ -517,10 +517,13 @@ def test_devices_are_cut_where_they_leave_whole_nodes_to_what_needs_them():
     replicas = np.zeros((len(slices), 1), dtype=int)
     replicas[0], replicas[slices.index("1g.10gb")] = 1, 14
     solution = solve_fleet(problem.instance)
-    nodes = fill_nodes(problem, replace(solution, replicas=replicas, cuts=(np.array([2]),)), 1)
+    nodes, cuts = fill_nodes(
+        problem, replace(solution, replicas=replicas, cuts=(np.array([2]),)), 1
+    )
     [whole], [cut] = nodes.values()
     assert (whole.replicas, whole.devices, cut.replicas) == (1, 4, 14)
     assert whole.node != cut.node
+    assert cuts == {(0, 0): {cut.node: 2}}
 
 
 def parts_of(answer):

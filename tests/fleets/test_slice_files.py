@@ -8,7 +8,7 @@ import pytest
 from recipe_core.base.documents import parse_yaml
 from recipe_core.base.errors import HardwareError
 from recipe_core.fleets.answer import CutDevices
-from recipe_core.fleets.exports.slices import amd_script, node_cuts, slice_files
+from recipe_core.fleets.exports.slices import amd_script, slice_files
 from tests.fixtures.needs import needs
 from tests.fleets.placed import placed_fleet
 
@@ -18,21 +18,20 @@ SEVEN, MIXED = {"1g.10gb": 7}, {"3g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}
 
 
 def cut_fleet(pool, *cuts):
-    """The answer with devices of one pool cut, of which each of ``cuts`` has how many and how."""
+    """The answer with devices of one pool cut: each of ``cuts`` has how many of a node, and how."""
     answer = placed_fleet()
-    devices = tuple(CutDevices(number, counts, {}) for number, counts in cuts)
+    devices = tuple(CutDevices(sum(nodes.values()), counts, {}, nodes) for nodes, counts in cuts)
     pools = [replace(use, cuts=devices if use.name == pool else ()) for use in answer.pools]
     return replace(answer, pools=tuple(pools))
 
 
 def test_a_pool_becomes_configurations_of_its_nodes():
-    answer = cut_fleet("big", (7, SEVEN), (3, MIXED))
+    answer = cut_fleet("big", ({"big-0": 4, "big-1": 3}, SEVEN), ({"big-0": 1, "big-1": 2}, MIXED))
     document = parse_yaml(slice_files(answer)["slices/mig-parted.yaml"])
     assert list(document) == ["version", "mig-configs"]
     assert document["version"] == "v1"
     entries = document["mig-configs"]
     assert {key for config in entries.values() for entry in config for key in entry} == KEYS
-    # spread over both nodes, as the plan spreads them
     assert entries["big-0"] == [
         {"devices": [0, 1, 2, 3], "mig-enabled": True, "mig-devices": SEVEN},
         {"devices": [4], "mig-enabled": True, "mig-devices": dict(sorted(MIXED.items()))},
@@ -42,18 +41,9 @@ def test_a_pool_becomes_configurations_of_its_nodes():
     assert slice_files(cut_fleet("big")) == {}
 
 
-def test_machines_that_are_not_rented_are_not_cut():
-    use = replace(cut_fleet("big", (4, SEVEN)).pools[0], nodes=50, paid={"day": 16.0, "night": 8.0})
-    pool = placed_fleet().request.pools[0].model_copy(update={"term": "on-demand"})
-    assert {node: len(cuts) for node, cuts in node_cuts(pool, use).items()} == {
-        "big-0": 2,
-        "big-1": 2,
-    }
-
-
 @needs("scripts", "shellcheck")
 def test_partitions_are_set_after_the_memory_they_share(tmp_path):
-    script = slice_files(cut_fleet("amd", (2, {"cpx-nps4": 8})))["slices/amd-0.sh"]
+    script = slice_files(cut_fleet("amd", ({"amd-0": 2}, {"cpx-nps4": 8})))["slices/amd-0.sh"]
     (tmp_path / "amd.sh").write_text(script)
     done = subprocess.run(["shellcheck", tmp_path / "amd.sh"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout

@@ -110,7 +110,9 @@ def test_a_replica_keeps_its_node_and_one_that_the_period_adds_stands_where_ther
 
 
 def test_slices_fill_devices_that_are_cut_and_the_rest_of_them_is_paid_for_and_idle():
-    cut = CutDevices(2, {"3g.40gb": 1, "1g.10gb": 2}, {"3g.40gb": 1, "1g.10gb": 3})
+    cut = CutDevices(
+        2, {"3g.40gb": 1, "1g.10gb": 2}, {"3g.40gb": 1, "1g.10gb": 3}, {"pool-0": 1, "pool-1": 1}
+    )
     answer = with_placements(
         placement(1, {0: 1}, slice="3g.40gb", devices_each=0.5),
         placement(3, {0: 1, 1: 2}, slice="1g.10gb", devices_each=0.14),

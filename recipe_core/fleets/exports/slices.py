@@ -13,20 +13,17 @@ from recipe_core.base.documents import to_yaml
 from recipe_core.base.errors import HardwareError
 from recipe_core.fleets.answer import FleetAnswer, PoolUse
 from recipe_core.fleets.exports.texts import render_export
-from recipe_core.fleets.request import Pool
 
 # The slices of each of a node's first devices, by name; the devices after them stay whole.
 Cuts = list[Mapping[str, int]]
 
 
-def node_cuts(pool: Pool, use: PoolUse) -> dict[str, Cuts]:
-    """The devices of each node that are cut, spread over nodes as the plan spreads them."""
-    count = use.nodes
-    if pool.is_rented and pool.rented_by != "device":
-        count = round(max(use.paid.values(), default=0.0) / use.per_node)
+def node_cuts(use: PoolUse) -> dict[str, Cuts]:
+    """The devices of each node that are cut, as the plan has them."""
     nodes: dict[str, Cuts] = {}
-    for k, cut in enumerate(alike.counts for alike in use.cuts for _ in range(alike.devices)):
-        nodes.setdefault(f"{use.name}-{k % max(count, 1)}", []).append(cut)
+    for cut in use.cuts:
+        for node, count in cut.nodes.items():
+            nodes.setdefault(node, []).extend([cut.counts] * count)
     return nodes
 
 
@@ -39,7 +36,7 @@ def slice_files(answer: FleetAnswer) -> dict[str, str]:
     configurations: dict[str, list[dict[str, Any]]] = {}
     files: dict[str, str] = {}
     for use in answer.pools:
-        for node, cuts in node_cuts(answer.request.pool(use.name), use).items():
+        for node, cuts in node_cuts(use).items():
             if any("px-" in name for name in cuts[0]):
                 files[f"slices/{node}.sh"] = amd_script(cuts, use.per_node)
             else:
