@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,8 @@ class FleetProgram:
         self._add_sleepers()
         self._bound_pools()
         self._count_starts()
-        self._bound_money()
+        if instance.most_usd is not None and "budget" not in self.relaxed:
+            self.rows.row(dict(self._usd), high=instance.most_usd - self._fixed_usd)
 
     # variables
 
@@ -369,11 +371,6 @@ class FleetProgram:
                 devices = option.devices if option.slice is None else 1.0
                 self._starts[started] = max(supply.usd, 1e-3) * devices * START_HOURS / hours
 
-    def _bound_money(self) -> None:
-        upper = self.instance.most_usd
-        if upper is not None and "budget" not in self.relaxed:
-            self.rows.row(dict(self._usd), high=upper - self._fixed_usd)
-
     # objectives
 
     def count_unmet(self) -> dict[int, float]:
@@ -441,50 +438,36 @@ class FleetProgram:
 
     def read(self, solved: Found, started: float) -> Solution:
         """Return the solver's values by what they mean."""
-        instance, value = self.instance, solved.values
-        shape = len(instance.options), len(instance.hours)
-        replicas = np.zeros(shape, dtype=np.int64)
+        instance, values = self.instance, solved.values
+        options, slots = len(instance.options), len(instance.hours)
+        counts = np.round(values).astype(np.int64)
+        shares = np.where(values < ROUNDING, 0.0, np.minimum(values, 1.0))
+        replicas = np.zeros((options, slots), dtype=np.int64)
         for (k, t), counted in self.count.items():
-            replicas[k, t] = sum(round(value[variable]) for variable in counted)
+            replicas[k, t] = counts[counted].sum()
         for k, variable in self.naps.items():
-            replicas[k, :] = round(value[variable])
-        regions = max((len(demand.loads) for demand in instance.demands), default=1)
-        flows = np.zeros((len(instance.options), regions, len(instance.hours)))
-        for (k, r, t), variable in self.flow.items():
-            flows[k, r, t] = max(value[variable], 0.0)
-        unmet = np.zeros((len(instance.demands), len(instance.hours)))
-        for m, demand in enumerate(instance.demands):
-            if not self._by_owner[False, m]:  # no layout of it holds any load
-                unmet[m] = demand.loads.sum(axis=0) > 0
-        for (m, t), variable in self.miss.items():
-            unmet[m, t] = _clean(value[variable])
+            replicas[k, :] = counts[variable]
+        # what no layout serves has no variable
+        nowhere = [not self._by_owner[False, m] for m in range(len(instance.demands))]
+        loads = [demand.loads.sum(axis=0) > 0 for demand in instance.demands]
+        unmet = np.array(nowhere)[:, None] * np.array(loads, dtype=float)
         undone = np.array([not self._by_owner[True, j] for j in range(len(instance.works))], float)
-        for j, variable in self.skip.items():
-            undone[j] = _clean(value[variable])
-        machines = np.zeros((len(instance.supplies), len(instance.hours)), dtype=np.int64)
-        for (p, t), variable in self.machines.items():
-            machines[p, t] = round(value[variable])
-        reserved = np.zeros(len(instance.supplies), dtype=np.int64)
-        for p, variable in self.reserve.items():
-            reserved[p] = round(value[variable])
+        regions = max((len(demand.loads) for demand in instance.demands), default=1)
+        pools = range(len(instance.supplies))
         groups = {
-            (p, int(devices), number): tuple(k for k, at in inside.items() if value[at] > 0.5)
+            (p, int(devices), number): tuple(k for k, at in inside.items() if counts[at])
             for (p, devices, number), inside in self.groups.items()
         }
-        usd = self._fixed_usd + sum(price * value[v] for v, price in self._usd.items())
         return Solution(
             replicas=replicas,
-            flows=flows,
-            unmet=unmet,
-            undone=undone,
-            machines=machines,
-            reserved=reserved,
-            cuts=tuple(
-                np.array([round(value[v]) for v in self.cut[p]], dtype=np.int64)
-                for p in range(len(instance.supplies))
-            ),
+            flows=_fill(np.zeros((options, regions, slots)), self.flow, np.maximum(values, 0.0)),
+            unmet=_fill(unmet, self.miss, shares),
+            undone=_fill(undone, self.skip, shares),
+            machines=_fill(np.zeros((len(pools), slots), np.int64), self.machines, counts),
+            reserved=_fill(np.zeros(len(pools), np.int64), self.reserve, counts),
+            cuts=tuple(counts[self.cut[p]] if self.cut[p] else counts[:0] for p in pools),
             groups={key: members for key, members in groups.items() if members},
-            usd_per_hour=float(usd),
+            usd_per_hour=self._fixed_usd + float(sum(c * values[v] for v, c in self._usd.items())),
             objective=solved.objective,
             bound=solved.bound,
             gap=solved.gap,
@@ -493,8 +476,11 @@ class FleetProgram:
         )
 
 
-def _clean(value: float) -> float:
-    return 0.0 if value < ROUNDING else min(float(value), 1.0)
+def _fill(array: Any, variables: Mapping[Any, int], values: Any) -> Any:
+    """An array with the values of variables at their places."""
+    for place, variable in variables.items():
+        array[place] = values[variable]
+    return array
 
 
 @dataclass(frozen=True, slots=True)
