@@ -115,7 +115,8 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
         slices=slices,
         cuts=cuts,
         keeps_whole=_memory_mode(slices) in (None, "nps1"),
-        by_device=pool.rented_by == "device" or (pool.rented_by is None and unit == 1),
+        by_device=pool.rented_by == "device"
+        or (pool.rented_by is None and pool.reserve is None and unit == 1),
     )
 
 
@@ -164,11 +165,12 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
         if name not in available:
             message, hint = unknown("slice", name, list(available))
             raise InputError(message, field="slices", hint=hint)
-    if len({_memory_mode([available[name]]) for name in names}) > 1:
+    memory = {_memory_mode([available[name]]) for name in names}
+    if len({*names}) > 1 and memory not in ({None}, {"nps1"}):
         raise InputError(
-            f"{', '.join(names)} need memory modes that devices of one machine do not mix.",
+            f"{', '.join(names)} need modes that devices of one machine do not mix.",
             field="slices",
-            hint="Name slices of one memory mode, such as nps1; make a pool of each mode.",
+            hint="Name one slice, or only those of nps1; make a pool of each other mode.",
         )
     geometries = [
         {name: count for name, count in geometry.counts.items() if name in names}

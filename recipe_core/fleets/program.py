@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -59,7 +59,8 @@ class FleetProgram:
         self.rows = ProgramRows()
         self.slots = range(len(instance.hours))
         self._share = np.asarray(instance.hours) / sum(instance.hours)
-        self._usd: defaultdict[int, float] = defaultdict(float)
+        # dollars an hour, by the part of the months ahead in which they are paid
+        self._bills = [defaultdict[int, float](float) for _ in range(instance.parts)]
         self._fixed_usd = 0.0
         self._watts: defaultdict[int, float] = defaultdict(float)
         self._co2: defaultdict[int, float] = defaultdict(float)
@@ -104,19 +105,26 @@ class FleetProgram:
             if supply.reserve_usd is not None:
                 reserve = self.rows.variable(self._machines_of(p), integer=True)
                 self.reserve[p] = reserve
-                self._usd[reserve] += supply.reserve_usd * supply.per_node
+                self._pay(reserve, self.slots, supply.reserve_usd * supply.per_node)
             for t in self.slots:
                 machines = self.rows.variable(self._machines_of(p), integer=True)
                 self.machines[p, t] = machines
                 if p not in self.reserve:
-                    self._usd[machines] += supply.usd * supply.per_node * self._share[t]
+                    self._pay(machines, [t], supply.usd * supply.per_node)
                     continue
                 beyond = self.rows.variable(self._machines_of(p), integer=True)
-                self._usd[beyond] += supply.usd * supply.per_node * self._share[t]
+                self._pay(beyond, [t], supply.usd * supply.per_node)
                 self.rows.row({machines: 1.0, beyond: -1.0, self.reserve[p]: -1.0}, high=0.0)
 
     def _machines_of(self, p: int) -> float:
         return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
+
+    def _pay(self, variable: int, slots: Iterable[int], usd: float) -> None:
+        """Count what each unit of a variable costs an hour in some slots."""
+        for t in slots:
+            self._bills[t * self.instance.parts // len(self.slots)][variable] += (
+                usd * self._share[t]
+            )
 
     def _use(
         self, variable: int, p: int, slots: Iterable[int], *, devices: float, watts: float = 0.0
@@ -130,8 +138,8 @@ class FleetProgram:
             self._used[variable] += devices * self._share[t]
             self._watts[variable] += watts * self._share[t]
             self._co2[variable] += watts * supply.co2 * self._share[t]
-            if supply.paid in ("used", "devices"):
-                self._usd[variable] += supply.usd * devices * self._share[t]
+        if supply.paid in ("used", "devices"):
+            self._pay(variable, slots, supply.usd * devices)
 
     def _replicas(self, k: int, t: int) -> int:
         """A variable that counts replicas of an option in a slot, with what it takes."""
@@ -217,6 +225,7 @@ class FleetProgram:
         if missed:  # a part of the load may stay unserved at the level that is chosen
             self.rows.row({**everything, missed[0]: 1.0}, low=1.0)
         spread: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        sliced: defaultdict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
         for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
             for k, place in places.items():
@@ -225,21 +234,29 @@ class FleetProgram:
                     continue
                 replicas = self._replicas(k, t)
                 served[replicas] = place.share
-                spread[self.instance.options[k].pool, number][replicas] = 1.0 / size
-            need = 1.0 + demand.failures * level
+                option = self.instance.options[k]
+                spread[option.pool, number][replicas] = 1.0 / size
+                for name in (option.slice, None) if option.slice else ():
+                    sliced[option.pool, name][replicas] = 1.0 / size
+            need, fewest = 1.0 + demand.failures * level, demand.failures + 1
             lacking = {}
             if missed:
-                lacking = {self.rows.variable(): 1.0}
-                self.rows.row({next(iter(lacking)): 1.0, choice: -1.0}, high=0.0)
-                self.rows.row({next(iter(lacking)): 1.0, missed[0]: -1.0}, high=0.0)
-            part = dict.fromkeys(lacking, need)
-            self.rows.row({**served, **part, choice: -need}, low=0.0)
-            largest = max(served.values(), default=1.0)
-            fewest = max(math.ceil(need / largest - ROUNDING), demand.failures + 1)
+                part = self.rows.variable()
+                lacking = {part: 1.0}
+                self.rows.row({part: 1.0, choice: -1.0}, high=0.0)
+                self.rows.row({part: 1.0, missed[0]: -1.0}, high=0.0)
+            else:
+                largest = max(served.values(), default=1.0)
+                fewest = max(math.ceil(need / largest - ROUNDING), fewest)
+            self.rows.row({**served, **lacking, choice: -need}, low=0.0)
             counted = dict.fromkeys(served, 1.0)
-            part = {name: float(fewest) for name in lacking}
-            self.rows.row({**counted, **part, choice: -float(fewest)}, low=0.0)
+            self.rows.row({**counted, choice: -float(fewest)}, low=0.0)
         self._spread(m, t, spread, choices)
+        for (p, name), parts in sliced.items() if demand.domain != "pool" else ():
+            # slices of one device are in one domain
+            cuts = zip(self.cut[p], self.instance.supplies[p].cuts, strict=True)
+            cut = {variable: -1.0 for variable, counts in cuts if name in (None, *counts)}
+            self.rows.row({**parts, **cut}, high=0.0)
 
     def _spread(
         self,
@@ -278,19 +295,21 @@ class FleetProgram:
             if self.elastic:
                 self.skip[j] = self.rows.variable(1.0)
                 skipped = {self.skip[j]: 1.0}
-            runs: dict[int, float] = {}
-            allowed = [t for t in self.slots if work.slots[t]]
+            parts, allowed = self.instance.parts, [t for t in self.slots if work.slots[t]]
+            runs: list[dict[int, float]] = [{} for _ in range(parts)]
+            share_of = self._share.reshape(parts, -1).sum(axis=1)
             for t in allowed:
-                at_once = {}
+                at_once, part = {}, t * parts // len(self.slots)
+                hours = 24.0 * self._share[t] / share_of[part]
                 for k in self._by_owner[True, j]:
                     replicas = self._replicas(k, t)
-                    hours = self.instance.hours[t] * 24.0 / sum(self.instance.hours)
                     rate = self.instance.options[k].capacities[0] * self.instance.options[k].up
-                    runs[replicas] = rate * hours / work.runs_per_day
+                    runs[part][replicas] = rate * hours / work.runs_per_day
                     at_once[replicas] = 1.0
                 if work.single and at_once:
                     self.rows.row(at_once, high=1.0)
-            self.rows.row({**runs, **skipped}, low=1.0)
+            for runs_of in runs:
+                self.rows.row({**runs_of, **skipped}, low=1.0)
             if not work.preemptible:
                 for k in self._by_owner[True, j]:
                     [first], *rest = [list(self.count[k, t]) for t in allowed]
@@ -372,9 +391,18 @@ class FleetProgram:
     def _bound_money(self) -> None:
         upper = self.instance.most_usd
         if upper is not None and "budget" not in self.relaxed:
-            self.rows.row(dict(self._usd), high=upper - self._fixed_usd)
+            shares = self._share.reshape(self.instance.parts, -1).sum(axis=1)
+            for bill, share in zip(self._bills, shares.tolist(), strict=True):
+                self.rows.row(bill, high=(upper - self._fixed_usd) * share)
 
     # objectives
+
+    def _count_usd(self) -> Counter[int]:
+        """What each unit of a variable costs an hour, over all parts."""
+        total = Counter[int]()
+        for bill in self._bills:
+            total.update(bill)  # type: ignore[arg-type]
+        return total
 
     def count_unmet(self) -> dict[int, float]:
         """Return what unserved load weighs: higher priorities far above lower ones."""
@@ -387,8 +415,9 @@ class FleetProgram:
 
     def goal_terms(self) -> dict[int, float]:
         """Return the objective by variable, ties broken by money, power and devices."""
+        usd = self._count_usd()
         parts: dict[Goal, Mapping[int, float]] = {
-            "money": self._usd,
+            "money": usd,
             "power": self._watts,
             "co2": self._co2,
             "devices": self._used,
@@ -401,7 +430,7 @@ class FleetProgram:
             terms.update(self._starts)
             self.rows.offset = self._fixed_usd
         scale = max(terms.values(), default=1.0) or 1.0
-        for measure in (self._usd, self._used):
+        for measure in (usd, self._used):
             largest = max(measure.values(), default=0.0)
             for variable, value in measure.items():
                 if largest:
@@ -471,7 +500,7 @@ class FleetProgram:
             (p, int(devices), number): tuple(k for k, at in inside.items() if value[at] > 0.5)
             for (p, devices, number), inside in self.groups.items()
         }
-        usd = self._fixed_usd + sum(price * value[v] for v, price in self._usd.items())
+        usd = self._fixed_usd + sum(price * value[v] for v, price in self._count_usd().items())
         return Solution(
             replicas=replicas,
             flows=flows,

@@ -435,7 +435,7 @@ def test_small_models_and_an_embedding_model_share_a_device_in_slices_that_its_v
         assert any("is a slice of" in note and "m1" in note for note in answer.notes)
     alone = placed(*models, pools=[H100])
     assert alone.pools[0].used["all"] == 4
-    with pytest.raises(InputError, match="memory modes"):
+    with pytest.raises(InputError, match="modes that devices of one machine"):
         placed(*models, pools=[{**MI300X, "slices": ["cpx-nps1", "cpx-nps4"]}])
 
 

@@ -75,7 +75,7 @@ def enumerated(instance):
 
 
 def pool_states(instance, p, counts):
-    """Each cost of a pool that holds some replicas, with the machines over which they spread."""
+    """Each cost of a pool that holds some replicas, with machines and cuts that these spread over."""
     supply = instance.supplies[p]
     mine = [(o, n) for o, n in zip(instance.options, counts, strict=True) if o.pool == p]
     if supply.most_watts is not None and sum(o.watts * n for o, n in mine) > supply.most_watts:
@@ -98,11 +98,11 @@ def pool_states(instance, p, counts):
             continue
         if supply.paid == "nodes":
             for machines in range(int(-(-taken // supply.per_node)), supply.nodes + 1):
-                out.setdefault(machines, machines * supply.per_node * supply.usd)
+                out[machines, numbers] = machines * supply.per_node * supply.usd
         else:
             paid = devices if supply.paid == "fixed" else taken
-            out[supply.nodes] = min(out.get(supply.nodes, np.inf), paid * supply.usd)
-    return [(usd, machines) for machines, usd in out.items()]
+            out[supply.nodes, numbers] = paid * supply.usd
+    return [(usd, (machines, dict(enumerate(numbers)))) for (machines, numbers), usd in out.items()]
 
 
 def survives(instance, counts, states):
@@ -114,7 +114,10 @@ def survives(instance, counts, states):
             losses = {}
             for option, n in mine:
                 supply = instance.supplies[option.pool]
-                machines = states[option.pool][1]
+                machines, cut = states[option.pool][1]
+                if option.slice:  # those of one device are on one machine
+                    holders = (n for k, n in cut.items() if option.slice in supply.cuts[k])
+                    machines = min(machines, sum(holders))
                 domains = {"node": machines, "rack": supply.racks, "pool": 1}[demand.domain]
                 if demand.domain == "rack":
                     racks = supply.racks if supply.racks < supply.nodes else supply.nodes
