@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from recipe_core.fleets.instance import (
     Instance,
     Option,
     Supply,
+    Work,
 )
 from recipe_core.fleets.program import solve_fleet
 
@@ -75,7 +77,7 @@ def enumerated(instance):
 
 
 def pool_states(instance, p, counts):
-    """Each cost of a pool that holds some replicas, with machines and cuts that these spread over."""
+    """Each cost of a pool that holds some replicas, with the machines and cuts of these."""
     supply = instance.supplies[p]
     mine = [(o, n) for o, n in zip(instance.options, counts, strict=True) if o.pool == p]
     if supply.most_watts is not None and sum(o.watts * n for o, n in mine) > supply.most_watts:
@@ -146,6 +148,26 @@ def test_small_fleets_equal_an_enumeration(seed):
         else:
             assert solution.unmet.max() == 0, instance
             assert solution.usd_per_hour == pytest.approx(best, abs=1e-4), instance
+
+
+def test_each_part_of_the_months_ahead_keeps_to_the_budget_and_runs_its_jobs():
+    serve, work = Option(0, 0, 1, (1.0,)), Option(0, 0, 1, (0.25,), job=True)
+    instance = Instance(
+        (Demand(np.array([[3.0, 1.0]])),),
+        (serve, work),
+        (Supply(nodes=8, per_node=1, usd=1.0),),
+        works=(Work(6.0, np.ones(2, dtype=bool)),),
+        hours=(12.0, 12.0),
+        most_usd=3.0,
+        parts=2,
+    )
+    solution = solve_fleet(instance, gap=0.0)
+    # on average four devices would do for the first part, which has the budget for three
+    assert solution.replicas.tolist() == [[3, 1], [0, 0]]
+    assert (solution.unmet.max(), solution.undone.tolist()) == (0, [1])
+    enough = solve_fleet(replace(instance, most_usd=4.0), gap=0.0)
+    assert (enough.unmet.max(), enough.undone.max()) == (0, 0)
+    assert enough.replicas.tolist() == [[3, 1], [1, 1]]
 
 
 def large_instance(rng, models=40, pools=12):
