@@ -14,18 +14,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from recipe_core.fleets.instance import Instance, Option, Solution, Supply
 from recipe_core.fleets.request import Goal
-from recipe_core.fleets.solver import (
-    Found,
-    ProgramRows,
-    Watch,
-    proves_infeasible,
-    run_solver,
-)
+from recipe_core.fleets.solver import Found, ProgramRows, Watch, proves_infeasible, run_solver
 
 # Of money, power and devices that break ties between equally good fleets.
 TIE = 1e-6
@@ -77,6 +72,7 @@ class FleetProgram:
         self.machines: dict[tuple[int, int], int] = {}
         self.reserve: dict[int, int] = {}
         self.cut: dict[int, list[int]] = {}
+        # whether an option sleeps and wakes where others do
         self.naps: dict[int, int] = {}
         self._by_owner: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
         for k, option in enumerate(instance.options):
@@ -107,14 +103,12 @@ class FleetProgram:
                 self.reserve[p] = reserve
                 self._pay(reserve, self.slots, supply.reserve_usd * supply.per_node)
             for t in self.slots:
-                machines = self.rows.variable(self._machines_of(p), integer=True)
-                self.machines[p, t] = machines
-                if p not in self.reserve:
-                    self._pay(machines, [t], supply.usd * supply.per_node)
-                    continue
-                beyond = self.rows.variable(self._machines_of(p), integer=True)
-                self._pay(beyond, [t], supply.usd * supply.per_node)
-                self.rows.row({machines: 1.0, beyond: -1.0, self.reserve[p]: -1.0}, high=0.0)
+                paid = self.machines[p, t] = self.rows.variable(self._machines_of(p), integer=True)
+                if p in self.reserve:  # those beyond them are paid for
+                    paid = self.rows.variable(self._machines_of(p), integer=True)
+                    terms = {self.machines[p, t]: 1.0, paid: -1.0, self.reserve[p]: -1.0}
+                    self.rows.row(terms, high=0.0)
+                self._pay(paid, [t], supply.usd * supply.per_node)
 
     def _machines_of(self, p: int) -> float:
         return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
@@ -168,7 +162,10 @@ class FleetProgram:
                     self.miss[m, t] = self.rows.variable(1.0)
                 awake = [k for k in options if self.instance.options[k].nap is None]
                 missed = [self.miss[m, t]] if self.elastic else []
-                napping = [self._nap(k) for k in options if k not in awake]
+                asleep = [k for k in options if k not in awake]
+                for k in asleep if asleep and asleep[0] not in self.naps else ():  # in all slots
+                    self.naps[k] = self.rows.variable(1.0, integer=True)
+                napping = [self.naps[k] for k in asleep]
                 if demand.failures and f"headroom.{m}" not in self.relaxed:
                     self._survive(m, t, awake, missed)
                 else:
@@ -224,8 +221,7 @@ class FleetProgram:
         self.rows.row(everything, low=1.0 if not missed else 0.0, high=1.0)
         if missed:  # a part of the load may stay unserved at the level that is chosen
             self.rows.row({**everything, missed[0]: 1.0}, low=1.0)
-        spread: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
-        sliced: defaultdict[tuple[int, str | None], dict[int, float]] = defaultdict(dict)
+        spread: defaultdict[Any, dict[int, float]] = defaultdict(dict)
         for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
             for k, place in places.items():
@@ -234,48 +230,44 @@ class FleetProgram:
                     continue
                 replicas = self._replicas(k, t)
                 served[replicas] = place.share
-                option = self.instance.options[k]
-                spread[option.pool, number][replicas] = 1.0 / size
-                for name in (option.slice, None) if option.slice else ():
-                    sliced[option.pool, name][replicas] = 1.0 / size
+                option, within = self.instance.options[k], list[Any]([number])
+                if demand.domain != "pool":
+                    within += ["nodes"] * ((option.pool, t) in self.machines)
+                    within += [option.slice, None] if option.slice else []
+                for part in within:
+                    spread[option.pool, part][replicas] = 1.0 / size
             need, fewest = 1.0 + demand.failures * level, demand.failures + 1
             lacking = {}
             if missed:
-                part = self.rows.variable()
-                lacking = {part: 1.0}
-                self.rows.row({part: 1.0, choice: -1.0}, high=0.0)
-                self.rows.row({part: 1.0, missed[0]: -1.0}, high=0.0)
+                lack = self.rows.variable()
+                lacking = {lack: 1.0}
+                for bound in (choice, missed[0]):
+                    self.rows.row({lack: 1.0, bound: -1.0}, high=0.0)
             else:
                 largest = max(served.values(), default=1.0)
                 fewest = max(math.ceil(need / largest - ROUNDING), fewest)
             self.rows.row({**served, **lacking, choice: -need}, low=0.0)
-            counted = dict.fromkeys(served, 1.0)
-            self.rows.row({**counted, choice: -float(fewest)}, low=0.0)
-        self._spread(m, t, spread, choices)
-        for (p, name), parts in sliced.items() if demand.domain != "pool" else ():
-            # slices of one device are in one domain
-            cuts = zip(self.cut[p], self.instance.supplies[p].cuts, strict=True)
-            cut = {variable: -1.0 for variable, counts in cuts if name in (None, *counts)}
-            self.rows.row({**parts, **cut}, high=0.0)
+            self.rows.row({**dict.fromkeys(served, 1.0), choice: -float(fewest)}, low=0.0)
+        self._spread(demand.domain, t, spread, choices)
 
     def _spread(
-        self,
-        m: int,
-        t: int,
-        spread: Mapping[tuple[int, int], dict[int, float]],
-        choices: list[int],
+        self, domain: str, t: int, spread: Mapping[Any, dict[int, float]], choices: list[int]
     ) -> None:
-        """Bound the replicas of a level by the domains that a pool has, or rents."""
-        by_pool: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        domain = self.instance.demands[m].domain
-        for (p, number), parts in spread.items():
+        """Bound domains in use, by pool and level, or what in a pool they are of: by those there.
+
+        Of machines that are rented (``nodes``), and of devices that are cut, in any way (None) or
+        in those that have a slice, as those of one device are in one domain.
+        """
+        for (p, part), parts in spread.items():
             supply = self.instance.supplies[p]
-            domains = float(_count_domains(domain, supply))
-            self.rows.row({**parts, choices[number]: -domains}, high=0.0)
-            by_pool[p] |= parts
-        for p, parts in by_pool.items():
-            if domain != "pool" and (p, t) in self.machines:
-                self.rows.row({**parts, self.machines[p, t]: -1.0}, high=0.0)
+            if isinstance(part, int):
+                terms = {choices[part]: -float(_count_domains(domain, supply))}
+            elif part == "nodes":
+                terms = {self.machines[p, t]: -1.0}
+            else:
+                cuts = zip(self.cut[p], supply.cuts, strict=True)
+                terms = {cut: -1.0 for cut, counts in cuts if part in (None, *counts)}
+            self.rows.row({**parts, **terms}, high=0.0)
 
     def _domain_of(self, m: int, k: int, total: float) -> Domain:
         """The part of a load that a replica holds, and the replicas that a domain has room for."""
@@ -291,10 +283,9 @@ class FleetProgram:
         for j, work in enumerate(self.instance.works):
             if f"work.{j}" in self.relaxed or not self._by_owner[True, j]:
                 continue
-            skipped = {}
             if self.elastic:
                 self.skip[j] = self.rows.variable(1.0)
-                skipped = {self.skip[j]: 1.0}
+            skipped = {self.skip[j]: 1.0} if self.elastic else {}
             parts, allowed = self.instance.parts, [t for t in self.slots if work.slots[t]]
             runs: list[dict[int, float]] = [{} for _ in range(parts)]
             share_of = self._share.reshape(parts, -1).sum(axis=1)
@@ -315,12 +306,6 @@ class FleetProgram:
                     [first], *rest = [list(self.count[k, t]) for t in allowed]
                     for [later] in rest:
                         self.rows.row({first: 1.0, later: -1.0}, low=0.0, high=0.0)
-
-    def _nap(self, k: int) -> int:
-        """A binary: whether an option sleeps and wakes where others do; the same in all slots."""
-        if k not in self.naps:
-            self.naps[k] = self.rows.variable(1.0, integer=True)
-        return self.naps[k]
 
     def _add_sleepers(self) -> None:
         """Devices that sleeping models share: groups, each awake for a part of the time."""
@@ -401,7 +386,7 @@ class FleetProgram:
         """What each unit of a variable costs an hour, over all parts."""
         total = Counter[int]()
         for bill in self._bills:
-            total.update(bill)  # type: ignore[arg-type]
+            total.update(bill)
         return total
 
     def count_unmet(self) -> dict[int, float]:

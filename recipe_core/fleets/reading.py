@@ -285,10 +285,11 @@ class _Reader:
         )
 
     def _read_cuts(self, p: int) -> Iterator[CutDevices]:
-        used: Counter[str] = Counter()
+        by_slice: defaultdict[str, list[Int]] = defaultdict(list)
         for option, count in zip(self.options, self.replicas, strict=True):
             if option.pool == p and option.slice is not None:
-                used[option.slice] += int(count.max())
+                by_slice[option.slice].append(count)
+        used = Counter({name: int(sum(counts).max()) for name, counts in by_slice.items()})
         cuts = zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True)
         for k, (number, counts) in enumerate(cuts):
             if number:
