@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.fleets.columns import (
-    ANYWHERE,
-    Column,
-    Columns,
-    Sources,
-    make_column,
-    refusal_text,
-)
+from recipe_core.fleets.columns import ANYWHERE, Column, Columns, Sources, make_column, refusal_text
 from recipe_core.fleets.request import FleetJob
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan

@@ -201,13 +201,7 @@ class _OptionMaker:
                 yield p, pool
 
     def _add(
-        self,
-        choice: Choice,
-        owner: int,
-        p: int,
-        capacities: tuple[float, ...],
-        *,
-        job: bool = False,
+        self, choice: Choice, owner: int, p: int, capacities: tuple[float, ...], job: bool = False
     ) -> Option:
         column, pool, part = choice.column, choice.pool, choice.slice
         option = Option(

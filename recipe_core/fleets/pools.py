@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -173,11 +174,11 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
             hint="Name one slice, or only those of nps1; make a pool of each other mode.",
         )
     geometries = [
-        {name: count for name, count in geometry.counts.items() if name in names}
+        Counter({name: count for name, count in geometry.counts.items() if name in names})
         for geometry in list_geometries(profile.name)
     ]
     cuts = [cut for k, cut in enumerate(geometries) if cut and cut not in geometries[:k]]
-    cuts = [cut for cut in cuts if not any(_holds_more(more, cut) for more in cuts)]
+    cuts = [cut for cut in cuts if not any(cut < more for more in cuts)]
     return tuple(available[name] for name in names), tuple(cuts)
 
 
@@ -185,11 +186,6 @@ def _memory_mode(slices: Sequence[Slice]) -> str | None:
     """The memory mode of AMD's partitions, which all devices of a machine have; None for others."""
     modes = [part.name.rpartition("-")[2] for part in slices if "-nps" in part.name]
     return modes[0] if modes else None
-
-
-def _holds_more(more: Mapping[str, int], cut: Mapping[str, int]) -> bool:
-    """Return whether one way to cut a device has every slice of another, and more."""
-    return more != cut and all(more.get(name, 0) >= count for name, count in cut.items())
 
 
 def sharing_notes(pools: tuple[ResolvedPool, ...]) -> tuple[str, ...]:

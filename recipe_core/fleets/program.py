@@ -13,7 +13,6 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -224,12 +223,12 @@ class FleetProgram:
         spread: defaultdict[Any, dict[int, float]] = defaultdict(dict)
         for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
-            for k, place in places.items():
-                size = min(place.inside, int(level / place.share + ROUNDING))
+            for k, (share, inside) in places.items():
+                size = min(inside, int(level / share + ROUNDING))
                 if size < 1:
                     continue
                 replicas = self._replicas(k, t)
-                served[replicas] = place.share
+                served[replicas] = share
                 option, within = self.instance.options[k], list[Any]([number])
                 if demand.domain != "pool":
                     within += ["nodes"] * ((option.pool, t) in self.machines)
@@ -269,7 +268,7 @@ class FleetProgram:
                 terms = {cut: -1.0 for cut, counts in cuts if part in (None, *counts)}
             self.rows.row({**parts, **terms}, high=0.0)
 
-    def _domain_of(self, m: int, k: int, total: float) -> Domain:
+    def _domain_of(self, m: int, k: int, total: float) -> tuple[float, int]:
         """The part of a load that a replica holds, and the replicas that a domain has room for."""
         option, demand = self.instance.options[k], self.instance.demands[m]
         supply = self.instance.supplies[option.pool]
@@ -277,7 +276,7 @@ class FleetProgram:
         share = min(min(positive) * option.up / total, 1.0)
         # a domain that holds more than all of the load has idle replicas
         upper = math.ceil(1.0 / share - ROUNDING)
-        return Domain(share, max(min(_room_of(demand.domain, supply, option), upper), 1))
+        return share, max(min(_room_of(demand.domain, supply, option), upper), 1)
 
     def _add_works(self) -> None:
         for j, work in enumerate(self.instance.works):
@@ -493,10 +492,7 @@ class FleetProgram:
             undone=undone,
             machines=machines,
             reserved=reserved,
-            cuts=tuple(
-                np.array([round(value[v]) for v in self.cut[p]], dtype=np.int64)
-                for p in range(len(instance.supplies))
-            ),
+            cuts=tuple(np.rint(value[cut]).astype(np.int64) for cut in self.cut.values()),
             groups={key: members for key, members in groups.items() if members},
             usd_per_hour=float(usd),
             objective=solved.objective,
@@ -511,20 +507,13 @@ def _clean(value: float) -> float:
     return 0.0 if value < ROUNDING else min(float(value), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """A failure domain to an option: the load of a replica as a share, and replicas inside."""
-
-    share: float
-    inside: int
-
-
-def list_levels(places: Iterable[Domain]) -> list[float]:
+def list_levels(places: Iterable[tuple[float, int]]) -> list[float]:
     """Return what the loss of a domain may take of a load, rising; few, as near to all as can be.
 
-    Levels that lie close together count as the largest of them where there are many.
+    ``places``: the part of the load that a replica holds, and the replicas that a domain has room
+    for, by option. Where there are many, levels close together count as the largest of them.
     """
-    losses = sorted({place.share * n for place in places for n in range(1, place.inside + 1)})
+    losses = sorted({share * n for share, inside in places for n in range(1, inside + 1)})
     ratio = 1.0 + ROUNDING
     while True:
         levels: list[float] = []

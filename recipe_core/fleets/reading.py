@@ -289,7 +289,9 @@ class _Reader:
         for option, count in zip(self.options, self.replicas, strict=True):
             if option.pool == p and option.slice is not None:
                 by_slice[option.slice].append(count)
-        used = Counter({name: int(sum(counts).max()) for name, counts in by_slice.items()})
+        used = Counter(
+            {name: int(np.sum(counts, axis=0).max()) for name, counts in by_slice.items()}
+        )
         cuts = zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True)
         for k, (number, counts) in enumerate(cuts):
             if number:
@@ -343,10 +345,7 @@ class _Reader:
             yield "Jobs count with their estimated times, without waiting for each other."
 
     def _is_crowded(self, model: FleetModel, placed: PlacedModel) -> bool:
-        """Return whether a loss takes load that the model's headroom should hold.
-
-        In periods whose replicas are those that stand on the nodes.
-        """
+        """Return whether a loss takes load of a period whose replicas stand on the nodes."""
         headroom = self.request.headroom_of(model)
         losses: defaultdict[str, float] = defaultdict(float)
         members = [k for k in self.members[model.name] if k in self.placed]
