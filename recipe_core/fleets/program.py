@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -53,7 +53,8 @@ class FleetProgram:
         self.rows = ProgramRows()
         self.slots = range(len(instance.hours))
         self._share = np.asarray(instance.hours) / sum(instance.hours)
-        # dollars an hour, by the part of the months ahead in which they are paid
+        self._usd: defaultdict[int, float] = defaultdict(float)
+        # the same by the part of the months ahead in which they are paid
         self._bills = [defaultdict[int, float](float) for _ in range(instance.parts)]
         self._fixed_usd = 0.0
         self._watts: defaultdict[int, float] = defaultdict(float)
@@ -115,9 +116,9 @@ class FleetProgram:
     def _pay(self, variable: int, slots: Iterable[int], usd: float) -> None:
         """Count what each unit of a variable costs an hour in some slots."""
         for t in slots:
-            self._bills[t * self.instance.parts // len(self.slots)][variable] += (
-                usd * self._share[t]
-            )
+            bill = self._bills[t * self.instance.parts // len(self.slots)]
+            for bill_of in (bill, self._usd):
+                bill_of[variable] += usd * self._share[t]
 
     def _use(
         self, variable: int, p: int, slots: Iterable[int], *, devices: float, watts: float = 0.0
@@ -223,6 +224,9 @@ class FleetProgram:
         spread: defaultdict[Any, dict[int, float]] = defaultdict(dict)
         for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
+            regional = [
+                dict[int, float]() for _ in demand.loads
+            ]  # what serves users of each region
             for k, (share, inside) in places.items():
                 size = min(inside, int(level / share + ROUNDING))
                 if size < 1:
@@ -230,6 +234,8 @@ class FleetProgram:
                 replicas = self._replicas(k, t)
                 served[replicas] = share
                 option, within = self.instance.options[k], list[Any]([number])
+                for inside_of, capacity in zip(regional, option.capacities, strict=True):
+                    inside_of |= {replicas: share} if capacity > 0 else {}
                 if demand.domain != "pool":
                     within += ["nodes"] * ((option.pool, t) in self.machines)
                     within += [option.slice, None] if option.slice else []
@@ -246,6 +252,10 @@ class FleetProgram:
                 largest = max(served.values(), default=1.0)
                 fewest = max(math.ceil(need / largest - ROUNDING), fewest)
             self.rows.row({**served, **lacking, choice: -need}, low=0.0)
+            for part, reach in zip((demand.loads[:, t] / total).tolist(), regional, strict=True):
+                if len(reach) < len(served):
+                    fewer = dict.fromkeys(lacking, part)
+                    self.rows.row({**reach, **fewer, choice: 1.0 - need - part}, low=0.0)
             self.rows.row({**dict.fromkeys(served, 1.0), choice: -float(fewest)}, low=0.0)
         self._spread(demand.domain, t, spread, choices)
 
@@ -381,13 +391,6 @@ class FleetProgram:
 
     # objectives
 
-    def _count_usd(self) -> Counter[int]:
-        """What each unit of a variable costs an hour, over all parts."""
-        total = Counter[int]()
-        for bill in self._bills:
-            total.update(bill)
-        return total
-
     def count_unmet(self) -> dict[int, float]:
         """Return what unserved load weighs: higher priorities far above lower ones."""
         demands, works = self.instance.demands, self.instance.works
@@ -399,9 +402,8 @@ class FleetProgram:
 
     def goal_terms(self) -> dict[int, float]:
         """Return the objective by variable, ties broken by money, power and devices."""
-        usd = self._count_usd()
         parts: dict[Goal, Mapping[int, float]] = {
-            "money": usd,
+            "money": self._usd,
             "power": self._watts,
             "co2": self._co2,
             "devices": self._used,
@@ -414,7 +416,7 @@ class FleetProgram:
             terms.update(self._starts)
             self.rows.offset = self._fixed_usd
         scale = max(terms.values(), default=1.0) or 1.0
-        for measure in (usd, self._used):
+        for measure in (self._usd, self._used):
             largest = max(measure.values(), default=0.0)
             for variable, value in measure.items():
                 if largest:
@@ -484,7 +486,7 @@ class FleetProgram:
             (p, int(devices), number): tuple(k for k, at in inside.items() if value[at] > 0.5)
             for (p, devices, number), inside in self.groups.items()
         }
-        usd = self._fixed_usd + sum(price * value[v] for v, price in self._count_usd().items())
+        usd = self._fixed_usd + sum(price * value[v] for v, price in self._usd.items())
         return Solution(
             replicas=replicas,
             flows=flows,

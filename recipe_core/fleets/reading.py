@@ -357,9 +357,9 @@ class _Reader:
         lost = sum(sorted(losses.values(), reverse=True)[: headroom.failures])
         standing = [sum(share.devices for share in part.nodes) for part in placements]
         is_shown = np.isclose(self.devices[members], _upright(standing)).all(axis=0)
-        held = np.array([p.capacity_each for p in placements]) @ self.replicas[members] - lost
+        surviving = np.array([p.capacity_each for p in placements]) @ self.replicas[members] - lost
         needed = np.array([*placed.served.values()]) * (1 - 1e-3)
-        return bool(headroom.failures and (is_shown & (held < needed)).any())
+        return bool(headroom.failures and (is_shown & (surviving < needed)).any())
 
     def _estimate_notes(self) -> Iterator[str]:
         """Repeat what single estimates note, with their models; the notes of most models first."""

@@ -170,6 +170,16 @@ def test_each_part_of_the_months_ahead_keeps_to_the_budget_and_runs_its_jobs():
     assert enough.replicas.tolist() == [[3, 1], [1, 1]]
 
 
+def test_users_of_each_region_are_served_when_a_node_is_lost():
+    anywhere, near_one = Option(0, 0, 1, (2.0, 2.0)), Option(0, 1, 1, (2.0, 0.0))
+    supplies = Supply(nodes=3, per_node=1, usd=5.0), Supply(nodes=4, per_node=1, usd=1.0)
+    demand = Demand(np.array([[1.0], [1.0]]), failures=1)
+    solution = solve_fleet(Instance((demand,), (anywhere, near_one), supplies), gap=0.0)
+    assert solution.replicas.tolist() == [[2], [0]]  # the cheap one is no spare for the others
+    few = Instance((demand,), (anywhere, near_one), (replace(supplies[0], nodes=1), supplies[1]))
+    assert solve_fleet(few, gap=0.0).unmet.max() == 1
+
+
 def large_instance(rng, models=40, pools=12):
     """A fleet that takes a search: headroom over nodes, whole machines that are rented."""
     supplies = tuple(
