@@ -224,9 +224,7 @@ class FleetProgram:
         spread: defaultdict[Any, dict[int, float]] = defaultdict(dict)
         for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
-            regional = [
-                dict[int, float]() for _ in demand.loads
-            ]  # what serves users of each region
+            regional = [dict[int, float]() for _ in demand.loads]  # by users' region
             for k, (share, inside) in places.items():
                 size = min(inside, int(level / share + ROUNDING))
                 if size < 1:
