@@ -81,7 +81,11 @@ class Supply:
 
 @dataclass(frozen=True)
 class Instance:
-    """A fleet in numbers. ``hours``: of a day, by slot; ``most_usd``: highest cost of an hour."""
+    """A fleet in numbers.
+
+    ``hours``: of a day, by slot; ``parts``: of the months ahead, each with its slots of a day, one
+    after another; ``most_usd``: highest cost of an hour in any of them.
+    """
 
     demands: tuple[Demand, ...]
     options: tuple[Option, ...]
@@ -90,6 +94,7 @@ class Instance:
     hours: tuple[float, ...] = (24.0,)
     goal: Goal = "money"
     most_usd: float | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from recipe_core.base.errors import InputError, RecipeError
-from recipe_core.fleets.columns import (
-    ANYWHERE,
-    Column,
-    Columns,
-    Sources,
-    make_column,
-    refusal_text,
-)
+from recipe_core.fleets.columns import ANYWHERE, Column, Columns, Sources, make_column, refusal_text
 from recipe_core.fleets.request import FleetJob
 from recipe_core.hardware.request import HardwareRequest
 from recipe_core.plans.plan import Plan
@@ -78,8 +71,8 @@ def _find_job_columns(key: str, sources: Sources) -> Columns:
 
 def _find_fastest(device: str | Mapping[str, Any], plan: Plan) -> Iterator[Column]:
     """Of each number of devices the layout that is done first."""
-    wall = np.where(plan.feasible, np.asarray(plan.columns["wall_s"], dtype=float), np.inf)
-    wall = np.nan_to_num(wall, nan=np.inf)
+    wall = np.asarray(plan.columns["wall_s"], dtype=float)
+    wall = np.where(plan.feasible & np.isfinite(wall), wall, np.inf)
     devices = np.asarray(plan.columns["gpus"])
     for size in np.unique(devices[np.isfinite(wall)]):
         row = int(np.where(devices == size, wall, np.inf).argmin())

@@ -114,6 +114,7 @@ def pose_fleet(
         hours=tuple(share * period.hours for _, share in ahead for period in periods),
         goal=request.objective.optimize,
         most_usd=_hourly_budget(request.objective.usd_per_month, pools),
+        parts=len(ahead),
     )
     return FleetProblem(
         request=request,
@@ -200,13 +201,7 @@ class _OptionMaker:
                 yield p, pool
 
     def _add(
-        self,
-        choice: Choice,
-        owner: int,
-        p: int,
-        capacities: tuple[float, ...],
-        *,
-        job: bool = False,
+        self, choice: Choice, owner: int, p: int, capacities: tuple[float, ...], job: bool = False
     ) -> Option:
         column, pool, part = choice.column, choice.pool, choice.slice
         option = Option(
@@ -246,8 +241,8 @@ class _OptionMaker:
                     confidence=confidence,
                     sources=self.sources,
                 )
-                if columns_there.reason and part is None:
-                    reasons[pool.pool.name] = columns_there.reason
+                if columns_there.reason:
+                    reasons.setdefault(pool.pool.name, columns_there.reason)
                 for column in columns_there.columns:
                     capacities = tuple(column.capacities[distinct.index(trip)] for trip in trips)
                     choice = Choice(model.name, pool, column, part)
@@ -255,9 +250,9 @@ class _OptionMaker:
                         self._let_sleep(
                             model, choice, self._add(choice, owner, p, capacities), peak
                         )
-                    elif part is None:
+                    else:
                         far = f"its users are {max(trips):g} ms away, which its limits do not leave"
-                        reasons[pool.pool.name] = far
+                        reasons.setdefault(pool.pool.name, far)
 
     def _let_sleep(self, model: FleetModel, choice: Choice, option: Option, peak: float) -> None:
         """Add the same replica asleep between its bursts, where its model may sleep."""

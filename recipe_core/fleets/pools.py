@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -115,7 +116,8 @@ def _resolve(pool: Pool, regions: Mapping[str, Region]) -> ResolvedPool:
         slices=slices,
         cuts=cuts,
         keeps_whole=_memory_mode(slices) in (None, "nps1"),
-        by_device=pool.rented_by == "device" or (pool.rented_by is None and unit == 1),
+        by_device=pool.rented_by == "device"
+        or (pool.rented_by is None and pool.reserve is None and unit == 1),
     )
 
 
@@ -164,18 +166,19 @@ def _slices(pool: Pool, profile: Device) -> tuple[tuple[Slice, ...], tuple[Mappi
         if name not in available:
             message, hint = unknown("slice", name, list(available))
             raise InputError(message, field="slices", hint=hint)
-    if len({_memory_mode([available[name]]) for name in names}) > 1:
+    memory = {_memory_mode([available[name]]) for name in names}
+    if len({*names}) > 1 and memory not in ({None}, {"nps1"}):
         raise InputError(
-            f"{', '.join(names)} need memory modes that devices of one machine do not mix.",
+            f"{', '.join(names)} need modes that devices of one machine do not mix.",
             field="slices",
-            hint="Name slices of one memory mode, such as nps1; make a pool of each mode.",
+            hint="Name one slice, or only those of nps1; make a pool of each other mode.",
         )
     geometries = [
-        {name: count for name, count in geometry.counts.items() if name in names}
+        Counter({name: count for name, count in geometry.counts.items() if name in names})
         for geometry in list_geometries(profile.name)
     ]
     cuts = [cut for k, cut in enumerate(geometries) if cut and cut not in geometries[:k]]
-    cuts = [cut for cut in cuts if not any(_holds_more(more, cut) for more in cuts)]
+    cuts = [cut for cut in cuts if not any(cut < more for more in cuts)]
     return tuple(available[name] for name in names), tuple(cuts)
 
 
@@ -183,11 +186,6 @@ def _memory_mode(slices: Sequence[Slice]) -> str | None:
     """The memory mode of AMD's partitions, which all devices of a machine have; None for others."""
     modes = [part.name.rpartition("-")[2] for part in slices if "-nps" in part.name]
     return modes[0] if modes else None
-
-
-def _holds_more(more: Mapping[str, int], cut: Mapping[str, int]) -> bool:
-    """Return whether one way to cut a device has every slice of another, and more."""
-    return more != cut and all(more.get(name, 0) >= count for name, count in cut.items())
 
 
 def sharing_notes(pools: tuple[ResolvedPool, ...]) -> tuple[str, ...]:

@@ -13,20 +13,13 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from recipe_core.fleets.instance import Instance, Option, Solution, Supply
 from recipe_core.fleets.request import Goal
-from recipe_core.fleets.solver import (
-    Found,
-    ProgramRows,
-    Watch,
-    proves_infeasible,
-    run_solver,
-)
+from recipe_core.fleets.solver import Found, ProgramRows, Watch, proves_infeasible, run_solver
 
 # Of money, power and devices that break ties between equally good fleets.
 TIE = 1e-6
@@ -61,6 +54,8 @@ class FleetProgram:
         self.slots = range(len(instance.hours))
         self._share = np.asarray(instance.hours) / sum(instance.hours)
         self._usd: defaultdict[int, float] = defaultdict(float)
+        # the same by the part of the months ahead in which they are paid
+        self._bills = [defaultdict[int, float](float) for _ in range(instance.parts)]
         self._fixed_usd = 0.0
         self._watts: defaultdict[int, float] = defaultdict(float)
         self._co2: defaultdict[int, float] = defaultdict(float)
@@ -77,6 +72,7 @@ class FleetProgram:
         self.machines: dict[tuple[int, int], int] = {}
         self.reserve: dict[int, int] = {}
         self.cut: dict[int, list[int]] = {}
+        # whether an option sleeps and wakes where others do
         self.naps: dict[int, int] = {}
         self._by_owner: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
         for k, option in enumerate(instance.options):
@@ -87,8 +83,7 @@ class FleetProgram:
         self._add_sleepers()
         self._bound_pools()
         self._count_starts()
-        if instance.most_usd is not None and "budget" not in self.relaxed:
-            self.rows.row(dict(self._usd), high=instance.most_usd - self._fixed_usd)
+        self._bound_money()
 
     # variables
 
@@ -106,19 +101,24 @@ class FleetProgram:
             if supply.reserve_usd is not None:
                 reserve = self.rows.variable(self._machines_of(p), integer=True)
                 self.reserve[p] = reserve
-                self._usd[reserve] += supply.reserve_usd * supply.per_node
+                self._pay(reserve, self.slots, supply.reserve_usd * supply.per_node)
             for t in self.slots:
-                machines = self.rows.variable(self._machines_of(p), integer=True)
-                self.machines[p, t] = machines
-                if p not in self.reserve:
-                    self._usd[machines] += supply.usd * supply.per_node * self._share[t]
-                    continue
-                beyond = self.rows.variable(self._machines_of(p), integer=True)
-                self._usd[beyond] += supply.usd * supply.per_node * self._share[t]
-                self.rows.row({machines: 1.0, beyond: -1.0, self.reserve[p]: -1.0}, high=0.0)
+                paid = self.machines[p, t] = self.rows.variable(self._machines_of(p), integer=True)
+                if p in self.reserve:  # those beyond them are paid for
+                    paid = self.rows.variable(self._machines_of(p), integer=True)
+                    terms = {self.machines[p, t]: 1.0, paid: -1.0, self.reserve[p]: -1.0}
+                    self.rows.row(terms, high=0.0)
+                self._pay(paid, [t], supply.usd * supply.per_node)
 
     def _machines_of(self, p: int) -> float:
         return UNBOUNDED if f"pool.{p}" in self.relaxed else self.instance.supplies[p].nodes
+
+    def _pay(self, variable: int, slots: Iterable[int], usd: float) -> None:
+        """Count what each unit of a variable costs an hour in some slots."""
+        for t in slots:
+            bill = self._bills[t * self.instance.parts // len(self.slots)]
+            for bill_of in (bill, self._usd):
+                bill_of[variable] += usd * self._share[t]
 
     def _use(
         self, variable: int, p: int, slots: Iterable[int], *, devices: float, watts: float = 0.0
@@ -132,8 +132,8 @@ class FleetProgram:
             self._used[variable] += devices * self._share[t]
             self._watts[variable] += watts * self._share[t]
             self._co2[variable] += watts * supply.co2 * self._share[t]
-            if supply.paid in ("used", "devices"):
-                self._usd[variable] += supply.usd * devices * self._share[t]
+        if supply.paid in ("used", "devices"):
+            self._pay(variable, slots, supply.usd * devices)
 
     def _replicas(self, k: int, t: int) -> int:
         """A variable that counts replicas of an option in a slot, with what it takes."""
@@ -162,7 +162,10 @@ class FleetProgram:
                     self.miss[m, t] = self.rows.variable(1.0)
                 awake = [k for k in options if self.instance.options[k].nap is None]
                 missed = [self.miss[m, t]] if self.elastic else []
-                napping = [self._nap(k) for k in options if k not in awake]
+                asleep = [k for k in options if k not in awake]
+                for k in asleep if asleep and asleep[0] not in self.naps else ():  # in all slots
+                    self.naps[k] = self.rows.variable(1.0, integer=True)
+                napping = [self.naps[k] for k in asleep]
                 if demand.failures and f"headroom.{m}" not in self.relaxed:
                     self._survive(m, t, awake, missed)
                 else:
@@ -218,51 +221,62 @@ class FleetProgram:
         self.rows.row(everything, low=1.0 if not missed else 0.0, high=1.0)
         if missed:  # a part of the load may stay unserved at the level that is chosen
             self.rows.row({**everything, missed[0]: 1.0}, low=1.0)
-        spread: defaultdict[tuple[int, int], dict[int, float]] = defaultdict(dict)
+        spread: defaultdict[Any, dict[int, float]] = defaultdict(dict)
         for number, (level, choice) in enumerate(zip(levels, choices, strict=True)):
             served: dict[int, float] = {}
-            for k, place in places.items():
-                size = min(place.inside, int(level / place.share + ROUNDING))
+            regional = [dict[int, float]() for _ in demand.loads]  # by users' region
+            for k, (share, inside) in places.items():
+                size = min(inside, int(level / share + ROUNDING))
                 if size < 1:
                     continue
                 replicas = self._replicas(k, t)
-                served[replicas] = place.share
-                spread[self.instance.options[k].pool, number][replicas] = 1.0 / size
-            need = 1.0 + demand.failures * level
+                served[replicas] = share
+                option, within = self.instance.options[k], list[Any]([number])
+                for inside_of, capacity in zip(regional, option.capacities, strict=True):
+                    inside_of |= {replicas: share} if capacity > 0 else {}
+                if demand.domain != "pool":
+                    within += ["nodes"] * ((option.pool, t) in self.machines)
+                    within += [option.slice, None] if option.slice else []
+                for part in within:
+                    spread[option.pool, part][replicas] = 1.0 / size
+            need, fewest = 1.0 + demand.failures * level, demand.failures + 1
             lacking = {}
             if missed:
-                lacking = {self.rows.variable(): 1.0}
-                self.rows.row({next(iter(lacking)): 1.0, choice: -1.0}, high=0.0)
-                self.rows.row({next(iter(lacking)): 1.0, missed[0]: -1.0}, high=0.0)
-            part = dict.fromkeys(lacking, need)
-            self.rows.row({**served, **part, choice: -need}, low=0.0)
-            largest = max(served.values(), default=1.0)
-            fewest = max(math.ceil(need / largest - ROUNDING), demand.failures + 1)
-            counted = dict.fromkeys(served, 1.0)
-            part = {name: float(fewest) for name in lacking}
-            self.rows.row({**counted, **part, choice: -float(fewest)}, low=0.0)
-        self._spread(m, t, spread, choices)
+                lack = self.rows.variable()
+                lacking = {lack: 1.0}
+                for bound in (choice, missed[0]):
+                    self.rows.row({lack: 1.0, bound: -1.0}, high=0.0)
+            else:
+                largest = max(served.values(), default=1.0)
+                fewest = max(math.ceil(need / largest - ROUNDING), fewest)
+            self.rows.row({**served, **lacking, choice: -need}, low=0.0)
+            for part, reach in zip((demand.loads[:, t] / total).tolist(), regional, strict=True):
+                if len(reach) < len(served):
+                    fewer = dict.fromkeys(lacking, part)
+                    self.rows.row({**reach, **fewer, choice: 1.0 - need - part}, low=0.0)
+            self.rows.row({**dict.fromkeys(served, 1.0), choice: -float(fewest)}, low=0.0)
+        self._spread(demand.domain, t, spread, choices)
 
     def _spread(
-        self,
-        m: int,
-        t: int,
-        spread: Mapping[tuple[int, int], dict[int, float]],
-        choices: list[int],
+        self, domain: str, t: int, spread: Mapping[Any, dict[int, float]], choices: list[int]
     ) -> None:
-        """Bound the replicas of a level by the domains that a pool has, or rents."""
-        by_pool: defaultdict[int, dict[int, float]] = defaultdict(dict)
-        domain = self.instance.demands[m].domain
-        for (p, number), parts in spread.items():
-            supply = self.instance.supplies[p]
-            domains = float(_count_domains(domain, supply))
-            self.rows.row({**parts, choices[number]: -domains}, high=0.0)
-            by_pool[p] |= parts
-        for p, parts in by_pool.items():
-            if domain != "pool" and (p, t) in self.machines:
-                self.rows.row({**parts, self.machines[p, t]: -1.0}, high=0.0)
+        """Bound domains in use, by pool and level, or what in a pool they are of: by those there.
 
-    def _domain_of(self, m: int, k: int, total: float) -> Domain:
+        Of machines that are rented (``nodes``), and of devices that are cut, in any way (None) or
+        in those that have a slice, as those of one device are in one domain.
+        """
+        for (p, part), parts in spread.items():
+            supply = self.instance.supplies[p]
+            if isinstance(part, int):
+                terms = {choices[part]: -float(_count_domains(domain, supply))}
+            elif part == "nodes":
+                terms = {self.machines[p, t]: -1.0}
+            else:
+                cuts = zip(self.cut[p], supply.cuts, strict=True)
+                terms = {cut: -1.0 for cut, counts in cuts if part in (None, *counts)}
+            self.rows.row({**parts, **terms}, high=0.0)
+
+    def _domain_of(self, m: int, k: int, total: float) -> tuple[float, int]:
         """The part of a load that a replica holds, and the replicas that a domain has room for."""
         option, demand = self.instance.options[k], self.instance.demands[m]
         supply = self.instance.supplies[option.pool]
@@ -270,40 +284,35 @@ class FleetProgram:
         share = min(min(positive) * option.up / total, 1.0)
         # a domain that holds more than all of the load has idle replicas
         upper = math.ceil(1.0 / share - ROUNDING)
-        return Domain(share, max(min(_room_of(demand.domain, supply, option), upper), 1))
+        return share, max(min(_room_of(demand.domain, supply, option), upper), 1)
 
     def _add_works(self) -> None:
         for j, work in enumerate(self.instance.works):
             if f"work.{j}" in self.relaxed or not self._by_owner[True, j]:
                 continue
-            skipped = {}
             if self.elastic:
                 self.skip[j] = self.rows.variable(1.0)
-                skipped = {self.skip[j]: 1.0}
-            runs: dict[int, float] = {}
-            allowed = [t for t in self.slots if work.slots[t]]
+            skipped = {self.skip[j]: 1.0} if self.elastic else {}
+            parts, allowed = self.instance.parts, [t for t in self.slots if work.slots[t]]
+            runs: list[dict[int, float]] = [{} for _ in range(parts)]
+            share_of = self._share.reshape(parts, -1).sum(axis=1)
             for t in allowed:
-                at_once = {}
+                at_once, part = {}, t * parts // len(self.slots)
+                hours = 24.0 * self._share[t] / share_of[part]
                 for k in self._by_owner[True, j]:
                     replicas = self._replicas(k, t)
-                    hours = self.instance.hours[t] * 24.0 / sum(self.instance.hours)
                     rate = self.instance.options[k].capacities[0] * self.instance.options[k].up
-                    runs[replicas] = rate * hours / work.runs_per_day
+                    runs[part][replicas] = rate * hours / work.runs_per_day
                     at_once[replicas] = 1.0
                 if work.single and at_once:
                     self.rows.row(at_once, high=1.0)
-            self.rows.row({**runs, **skipped}, low=1.0)
+            for runs_of in runs:
+                self.rows.row({**runs_of, **skipped}, low=1.0)
             if not work.preemptible:
                 for k in self._by_owner[True, j]:
                     [first], *rest = [list(self.count[k, t]) for t in allowed]
                     for [later] in rest:
                         self.rows.row({first: 1.0, later: -1.0}, low=0.0, high=0.0)
-
-    def _nap(self, k: int) -> int:
-        """A binary: whether an option sleeps and wakes where others do; the same in all slots."""
-        if k not in self.naps:
-            self.naps[k] = self.rows.variable(1.0, integer=True)
-        return self.naps[k]
 
     def _add_sleepers(self) -> None:
         """Devices that sleeping models share: groups, each awake for a part of the time."""
@@ -370,6 +379,13 @@ class FleetProgram:
                 self.rows.row({**terms, started: -1.0}, high=0.0)
                 devices = option.devices if option.slice is None else 1.0
                 self._starts[started] = max(supply.usd, 1e-3) * devices * START_HOURS / hours
+
+    def _bound_money(self) -> None:
+        upper = self.instance.most_usd
+        if upper is not None and "budget" not in self.relaxed:
+            shares = self._share.reshape(self.instance.parts, -1).sum(axis=1)
+            for bill, share in zip(self._bills, shares.tolist(), strict=True):
+                self.rows.row(bill, high=(upper - self._fixed_usd) * share)
 
     # objectives
 
@@ -465,7 +481,7 @@ class FleetProgram:
             undone=_fill(undone, self.skip, shares),
             machines=_fill(np.zeros((len(pools), slots), np.int64), self.machines, counts),
             reserved=_fill(np.zeros(len(pools), np.int64), self.reserve, counts),
-            cuts=tuple(counts[self.cut[p]] if self.cut[p] else counts[:0] for p in pools),
+            cuts=tuple(counts[cut] for cut in self.cut.values()),
             groups={key: members for key, members in groups.items() if members},
             usd_per_hour=self._fixed_usd + float(sum(c * values[v] for v, c in self._usd.items())),
             objective=solved.objective,
@@ -483,20 +499,13 @@ def _fill(array: Any, variables: Mapping[Any, int], values: Any) -> Any:
     return array
 
 
-@dataclass(frozen=True, slots=True)
-class Domain:
-    """A failure domain to an option: the load of a replica as a share, and replicas inside."""
-
-    share: float
-    inside: int
-
-
-def list_levels(places: Iterable[Domain]) -> list[float]:
+def list_levels(places: Iterable[tuple[float, int]]) -> list[float]:
     """Return what the loss of a domain may take of a load, rising; few, as near to all as can be.
 
-    Levels that lie close together count as the largest of them where there are many.
+    ``places``: the part of the load that a replica holds, and the replicas that a domain has room
+    for, by option. Where there are many, levels close together count as the largest of them.
     """
-    losses = sorted({place.share * n for place in places for n in range(1, place.inside + 1)})
+    losses = sorted({share * n for share, inside in places for n in range(1, inside + 1)})
     ratio = 1.0 + ROUNDING
     while True:
         levels: list[float] = []

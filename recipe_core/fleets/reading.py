@@ -147,7 +147,10 @@ class _Reader:
         if option.job:
             plan, request = column.plan, column.plan.request
         else:
-            plan = load_replica(column, np.array([max(float(load_each.max()), 1e-3)]))
+            highest = max(float(load_each.max()), 1e-3)
+            if column.plan.problem.workload.mode == "closed":  # users are whole
+                highest = np.ceil(highest - 1e-6)
+            plan = load_replica(column, np.array([highest]))
             request = price_replica(plan, pool.usd * (part.share if part else 1.0))
         setting = plan.setting(0)
         for note in list_setting_notes(setting) if plan.kind == "serving" else setting.model.notes:
@@ -247,7 +250,8 @@ class _Reader:
             served=self._by_period(loads * (1.0 - unmet)),
             # a model without load has nothing that may fail
             probability=probabilities.get(model.name, 0.0 if loads.any() else 1.0),
-            **self._tenant_fields(model, bool(unmet.any())),
+            # of months ahead too
+            **self._tenant_fields(model, bool(self.solution.unmet[m].any())),
         )
 
     def _read_job(self, j: int) -> PlacedJob:
@@ -281,10 +285,13 @@ class _Reader:
         )
 
     def _read_cuts(self, p: int) -> Iterator[CutDevices]:
-        used: Counter[str] = Counter()
+        by_slice: defaultdict[str, list[Int]] = defaultdict(list)
         for option, count in zip(self.options, self.replicas, strict=True):
             if option.pool == p and option.slice is not None:
-                used[option.slice] += int(count.max())
+                by_slice[option.slice].append(count)
+        used = Counter(
+            {name: int(np.sum(counts, axis=0).max()) for name, counts in by_slice.items()}
+        )
         cuts = zip(self.solution.cuts[p], self.supplies[p].cuts, strict=True)
         for k, (number, counts) in enumerate(cuts):
             if number:
@@ -317,9 +324,11 @@ class _Reader:
         yield from (*self.problem.notes, *sharing_notes(self.problem.pools))
         for model, placed in zip(self.request.models, models, strict=True):
             if self._is_crowded(model, placed):
+                lost = self.request.headroom_of(model)
+                lost_text = f"{lost.failures} {lost.domain}s" if lost.failures > 1 else lost.domain
                 yield (
                     f"{model.name}: no order of replicas on nodes was found that holds its load "
-                    "with any node down; spread them by hand."
+                    f"with any {lost_text} down; spread them by hand."
                 )
         if any(placement.shared for placement in self.placed.values()):
             yield (
@@ -336,16 +345,21 @@ class _Reader:
             yield "Jobs count with their estimated times, without waiting for each other."
 
     def _is_crowded(self, model: FleetModel, placed: PlacedModel) -> bool:
-        """Return whether the loss of some node takes load that the model's headroom should hold."""
+        """Return whether a loss takes load of a period whose replicas stand on the nodes."""
         headroom = self.request.headroom_of(model)
-        if headroom.failures != 1 or headroom.domain != "node":
-            return False
-        by_node: defaultdict[str, float] = defaultdict(float)
-        for part in placed.placements:
+        losses: defaultdict[str, float] = defaultdict(float)
+        members = [k for k in self.members[model.name] if k in self.placed]
+        placements = [self.placed[k] for k in members]
+        for part in placements:
             for share in part.nodes:
-                by_node[share.node] += share.replicas * part.capacity_each
-        remaining = sum(by_node.values()) - max(by_node.values(), default=0.0)
-        return remaining < max(placed.served.values()) * (1 - 1e-3)
+                domains = {"node": share.node, "rack": share.rack, "pool": part.pool}
+                losses[domains[headroom.domain]] += share.replicas * part.capacity_each
+        lost = sum(sorted(losses.values(), reverse=True)[: headroom.failures])
+        standing = [sum(share.devices for share in part.nodes) for part in placements]
+        is_shown = np.isclose(self.devices[members], _upright(standing)).all(axis=0)
+        surviving = np.array([p.capacity_each for p in placements]) @ self.replicas[members] - lost
+        needed = np.array([*placed.served.values()]) * (1 - 1e-3)
+        return bool(headroom.failures and (is_shown & (surviving < needed)).any())
 
     def _estimate_notes(self) -> Iterator[str]:
         """Repeat what single estimates note, with their models; the notes of most models first."""

@@ -269,7 +269,7 @@ class Pool(DescribedModel):
 
     rented_by: Literal["node", "device"] | None = None
     """What is rented at once of a rented pool: whole machines, or single devices; left out, as the
-    offer of its price says, else whole machines."""
+    offer of its price says, else whole machines, as ``reserve`` does."""
 
     reserve: Reserve | None = None
     """Price for which some of its machines may be reserved; how many is decided."""
@@ -306,6 +306,9 @@ class Pool(DescribedModel):
             if getattr(self, field) is not None and not self.is_rented:
                 message = f"goes with rented machines, not with {self.term} ones."
                 yield field, message, "Leave it out, or set term: on-demand."
+        if self.reserve is not None and self.rented_by == "device":
+            hint = "Leave rented_by out, or reserve."
+            yield "rented_by", "is device, and whole machines are reserved.", hint
         if self.reclaims is not None and self.term != "spot":
             yield "reclaims", "goes with term: spot.", "Leave it out."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -339,6 +340,10 @@ def test_what_single_estimates_do_not_count_is_said_once_with_its_models(monkeyp
             {"models": [{**CHAT, "objective": {"limits": {"usd_per_hour": 3}}}]},
             "models.0.objective.limits.usd_per_hour",
         ),
+        (
+            {"pools": [{**CLOUD, "rented_by": "device", "reserve": {"usd_per_device_hour": 1.5}}]},
+            "pools.0.rented_by",
+        ),
         ({"models": [{**CHAT, "workload": OFFLINE}]}, "models.0.workload.mode"),
         ({"models": [CHAT, CHAT]}, "models"),
         (
@@ -435,8 +440,10 @@ def test_small_models_and_an_embedding_model_share_a_device_in_slices_that_its_v
         assert any("is a slice of" in note and "m1" in note for note in answer.notes)
     alone = placed(*models, pools=[H100])
     assert alone.pools[0].used["all"] == 4
-    with pytest.raises(InputError, match="memory modes"):
+    with pytest.raises(InputError, match="modes that devices of one machine"):
         placed(*models, pools=[{**MI300X, "slices": ["cpx-nps1", "cpx-nps4"]}])
+    with pytest.raises(InputError, match="cpx-nps2, dpx-nps2 need modes"):  # memory of one mode
+        placed(*models, pools=[{**MI300X, "device": "mi355x", "slices": ["cpx-nps2", "dpx-nps2"]}])
 
 
 def test_each_objective_is_best_by_its_own_measure_and_power_is_bounded():
@@ -508,6 +515,78 @@ def test_replicas_of_a_full_pool_stand_on_nodes_as_their_headroom_needs():
         for node in {share.node for part in parts_of(answer) for share in part.nodes}:
             shares = [s for part in parts_of(answer) for s in part.nodes if s.node == node]
             assert sum(share.devices for share in shares) <= 4
+
+
+def test_slices_of_one_device_are_no_spares_for_each_other():
+    load = {**SMALL, "workload": {**SMALL["workload"], "request_rate": 0.5}}
+    pool = {**MI300X, "nodes": 4, "per_node": 1, "racks": 2, "slices": ["cpx-nps4"]}
+    for failures, domain, devices in ((1, "node", 2), (2, "node", 3), (1, "rack", 2)):
+        headroom = {"failures": failures, "domain": domain}
+        answer = placed(load, pools=[pool], headroom=headroom)
+        [part] = answer.models[0].placements
+        assert (answer.complete, answer.pools[0].used["all"]) == (True, devices)
+        assert len({share.node for share in part.nodes}) == devices
+        assert not any("spread them by hand" in note for note in answer.notes)
+    without = placed(load, pools=[pool], headroom={"failures": 2, "domain": "rack"})
+    assert (without.status, without.models[0].unmet) == ("partial", 1)
+    assert without.conflict.members == ("models.0", "models.0.headroom")
+
+
+def test_what_is_served_in_part_survives_what_it_has_headroom_for():
+    load = {**SMALL, "workload": {**SMALL["workload"], "request_rate": 200}}
+    pool = {**H100, "nodes": 3, "per_node": 1}
+    [model] = placed(load, pools=[pool], headroom={"failures": 1}).models
+    [part] = model.placements
+    assert part.replicas["all"] == 3
+    assert model.served["all"] == pytest.approx(2 * part.capacity_each, rel=1e-4)
+
+
+def test_a_lost_rack_that_takes_too_much_is_said(monkeypatch):
+    load = {**SMALL, "workload": {**SMALL["workload"], "request_rate": 30}}
+    fleet = {"pools": [{**H100, "nodes": 4, "racks": 2}], "headroom": {"domain": "rack"}}
+    assert not any("by hand" in note for note in placed(load, **fleet).notes)
+    inner = reading.fill_nodes
+
+    def crowd(*args):
+        shares, cuts = inner(*args)
+        crowded = {
+            k: [replace(share, rack="h100-r0") for share in listed] for k, listed in shares.items()
+        }
+        return crowded, cuts
+
+    monkeypatch.setattr(reading, "fill_nodes", crowd)
+    assert any("with any rack down" in note for note in placed(load, **fleet).notes)
+
+
+def test_layouts_of_jobs_that_cannot_run_are_none():
+    trains = {"kind": "training", "sequence_length": 2048, "global_batch": 64, "tokens": 1e7}
+    job = {"name": "tune", "model": "Qwen/Qwen3-8B", "workload": trains}
+    little = {**H100, "name": "little", "device": "l40s", "per_node": 2}
+    answer = placed(SMALL, pools=[H100, little], jobs=[{**job, "where": {"pools": ["h100"]}}])
+    json.dumps(answer.to_json(), allow_nan=False)
+    problem = pose_fleet(fleet_of(SMALL, pools=[little], jobs=[job]))
+    assert all(np.isfinite(option.watts) for option in problem.instance.options)
+    assert not any(option.job for option in problem.instance.options)
+    assert problem.reasons["tune"]["little"]
+
+
+def test_users_of_a_replica_are_whole():
+    few = {"mode": "closed", "input_tokens": 512, "output_tokens": 128, "concurrency": 3}
+    answer = placed(
+        {**SMALL, "workload": few, "load": {"night": 0.1}, "headroom": {"failures": 1}},
+        pools=[{**H100, "nodes": 2}],
+        periods=[{"name": "night", "hours": 24}],
+    )
+    [part] = answer.models[0].placements
+    assert part.load_each["night"] == pytest.approx(0.15)
+    assert public.check(dict(part.request))["ok"]
+    assert part.request["workload"]["concurrency"] == 1
+
+
+def test_a_pool_whose_devices_are_all_cut_says_why_nothing_runs_there():
+    answer = placed(CHAT, pools=[{**MI300X, "slices": ["cpx-nps4"]}])
+    assert "mi300x" in answer.conflict.text
+    assert answer.models[0].reason
 
 
 def test_devices_are_cut_where_they_leave_whole_nodes_to_what_needs_them():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from recipe_core.fleets.instance import (
     Instance,
     Option,
     Supply,
+    Work,
 )
 from recipe_core.fleets.program import solve_fleet
 
@@ -75,7 +77,7 @@ def enumerated(instance):
 
 
 def pool_states(instance, p, counts):
-    """Each cost of a pool that holds some replicas, with the machines over which they spread."""
+    """Each cost of a pool that holds some replicas, with the machines and cuts of these."""
     supply = instance.supplies[p]
     mine = [(o, n) for o, n in zip(instance.options, counts, strict=True) if o.pool == p]
     if supply.most_watts is not None and sum(o.watts * n for o, n in mine) > supply.most_watts:
@@ -98,11 +100,11 @@ def pool_states(instance, p, counts):
             continue
         if supply.paid == "nodes":
             for machines in range(int(-(-taken // supply.per_node)), supply.nodes + 1):
-                out.setdefault(machines, machines * supply.per_node * supply.usd)
+                out[machines, numbers] = machines * supply.per_node * supply.usd
         else:
             paid = devices if supply.paid == "fixed" else taken
-            out[supply.nodes] = min(out.get(supply.nodes, np.inf), paid * supply.usd)
-    return [(usd, machines) for machines, usd in out.items()]
+            out[supply.nodes, numbers] = paid * supply.usd
+    return [(usd, (machines, dict(enumerate(numbers)))) for (machines, numbers), usd in out.items()]
 
 
 def survives(instance, counts, states):
@@ -114,7 +116,10 @@ def survives(instance, counts, states):
             losses = {}
             for option, n in mine:
                 supply = instance.supplies[option.pool]
-                machines = states[option.pool][1]
+                machines, cut = states[option.pool][1]
+                if option.slice:  # those of one device are on one machine
+                    holders = (n for k, n in cut.items() if option.slice in supply.cuts[k])
+                    machines = min(machines, sum(holders))
                 domains = {"node": machines, "rack": supply.racks, "pool": 1}[demand.domain]
                 if demand.domain == "rack":
                     racks = supply.racks if supply.racks < supply.nodes else supply.nodes
@@ -143,6 +148,36 @@ def test_small_fleets_equal_an_enumeration(seed):
         else:
             assert solution.unmet.max() == 0, instance
             assert solution.usd_per_hour == pytest.approx(best, abs=1e-4), instance
+
+
+def test_each_part_of_the_months_ahead_keeps_to_the_budget_and_runs_its_jobs():
+    serve, work = Option(0, 0, 1, (1.0,)), Option(0, 0, 1, (0.25,), job=True)
+    instance = Instance(
+        (Demand(np.array([[3.0, 1.0]])),),
+        (serve, work),
+        (Supply(nodes=8, per_node=1, usd=1.0),),
+        works=(Work(6.0, np.ones(2, dtype=bool)),),
+        hours=(12.0, 12.0),
+        most_usd=3.0,
+        parts=2,
+    )
+    solution = solve_fleet(instance, gap=0.0)
+    # on average four devices would do for the first part, which has the budget for three
+    assert solution.replicas.tolist() == [[3, 1], [0, 0]]
+    assert (solution.unmet.max(), solution.undone.tolist()) == (0, [1])
+    enough = solve_fleet(replace(instance, most_usd=4.0), gap=0.0)
+    assert (enough.unmet.max(), enough.undone.max()) == (0, 0)
+    assert enough.replicas.tolist() == [[3, 1], [1, 1]]
+
+
+def test_users_of_each_region_are_served_when_a_node_is_lost():
+    anywhere, near_one = Option(0, 0, 1, (2.0, 2.0)), Option(0, 1, 1, (2.0, 0.0))
+    supplies = Supply(nodes=3, per_node=1, usd=5.0), Supply(nodes=4, per_node=1, usd=1.0)
+    demand = Demand(np.array([[1.0], [1.0]]), failures=1)
+    solution = solve_fleet(Instance((demand,), (anywhere, near_one), supplies), gap=0.0)
+    assert solution.replicas.tolist() == [[2], [0]]  # the cheap one is no spare for the others
+    few = Instance((demand,), (anywhere, near_one), (replace(supplies[0], nodes=1), supplies[1]))
+    assert solve_fleet(few, gap=0.0).unmet.max() == 1
 
 
 def large_instance(rng, models=40, pools=12):

@@ -3,10 +3,7 @@
 import subprocess
 from dataclasses import replace
 
-import pytest
-
 from recipe_core.base.documents import parse_yaml
-from recipe_core.base.errors import HardwareError
 from recipe_core.fleets.answer import CutDevices
 from recipe_core.fleets.exports.slices import amd_script, slice_files
 from tests.fixtures.needs import needs
@@ -61,8 +58,3 @@ def test_partitions_are_set_after_the_memory_they_share(tmp_path):
         "amd-smi set --gpu 1 --compute-partition DPX",
         "amd-smi set --gpu 0 --compute-partition CPX",
     ]
-
-
-def test_modes_that_no_node_has_at_once_are_refused():
-    with pytest.raises(HardwareError, match="CPX and DPX under NPS2"):
-        amd_script([{"cpx-nps2": 8}, {"dpx-nps2": 2}], 8)

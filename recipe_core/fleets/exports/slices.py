@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from recipe_core.base.documents import to_yaml
-from recipe_core.base.errors import HardwareError
 from recipe_core.fleets.answer import FleetAnswer, PoolUse
 from recipe_core.fleets.exports.texts import render_export
 
@@ -28,11 +27,7 @@ def node_cuts(use: PoolUse) -> dict[str, Cuts]:
 
 
 def slice_files(answer: FleetAnswer) -> dict[str, str]:
-    """A configuration of mig-parted for all nodes that are cut, and a script for each of AMD's.
-
-    Raises:
-        HardwareError: for modes that a node cannot have at once.
-    """
+    """A configuration of mig-parted for all nodes that are cut, and a script for each of AMD's."""
     configurations: dict[str, list[dict[str, Any]]] = {}
     files: dict[str, str] = {}
     for use in answer.pools:
@@ -64,14 +59,8 @@ def amd_script(cuts: Cuts, per_node: int) -> str:
 
     All of them share the memory mode. Beside NPS1 no device is whole, so that those without slices
     of the plan are cut as the first one is.
-
-    Raises:
-        HardwareError: for several compute modes under another memory mode.
     """
     modes = [next(iter(cut)).upper().split("-") for cut in cuts]
     compute, memory = [mode for mode, _ in modes], modes[0][1]
-    if memory != "NPS1" and len(set(compute)) > 1:
-        message = f"One node cannot have {' and '.join(sorted(set(compute)))} under {memory}."
-        raise HardwareError(message, field="slices", hint="Allow the pool one of these slices.")
     compute += ["SPX" if memory == "NPS1" else compute[0]] * (per_node - len(compute))
     return render_export("slices/amd-smi.sh.j2", memory=memory, compute=compute)
