@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,6 +153,11 @@ def device_called(name: str, tool_names: Mapping[str, str] | None = None) -> str
     for profile, tool_name in (tool_names or {}).items():
         if tool_name.casefold() == text.casefold():
             return profile
+    return _find_device(text)
+
+
+@lru_cache(maxsize=4096)  # lists of nodes have the same few names over and over
+def _find_device(text: str) -> str | None:
     part = _PART.search(text)
     device = _whole_device(text[: part.start()] if part else text)
     part_name = (part["mig"] or part["partition"]) if part else None
