@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import threading
@@ -22,8 +23,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe_core.base.documents import parse_json, parse_yaml
-from recipe_core.base.errors import InputError
+from recipe_core.base.errors import InputError, NoAnswer
 from recipe_core.bundle.verify import read_bundle
+from recipe_core.fleets.answer import NodeShare
 from recipe_core.fleets.exports import router
 from recipe_core.fleets.exports.cluster import plan_flavors
 from recipe_core.fleets.exports.folder import fleet_folder, fleet_report, write_fleet
@@ -32,6 +34,7 @@ from recipe_core.fleets.exports.parts import fleet_parts
 from recipe_core.fleets.exports.router import integer_weights, router_files
 from recipe_core.fleets.exports.schedule import clock_replicas, period_hours
 from recipe_core.fleets.request import FleetRequest
+from recipe_core.targets import SERVING
 from tests.fixtures import slurm as slurm_fixture
 from tests.fixtures.cluster_schemas import custom, errors, key_of, validate
 from tests.fixtures.needs import needs
@@ -458,6 +461,43 @@ def test_slurm_has_an_account_and_a_class_a_team(tmp_path):
     assert ["--immediate", "add", "qos", "search-jobs"] in lines
     assert any(line[-1] == "GrpTRES=gres/gpu=6" for line in lines)
     assert not (tmp_path / "pwned").exists()
+
+
+def wide_on_slurm():
+    """Two replicas, each on two nodes that do not follow each other."""
+    scheduled, answer = on_scheduler("slurm").request, over_nodes()
+    wide = answer.models[0].placements[0]
+    nodes = tuple(NodeShare(f"big-{k}", "big-r0", 1, 8.0) for k in (0, 2, 1, 3))
+    model = replace(answer.models[0], placements=(replace(wide, nodes=nodes),))
+    return replace(answer, models=(model,), request=scheduled)
+
+
+def test_routers_ask_the_first_node_of_each_replica():
+    files = joining_files(wide_on_slurm())
+    servers = [line for line in files["router/haproxy.cfg"].splitlines() if "ADDRESS_CHAT" in line]
+    assert [line.split()[-1] for line in servers[:2]] == ['"big-0:8000"', '"big-1:8001"']
+    for k in range(2):
+        job = files[f"slurm/chat-big/{k}/targets/slurm/job.sbatch"]
+        assert "#SBATCH --nodes=2" in job
+
+
+def test_slurm_is_told_nothing_of_what_it_cannot_start(monkeypatch):
+    def refuse(context):
+        raise NoAnswer("Slurm starts no such layout.")
+
+    monkeypatch.setitem(SERVING, "slurm", refuse)
+    files = joining_files(wide_on_slurm())
+    assert "chat-big" not in files["slurm/replicas.sh"]
+    assert not [path for path in files if path.startswith("slurm/chat-big/")]
+    assert "- chat-big: Slurm starts no such layout." in files["README.md"]
+
+
+def test_the_readme_names_only_files_that_are_there():
+    for answer in (placed_fleet(), wide_on_slurm(), on_scheduler("none")):
+        files = joining_files(answer)
+        named = re.findall(r"`((?:nights|router|slurm)/[\w.-]+)`", files["README.md"])
+        assert "router/haproxy.cfg" in named
+        assert set(named) <= files.keys()
 
 
 # --- charges, the report, the folder

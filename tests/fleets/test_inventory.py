@@ -215,6 +215,15 @@ def test_a_fleet_keeps_what_its_owner_stated():
         merge_inventories({"pools": [owned]}, [])
 
 
+def test_close_names_are_not_sought_for_every_unknown_device(monkeypatch):
+    sought = []
+    monkeypatch.setattr("difflib.get_close_matches", lambda word, *_, **__: sought.append(word))
+    rows = "".join(f"odd{k},1,8\n" for k in range(3))
+    inventory = read_inventory(f"device,nodes,per_node\n{rows}rubin,1,8\n", "it")
+    assert [pool["device"] for pool in inventory.pools] == ["vr200"]
+    assert sought == []
+
+
 @over("text, words", table("fleet_inventory", "refused"))
 def test_what_is_no_inventory_is_refused(text, words):
     with pytest.raises(InputError) as error:

@@ -44,8 +44,8 @@ def fleet_folder(answer: FleetAnswer) -> dict[str, bytes]:
         **charge_files(answer),
         **slice_files(answer),
     }
-    folders = {path.split("/")[0] for path in texts}
-    texts["README.md"] = render_export("README.md.j2", folders=folders, answer=answer, parts=parts)
+    paths = {place for path in texts for place in (path, path.split("/")[0])}
+    texts["README.md"] = render_export("README.md.j2", paths=paths, answer=answer, parts=parts)
     texts["fleet.yaml"] = to_yaml(answer.request.to_json())
     texts["answer.json"] = to_json(answer.to_json()) + "\n"
     texts["report.html"] = fleet_report(answer)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from recipe_core.commands.option_meanings import Meant
 from recipe_core.commands.words import MAX_CHARACTERS
 from recipe_core.engines.grammar import grammars
 from recipe_core.hardware.cluster import device_names, device_profile
+from recipe_core.hardware.slices import split_slice
 from recipe_core.targets.deployments.documents import (
     filled_pod,
     parse_count,
@@ -153,6 +155,11 @@ def device_called(name: str, tool_names: Mapping[str, str] | None = None) -> str
     for profile, tool_name in (tool_names or {}).items():
         if tool_name.casefold() == text.casefold():
             return profile
+    return _find_device(text)
+
+
+@lru_cache(maxsize=4096)  # lists of nodes have the same few names over and over
+def _find_device(text: str) -> str | None:
     part = _PART.search(text)
     device = _whole_device(text[: part.start()] if part else text)
     part_name = (part["mig"] or part["partition"]) if part else None
@@ -189,17 +196,17 @@ def _device_of_machine(kind: str) -> str | None:
 
 def _shipped_profile(text: str) -> str | None:
     """A shipped device by its name or an alias, whatever stands between letters and digits."""
-    try:
-        return device_profile(text).name
-    except HardwareError:
-        pass
-    return _plain_names().get(_plain_device_name(text))
+    profile = _plain_names().get(_plain_device_name(text))
+    if profile is None and split_slice(text):
+        with suppress(HardwareError):
+            return device_profile(text).name
+    return profile
 
 
 @cache
 def _plain_names() -> dict[str, str]:
     profiles: dict[str, str] = {}
-    for name in device_names():
+    for name in device_names(announced=True):
         for alias in (name, *device_profile(name).aliases):
             profiles.setdefault(_plain_device_name(alias), name)
     return profiles
