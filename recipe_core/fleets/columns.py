@@ -43,13 +43,13 @@ from recipe_core.sizing.size import LEAST_RATE, largest_load
 
 # Loads of the first scan, of all layouts, and of the gap that it leaves to the best of them: a load
 # is then known within 1 %.
-POINTS, CLOSE_POINTS = 14, 48
+POINTS, CLOSE_POINTS = 12, 48
 # The smallest load that counts, as a share of the largest.
 SMALLEST = 2e-3
 # Share by which a larger replica must hold more per device than smaller ones to be kept.
 GAIN = 0.02
 # Share within which a first scan guesses what a layout holds, by the chances on both sides.
-COARSE = 1.05
+COARSE = 1.03
 # Layouts of a device that are kept: a larger one that holds no more per device is never chosen.
 KEPT = 6
 # Nodes of a replica that spans several, where none fits into one.

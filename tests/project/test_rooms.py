@@ -34,7 +34,7 @@ BUDGETS = {
     "targets": 8_080,
     "bundle": 2_280,
     "calibration": 8_800,
-    "fleets": 5_860,
+    "fleets": 5_840,
     "views": 12_280,
     "doors": 7_180,
 }
