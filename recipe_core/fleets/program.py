@@ -476,11 +476,13 @@ class FleetProgram:
         }
         return Solution(
             replicas=replicas,
-            flows=_fill(np.zeros((options, regions, slots)), self.flow, np.maximum(values, 0.0)),
-            unmet=_fill(unmet, self.miss, shares),
-            undone=_fill(undone, self.skip, shares),
-            machines=_fill(np.zeros((len(pools), slots), np.int64), self.machines, counts),
-            reserved=_fill(np.zeros(len(pools), np.int64), self.reserve, counts),
+            flows=_fill_places(
+                np.zeros((options, regions, slots)), self.flow, np.maximum(values, 0.0)
+            ),
+            unmet=_fill_places(unmet, self.miss, shares),
+            undone=_fill_places(undone, self.skip, shares),
+            machines=_fill_places(np.zeros((len(pools), slots), np.int64), self.machines, counts),
+            reserved=_fill_places(np.zeros(len(pools), np.int64), self.reserve, counts),
             cuts=tuple(counts[cut] for cut in self.cut.values()),
             groups={key: members for key, members in groups.items() if members},
             usd_per_hour=self._fixed_usd + float(sum(c * values[v] for v, c in self._usd.items())),
@@ -492,7 +494,7 @@ class FleetProgram:
         )
 
 
-def _fill(array: Any, variables: Mapping[Any, int], values: Any) -> Any:
+def _fill_places(array: Any, variables: Mapping[Any, int], values: Any) -> Any:
     """An array with the values of variables at their places."""
     for place, variable in variables.items():
         array[place] = values[variable]
