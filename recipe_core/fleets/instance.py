@@ -42,9 +42,8 @@ class Option:
     into nodes. ``capacities``: load that it holds, by users' region (of a job runs an hour).
     ``watts``: under it. ``up``: share of time that it serves. ``nap``: share of the time that it
     is awake where it shares its devices asleep; None where it has them for itself, as what must
-    survive a loss has. ``rests``: parts
-    of its devices' share of the host's memory, and of the memory that engines leave free on them,
-    that it keeps asleep.
+    survive a loss has. ``rests``: parts of its devices' share of the host's memory, and of the
+    memory that engines leave free on them, that it keeps asleep.
     """
 
     owner: int

@@ -217,8 +217,8 @@ def find_lacking(board: Board) -> tuple[dict[str, float], list[Counts]]:
         low, high = 1, int(min(need, fewest - 1))
         while low <= high:
             middle = (low + high) // 2
-            if way := _order_with(board, {pool: middle}):
-                lacking, path, fewest, high = {pool: float(middle)}, way, middle, middle - 1
+            if steps := _order_with(board, {pool: middle}):
+                lacking, path, fewest, high = {pool: float(middle)}, steps, middle, middle - 1
             else:
                 low = middle + 1
     assert path is not None  # noqa: S101 - with all that starts take, they come first

@@ -123,13 +123,18 @@ def pose_fleet(
         choices=tuple(maker.choices),
         periods={period.name: period.hours for period in periods},
         reasons=maker.reasons,
-        notes=tuple(
-            f"{model.name} does not sleep, as nothing would take its place on a lost "
-            f"{request.headroom_of(model).domain}: set its headroom.failures to 0 to let it."
-            for model in request.models
-            if model.sleep and request.headroom_of(model).failures
-        ),
+        notes=tuple(_note_sleepless(request)),
     )
+
+
+def _note_sleepless(request: FleetRequest) -> Iterator[str]:
+    for model in request.models:
+        headroom = request.headroom_of(model)
+        if model.sleep and headroom.failures:
+            yield (
+                f"{model.name} does not sleep, as nothing would take its place on a lost "
+                f"{headroom.domain}: set its headroom.failures to 0 to let it."
+            )
 
 
 @contextmanager

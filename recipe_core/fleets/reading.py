@@ -19,6 +19,7 @@ from recipe_core.fleets.answer import (
     PlacedModel,
     Placement,
     PoolUse,
+    Status,
 )
 from recipe_core.fleets.columns import load_replica, price_replica
 from recipe_core.fleets.instance import Solution
@@ -200,7 +201,9 @@ class _Reader:
     def answer(self, conflict: Conflict | None) -> FleetAnswer:
         """Return everything, as plain values."""
         solution = self.solution
-        unmet = (solution.unmet > 0).any() or (solution.undone > 0).any()
+        status: Status = "optimal" if solution.proven else "feasible"
+        if (solution.unmet > 0).any() or (solution.undone > 0).any():
+            status = "partial"
         joint, by_owner = joint_probabilities(
             [self._state(k) for k in self.placed if not self.options[k].job]
         )
@@ -210,7 +213,7 @@ class _Reader:
         grams = np.array([pool.co2_per_watt_hour for pool in self.problem.pools]) * self.watts
         return FleetAnswer(
             request=self.request,
-            status="partial" if unmet else "optimal" if solution.proven else "feasible",
+            status=status,
             optimize=self.request.objective.optimize,
             **_take(solution, "gap", "objective", "bound", "seconds"),
             models=models,
@@ -250,7 +253,7 @@ class _Reader:
             served=self._by_period(loads * (1.0 - unmet)),
             # a model without load has nothing that may fail
             probability=probabilities.get(model.name, 0.0 if loads.any() else 1.0),
-            # of months ahead too
+            # a load that only months ahead lack has a reason too
             **self._tenant_fields(model, bool(self.solution.unmet[m].any())),
         )
 

@@ -67,10 +67,10 @@ def read_nodes(items: Iterable[Mapping[str, Any]], remarks: Remarks) -> Iterator
 
 
 def _read_node(device: str, counts: Mapping[str, int], labels: Mapping[str, str]) -> Machines:
-    ways = [way.counts for way in list_geometries(device)]
+    cuts = [geometry.counts for geometry in list_geometries(device)]
     # What is cut is counted in slices, and what is shared as often as it may be.
-    slices_each = {cut: max((way.get(cut, 0) for way in ways), default=0) or 1 for cut in counts}
-    total = math.ceil(sum(count / slices_each[cut] for cut, count in counts.items()) - 1e-9)
+    slices_each = {name: max((cut.get(name, 0) for cut in cuts), default=0) or 1 for name in counts}
+    total = math.ceil(sum(count / slices_each[name] for name, count in counts.items()) - 1e-9)
     strategy = labels.get("nvidia.com/gpu.sharing-strategy")
     is_shared = strategy in ("mps", "time-slicing")
     return {
