@@ -128,13 +128,10 @@ def pose_fleet(
 
 
 def _note_sleepless(request: FleetRequest) -> Iterator[str]:
+    text = "has headroom, so that it does not sleep; set its headroom.failures to 0 to let it."
     for model in request.models:
-        headroom = request.headroom_of(model)
-        if model.sleep and headroom.failures:
-            yield (
-                f"{model.name} does not sleep, as nothing would take its place on a lost "
-                f"{headroom.domain}: set its headroom.failures to 0 to let it."
-            )
+        if model.sleep and request.headroom_of(model).failures:
+            yield f"{model.name} {text}"
 
 
 @contextmanager
@@ -167,12 +164,12 @@ def _loads_of(
 ) -> Float:
     """Loads by users' region and slot: the periods of a day, after each part of its growth."""
     growth = model.growth or request.growth
-    months = np.array([month + part * growth.months for part in parts]) if growth else np.zeros(1)
-    factors = (1.0 + growth.per_month) ** months if growth else np.ones(len(parts))
+    factors = np.ones(len(parts))
+    if growth:
+        factors = (1.0 + growth.per_month) ** (month + np.array(parts) * growth.months)
     shares = np.array(list(model.users.values()) or [1.0])
     by_period = np.array([model.load.get(period.name, 1.0) for period in list_periods(request)])
-    by_slot = np.outer(factors, by_period).ravel()
-    return np.asarray(model.peak * np.outer(shares / shares.sum(), by_slot))
+    return np.asarray(model.peak * np.outer(shares / shares.sum(), np.outer(factors, by_period)))
 
 
 class _OptionMaker:
@@ -284,8 +281,7 @@ class _OptionMaker:
             if columns_there.reason:
                 self.reasons[job.name][pool.pool.name] = columns_there.reason
             for column in columns_there.columns:
-                choice = Choice(job.name, pool, column, None)
-                self._add(choice, owner, p, column.capacities, job=True)
+                self._add(Choice(job.name, pool, column, None), owner, p, column.capacities, True)
 
 
 def busy_share(column: Column, load: float) -> float:

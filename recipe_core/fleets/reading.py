@@ -253,7 +253,6 @@ class _Reader:
             served=self._by_period(loads * (1.0 - unmet)),
             # a model without load has nothing that may fail
             probability=probabilities.get(model.name, 0.0 if loads.any() else 1.0),
-            # a load that only months ahead lack has a reason too
             **self._tenant_fields(model, bool(self.solution.unmet[m].any())),
         )
 
